@@ -6,7 +6,7 @@ GROUPS := lint unit fresh containers measurement tune checkpoint finetune node
 comma := ,
 empty :=
 GROUPS_COMMA := $(subst $(empty) $(empty),$(comma),$(GROUPS))
-.PHONY: help setup setup-deepspeed check fresh test test-all bench rehearse rehearse-training clean
+.PHONY: help setup setup-deepspeed check fresh test test-all bench rehearse rehearse-training dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -49,6 +49,10 @@ rehearse: ## a virtual node with eight blank drives: built, verified, judged
 rehearse-training: ## two virtual nodes from blank drives to one record of the reference benchmarks: an hour or two under emulation
 	@tools/dev/setup.sh --lab
 	@tools/dev/rehearse_training.sh
+
+dist: ## dist/: the wheel, which carries the collection, the sdist, and the collection for ansible-galaxy
+	@tools/dev/setup.sh
+	@.venv/bin/python tools/dev/dist.py
 
 clean: ## .venv and what tests left; never the cached image
 	@rm -rf .venv .ansible build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -38,10 +38,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             else:
                 hosts[str(name)] = part
         path = os.path.abspath(os.path.expanduser(str(self._task.args["path"])))
-        version = (
-            DataLoader().load_from_file(str(COLLECTION / "galaxy.yml")) if (COLLECTION / "galaxy.yml").exists() else {}
-        )
-        text = dump(document(hosts, str(version.get("version", "unknown")), job=job))
+        # Neither the built collection nor the one in tunetool's wheel has galaxy.yml.
+        version = DataLoader().load_from_file(str(COLLECTION / "roles/tunetool/vars/main.yml"))["_tunetool_version"]
+        text = dump(document(hosts, str(version), job=job))
         if not os.path.isdir(os.path.dirname(path)):
             result.update(failed=True, msg=f"`{path}` is in no directory that exists. hint: give another `plan_file`")
             return result

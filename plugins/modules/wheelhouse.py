@@ -12,7 +12,8 @@ short_description: Build the archive of wheels that nodes install tunetool from
 version_added: "0.1.0"
 description:
   - Run it on the control machine (C(delegate_to=localhost)). Builds the package's wheel from the collection's own
-    sources and downloads its dependencies as locked in constraints.txt, for the nodes' Python, with this machine's pip.
+    sources, or from the installed tunetool that carries the collection, and downloads its dependencies as locked in
+    constraints.txt, for the nodes' Python, with this machine's pip.
   - The archive is kept under a key of its inputs, and built again only when one of them changes.
 options:
   source:
@@ -72,7 +73,7 @@ import tarfile  # noqa: E402
 import tempfile  # noqa: E402
 
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
-from ..module_utils.common.control_pip import own_pip, package_wheel, platform_options  # noqa: E402
+from ..module_utils.common.control_pip import own_pip, package_files, package_wheel, platform_options  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 # Oldest glibc first: pip takes any of them. RHEL 9, Debian 12 and Ubuntu 22.04 all have 2.28 or newer.
@@ -81,12 +82,9 @@ PLATFORMS = ("manylinux_2_17_%s", "manylinux2014_%s", "manylinux_2_28_%s")
 
 def input_files(source: str) -> list[str]:
     """Every file that determines the package's wheel, and the lock file of versions."""
-    files = [os.path.join(source, name) for name in ("pyproject.toml", "constraints.txt", "LICENSE", "README.md")]
-    # The package's `node` and `templates` are links to directories beside it, whose files go into the wheel as well.
-    for directory, names, entries in os.walk(os.path.join(source, "tools/tunetool"), followlinks=True):
-        names[:] = [name for name in names if name != "__pycache__"]
-        files += [os.path.join(directory, entry) for entry in entries if not entry.endswith(".pyc")]
-    return sorted(files)
+    return sorted(
+        [os.path.join(source, name) for name in ("pyproject.toml", "constraints.txt")] + package_files(source)
+    )
 
 
 def key_of(source: str, versions: list[str], machines: list[str]) -> str:
@@ -152,7 +150,10 @@ def main() -> None:
     cache = wanted["cache_dir"] or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tunetool", "wheelhouse"
     )
-    key = key_of(source, wanted["python_versions"], wanted["machines"])
+    try:
+        key = key_of(source, wanted["python_versions"], wanted["machines"])
+    except CommandError as error:
+        module.fail_json(msg="%s. hint: take the whole collection, or install tunetool again" % error)
     archive = os.path.join(cache, "wheelhouse-%s.tar" % key)
     if os.path.exists(archive) or module.check_mode:
         # Never "changed": the control machine's cache is no part of any node.

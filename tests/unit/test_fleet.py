@@ -158,6 +158,31 @@ def test_the_installed_collection_s_playbook(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("tunetool.__file__", str(tmp_path / "lib/site-packages/tunetool/__init__.py"))
     monkeypatch.chdir(tmp_path)
     assert find_playbook("verify").name == "tunetool.node.verify"
+    assert find_playbook("verify").environment == {}
+
+
+def test_the_playbook_that_came_in_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "lib/site-packages"
+    carried = site / "ansible_collections/tunetool/node"
+    (carried / "playbooks").mkdir(parents=True)
+    monkeypatch.setattr("tunetool.__file__", str(site / "tunetool/__init__.py"))
+    # Not that of a clone in which somebody calls it.
+    monkeypatch.chdir(Path(__file__).parents[2])
+    for name in ("ANSIBLE_CONFIG", "ANSIBLE_COLLECTIONS_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    playbook = find_playbook("verify")
+    assert playbook.name == "tunetool.node.verify"
+    assert playbook.environment["ANSIBLE_CONFIG"] == str(carried / "ansible.cfg")
+    first, *others = playbook.environment["ANSIBLE_COLLECTIONS_PATH"].split(":")
+    assert first == str(site)
+    assert others == [str(Path.home() / ".ansible/collections"), "/usr/share/ansible/collections"]
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "own.cfg"))
+    (tmp_path / "own.cfg").write_text("[defaults]\nforks = 3\ncollections_path = beside:/srv/%(x)s\n")
+    environment = find_playbook("verify").environment
+    assert environment["ANSIBLE_CONFIG"] == str(tmp_path / "own.cfg")
+    assert environment["ANSIBLE_COLLECTIONS_PATH"] == f"{site}:{tmp_path}/beside:/srv/%(x)s"
+    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", "/srv/a:/srv/b")
+    assert find_playbook("verify").environment["ANSIBLE_COLLECTIONS_PATH"] == f"{site}:/srv/a:/srv/b"
 
 
 def test_an_inventory_that_selects_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.fleet import ansible_options
+from tunetool.fleet.collection import find_collection
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.node.common.commands import captured
@@ -104,19 +104,12 @@ def need_inventory(inventory: Path) -> None:
 
 
 def find_playbook(name: str, options: Sequence[str] = ()) -> Playbook:
-    """playbooks/NAME.yml of the clone this package or the caller is in, else the installed collection's.
+    """The collection's playbook of that name, and the environment in which Ansible finds it.
 
     ``options``: further ones for ansible-playbook (``fleet.ansible_options``).
     """
-    for root in (Path(tunetool.__file__).resolve().parents[2], Path.cwd()):
-        if (root / f"playbooks/{name}.yml").is_file() and (root / "galaxy.yml").is_file():
-            if not (root / ".ansible/collections/ansible_collections/tunetool/node/galaxy.yml").exists():
-                raise UsageProblem(
-                    f"`{root}` is a clone whose collection Ansible cannot find", "run `make setup` there"
-                )
-            config = os.environ.get("ANSIBLE_CONFIG", str(root / "ansible.cfg"))
-            return Playbook(str(root / f"playbooks/{name}.yml"), {"ANSIBLE_CONFIG": config}, options)
-    return Playbook(f"tunetool.node.{name}", {}, options)
+    collection = find_collection()
+    return Playbook(collection.playbook(name), collection.environment(), options)
 
 
 def choose_hosts(name: str, selection: HostSelection) -> tuple[Playbook, list[str]]:

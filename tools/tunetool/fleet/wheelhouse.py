@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.fleet.collection import find_collection
 from tunetool.measure.progress import Progress
 from tunetool.node.common.commands import CommandError, captured
 from tunetool.node.common.control_pip import package_wheel, platform_options
@@ -75,14 +75,11 @@ class Filled:
 
 
 def find_source(given: Path | None) -> Path:
-    """The directory of the collection, with the lock and the sources of the package. Raises ``UsageProblem``."""
-    collections = os.environ.get("ANSIBLE_COLLECTIONS_PATH", "~/.ansible/collections:/usr/share/ansible/collections")
-    installed = [Path(path).expanduser() / "ansible_collections/tunetool/node" for path in collections.split(":")]
-    candidates = [given] if given else [Path(tunetool.__file__).resolve().parents[2], Path.cwd(), *installed]
-    for root in candidates:
-        if (root / "constraints.txt").is_file() and (root / "pyproject.toml").is_file():
-            return root
-    raise UsageProblem(f"`{candidates[0]}` is not a copy of the collection", "name one with `--source`")
+    """The directory of the collection, with the lock. Raises ``UsageProblem``."""
+    root = given or find_collection().root
+    if root is None or not all((root / name).is_file() for name in ("constraints.txt", "pyproject.toml")):
+        raise UsageProblem(f"`{root or Path.cwd()}` is not a copy of the collection", "name one with `--source`")
+    return root
 
 
 def _lock_of(source: Path) -> str:

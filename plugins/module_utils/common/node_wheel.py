@@ -1,0 +1,98 @@
+"""tunetool's wheel for nodes: the package without the collection that the control machine's wheel also carries."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import glob
+import hashlib
+import io
+import os
+import re
+import zipfile
+from typing import Mapping
+
+from .commands import CommandError
+
+COLLECTION = "ansible_collections/tunetool/node"
+"""Where the control machine's wheel has the collection, below site-packages."""
+_FILE_TIME = (2020, 2, 2, 0, 0, 0)
+"""Equal files make an equal wheel."""
+_METADATA = re.compile(r"^[^/]+\.dist-info/(METADATA|WHEEL|entry_points\.txt|licenses/.+)$")
+"""What a wheel brings; an installer adds files of its own beside these."""
+_Member = tuple[bytes, bool]
+"""Content, and whether it is a program."""
+
+
+def without_collection(path: str) -> None:
+    """Write the wheel ``path`` again without the collection."""
+    with zipfile.ZipFile(path) as wheel:
+        members = {
+            entry.filename: (wheel.read(entry), bool(entry.external_attr >> 16 & 0o100))
+            for entry in wheel.infolist()
+            if not entry.is_dir() and not _left_out(entry.filename)
+        }
+    _write(path, members)
+
+
+def from_installed(source: str, directory: str) -> str:
+    """Make the wheel from the installed package that the collection ``source`` came with; its path."""
+    members: dict[str, _Member] = {}
+    for name, path in installed_files(source).items():
+        with open(path, "rb") as stream:
+            members[name] = (stream.read(), os.access(path, os.X_OK))
+    described = next(name for name in members if name.endswith(".dist-info/WHEEL"))
+    tag = re.search(rb"^Tag: (\S+)", members[described][0], re.MULTILINE)
+    stem = described.split("/")[0][: -len(".dist-info")]
+    path = os.path.join(directory, "%s-%s.whl" % (stem, tag.group(1).decode() if tag else "py3-none-any"))
+    _write(path, members)
+    return path
+
+
+def installed_files(source: str) -> dict[str, str]:
+    """Files of the installed package that the collection ``source`` came with: name in a wheel, and path.
+
+    Raises ``CommandError`` where ``source`` came with none, or where one of its files is gone.
+    """
+    site = os.path.realpath(os.path.join(source, *[".."] * (COLLECTION.count("/") + 1)))
+    records = glob.glob(os.path.join(glob.escape(site), "tunetool-*.dist-info", "RECORD"))
+    if len(records) != 1:
+        raise CommandError("`%s` has neither the sources of tunetool nor one installed tunetool beside it" % source)
+    with open(records[0], encoding="utf-8", newline="") as stream:
+        names = [row[0] for row in csv.reader(stream) if row and not _left_out(row[0])]
+    files = {name: os.path.join(site, name) for name in names}
+    for path in files.values():
+        if not os.path.isfile(path):
+            raise CommandError("`%s` of the installed tunetool is gone: install it again" % path)
+    return files
+
+
+def _left_out(name: str) -> bool:
+    # Programs that an installer made lie outside site-packages.
+    if name.startswith((COLLECTION.split("/", maxsplit=1)[0] + "/", "../", "/")) or name.endswith(".pyc"):
+        return True
+    return ".dist-info/" in name and not _METADATA.match(name)
+
+
+def _write(path: str, members: Mapping[str, _Member]) -> None:
+    """A wheel with these files and their RECORD, by rename."""
+    metadata = next(name for name in members if name.endswith(".dist-info/METADATA"))
+    record = metadata[: -len("METADATA")] + "RECORD"
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    temporary = path + ".new"
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, (content, program) in sorted(members.items()):
+            _add(wheel, name, content, program)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            table.writerow([name, "sha256=" + digest, len(content)])
+        table.writerow([record, "", ""])
+        _add(wheel, record, lines.getvalue().encode(), False)
+    os.replace(temporary, path)
+
+
+def _add(wheel: zipfile.ZipFile, name: str, content: bytes, program: bool) -> None:
+    entry = zipfile.ZipInfo(name, _FILE_TIME)
+    entry.external_attr = (0o100755 if program else 0o100644) << 16
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    wheel.writestr(entry, content)

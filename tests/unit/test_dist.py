@@ -1,0 +1,202 @@
+"""The wheel carries the collection, and is enough without a clone.
+
+The wheel is built once; what is installed from it takes its dependencies from this Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import site
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunetool.node.common import node_wheel
+from tunetool.node.common.commands import CommandError
+from tunetool.node.common.control_pip import package_wheel
+from waiting import PATIENCE
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools/dev"))
+import dist
+
+sys.path.remove(str(Path(__file__).parents[2] / "tools/dev"))
+
+ROOT = Path(__file__).parents[2]
+INSIDE = f"{node_wheel.COLLECTION}/"
+MOST_BYTES = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of `make dist`."""
+    directory = tmp_path_factory.mktemp("dist")
+    dist.build(directory, ["wheel"])
+    (built,) = directory.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment's directory, after pip has installed the wheel there."""
+    venv = tmp_path_factory.mktemp("control machine") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    packages = packages_of(venv)
+    (packages / "others.pth").write_text("".join(f"{path}\n" for path in site.getsitepackages()))
+    pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--ignore-installed", str(wheel)], check=True)
+    return venv
+
+
+def packages_of(venv: Path) -> Path:
+    return venv / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
+def call(venv: Path, *arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The installed program, from a directory that is no clone."""
+    kept = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("ANSIBLE_")
+    }
+    # ansible-playbook is that of this Python, which does not see what the environment holds.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(venv / "bin/tunetool"), *arguments],
+        cwd=cwd,
+        env={**kept, "PATH": path, "ANSIBLE_NOCOLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+def tree(root: Path) -> Iterator[str]:
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(root).as_posix()
+
+
+def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert len(names) == len(archive.namelist()) - 5
+    expected = {
+        f"tunetool/{name}" for name in tree(ROOT / "tools/tunetool") if not name.startswith(("node/", "templates/"))
+    }
+    expected |= {f"tunetool/node/{name}" for name in tree(ROOT / "plugins/module_utils")}
+    expected |= {f"tunetool/templates/{name}" for name in tree(ROOT / "templates")}
+    for folder in ("inventory/h100", "inventory/h200", "meta", "playbooks", "plugins", "roles"):
+        expected |= {f"{INSIDE}{folder}/{name}" for name in tree(ROOT / folder)}
+    expected |= {f"{INSIDE}{name}" for name in ("ansible.cfg", "constraints.txt", "pyproject.toml")}
+    assert names == expected
+    assert wheel.stat().st_size < MOST_BYTES
+
+
+def test_the_wheel_for_nodes_is_the_same_from_sources_and_from_what_is_installed(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    # What package_wheel makes of sources, after pip has built them.
+    of_sources = Path(shutil.copy(wheel, tmp_path))
+    node_wheel.without_collection(str(of_sources))
+    (tmp_path / "carried").mkdir()
+    carried = packages_of(installed) / node_wheel.COLLECTION
+    wheels = [of_sources, Path(package_wheel(str(carried), str(tmp_path / "carried")))]
+    assert wheels[0].name == wheels[1].name
+    contents = []
+    for path in wheels:
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+            contents.append({name: archive.read(name) for name in archive.namelist()})
+            assert not any("ansible" in name and not name.startswith("tunetool/") for name in archive.namelist())
+    assert contents[0] == contents[1]
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
+    # pip checks a wheel's RECORD, and a node's tunetool starts from it.
+    target = tmp_path / "node"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", str(target), str(wheels[1])], check=True)
+    assert not (target / "ansible_collections").exists()
+    done = subprocess.run(
+        [sys.executable, "-m", "tunetool", "--version"],
+        env={**os.environ, "PYTHONPATH": str(target)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "tunetool" in done.stdout
+
+
+def test_a_damaged_installation_is_named(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    carried = tmp_path / node_wheel.COLLECTION
+    (tmp_path / "tunetool/record.py").unlink()
+    with pytest.raises(CommandError, match=r"tunetool/record\.py` of the installed tunetool is gone"):
+        package_wheel(str(carried), str(tmp_path))
+    (next(tmp_path.glob("*.dist-info")) / "RECORD").unlink()
+    with pytest.raises(CommandError, match="neither the sources of tunetool nor one installed tunetool"):
+        package_wheel(str(carried), str(tmp_path))
+
+
+@pytest.fixture
+def control() -> None:
+    """A Python that Ansible's control side runs on."""
+    pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, control: None) -> Path:
+    """This machine, with more drives asked for than any machine has: every run is refused."""
+    path = tmp_path / "mycluster/hosts.ini"
+    path.parent.mkdir()
+    variables = f"ansible_connection=local ansible_python_interpreter={sys.executable} ansible_become=false"
+    path.write_text(f"n1 {variables} nvme_drives_count=999\n")
+    return path
+
+
+def test_provision_runs_the_carried_roles(installed: Path, hosts: Path, tmp_path: Path) -> None:
+    before = {name: (packages_of(installed) / name).stat().st_mtime_ns for name in tree(packages_of(installed))}
+    # Another version of the collection, which Ansible finds first without our settings.
+    other = tmp_path / "home/.ansible/collections" / node_wheel.COLLECTION / "playbooks"
+    other.mkdir(parents=True)
+    (other / "provision.yml").write_text("- hosts: all\n  gather_facts: false\n  tasks: []\n")
+    done = call(installed, "provision", "-i", str(hosts), "--check", cwd=tmp_path, HOME=str(tmp_path / "home"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "999 drives asked for, " in " ".join(done.stdout.split())
+    assert "REFUSED" in done.stdout
+    after = {name: (packages_of(installed) / name).stat().st_mtime_ns for name in tree(packages_of(installed))}
+    assert after == before
+
+
+def test_the_key_of_the_nodes_wheels_comes_from_what_is_installed(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, control: None
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / ".ansible/collections"), *sys.path])
+    module = importlib.import_module("ansible_collections.tunetool.node.plugins.modules.wheelhouse")
+    carried = packages_of(installed) / node_wheel.COLLECTION
+    names = {os.path.relpath(path, packages_of(installed)) for path in module.input_files(str(carried))}
+    assert "tunetool/node/machine/drives.py" in names
+    assert f"{INSIDE}constraints.txt" in names
+    assert not any("direct_url" in name or name.startswith(f"{INSIDE}roles") for name in names)
+    assert len(module.key_of(str(carried), ["3.11"], ["x86_64"])) == 16
+
+
+def test_the_lock_of_training_environments_is_the_carried_one(installed: Path, tmp_path: Path) -> None:
+    # An index that does not answer: the call ends where it needs the first package.
+    done = call(
+        installed,
+        *("build-wheelhouse", str(tmp_path / "wheels"), "--build", "cpu"),
+        *("--index-url", "http://127.0.0.1:9/simple"),
+        cwd=tmp_path,
+        PIP_CONFIG_FILE=os.devnull,
+        PIP_RETRIES="0",
+    )
+    assert done.returncode == 3, done.stderr
+    assert "is not a copy of the collection" not in done.stderr
+    assert "building tunetool's wheel" in done.stderr
+    assert "tunetool's wheel cannot be built" not in done.stderr
