@@ -6,7 +6,9 @@ The wheel is built once; what is installed from it takes its dependencies from t
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -149,26 +151,38 @@ def control() -> None:
     pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 
-@pytest.fixture
-def hosts(tmp_path: Path, control: None) -> Path:
-    """This machine, with more drives asked for than any machine has: every run is refused."""
-    path = tmp_path / "mycluster/hosts.ini"
-    path.parent.mkdir()
-    variables = f"ansible_connection=local ansible_python_interpreter={sys.executable} ansible_become=false"
-    path.write_text(f"n1 {variables} nvme_drives_count=999\n")
-    return path
-
-
-def test_provision_runs_the_carried_roles(installed: Path, hosts: Path, tmp_path: Path) -> None:
+def test_init_writes_the_carried_example_and_provision_runs_the_carried_roles(
+    control: None, installed: Path, tmp_path: Path
+) -> None:
     before = {name: (packages_of(installed) / name).stat().st_mtime_ns for name in tree(packages_of(installed))}
     # Another version of the collection, which Ansible finds first without our settings.
     other = tmp_path / "home/.ansible/collections" / node_wheel.COLLECTION / "playbooks"
     other.mkdir(parents=True)
     (other / "provision.yml").write_text("- hosts: all\n  gather_facts: false\n  tasks: []\n")
-    done = call(installed, "provision", "-i", str(hosts), "--check", cwd=tmp_path, HOME=str(tmp_path / "home"))
+    assert call(installed, "init", "mycluster", cwd=tmp_path).returncode == 0
+    # This machine stands in for the first host, and has fewer drives than that.
+    here = {"ansible_python_interpreter": sys.executable, "ansible_become": False, "nvme_drives_count": 999}
+    done = call(
+        installed,
+        *(
+            "provision",
+            "-i",
+            "mycluster",
+            "--limit",
+            "h100-001*",
+            "--check",
+            "--",
+            "-c",
+            "local",
+            "-e",
+            json.dumps(here),
+        ),
+        cwd=tmp_path,
+        HOME=str(tmp_path / "home"),
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "999 drives asked for, " in " ".join(done.stdout.split())
-    assert "REFUSED" in done.stdout
+    assert re.search(r"^h100-001\.example\.com +REFUSED ", done.stdout, re.MULTILINE)
     after = {name: (packages_of(installed) / name).stat().st_mtime_ns for name in tree(packages_of(installed))}
     assert after == before
 

@@ -20,6 +20,7 @@ from tunetool.errors import CannotJudge, ExitCode, TunetoolError, fault_of_ours
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
     "inspect": "Show one screen of this node: drives, PCIe, volume, memory, GPUs, limits; or what differs in a fleet.",
+    "init": "Write an inventory to start from: your nodes, how to log in, which drives, and why each default.",
     "provision": "Build the nodes of an inventory, or plan what building would do to their drives.",
     "verify": "Check a node against its manifest, measure its storage, and judge both.",
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
@@ -36,7 +37,7 @@ _QUOTED = re.compile(r"'(-[\w-]+)'(?: / '-[\w-]+')*")
 """An option name in click's quotation marks."""
 HIDDEN = ("ephemeral-rebuild",)
 """Commands that systemd calls, not people."""
-PRINT_LAST = ("inspect", "advise", "report", "build-ops", "ds-config")
+PRINT_LAST = ("init", "inspect", "advise", "report", "build-ops", "ds-config")
 """Commands that judge nothing and print when everything else is done, as ``--help`` of every command does."""
 
 

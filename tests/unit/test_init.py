@@ -1,0 +1,154 @@
+"""``tunetool init``: the inventory that it writes is that of the examples, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import calls
+from calls import ROOT, TUNETOOL
+from tunetool.errors import UsageProblem
+from tunetool.fleet.new_inventory import write_inventory
+from waiting import PATIENCE
+
+yaml = pytest.importorskip("yaml")
+
+WRITTEN = {".gitignore", "hosts.yml", "group_vars/all.yml"}
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from tunetool.fleet import new_inventory
+copyfile = shutil.copyfile
+def copy(source, target):
+    copyfile(source, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+shutil.copyfile = copy
+new_inventory.write_inventory(Path(sys.argv[1]), "h100")
+"""
+
+
+def init(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return calls.call(*TUNETOOL, "init", *arguments, cwd=cwd)
+
+
+def files_of(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("profile", ["h100", "h200"])
+def test_what_is_written_is_the_example(profile: str, tmp_path: Path) -> None:
+    done = init("my cluster", "--profile", profile, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    made = tmp_path / "my cluster"
+    assert files_of(made) == WRITTEN
+    for name in WRITTEN - {".gitignore"}:
+        assert (made / name).read_bytes() == (ROOT / "inventory" / profile / name).read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["my cluster"]
+    assert done.stdout.splitlines()[-1].endswith("`tunetool provision -i 'my cluster' --check`")
+
+
+def test_every_example_can_be_asked_for(tmp_path: Path) -> None:
+    # Those of the lab are for virtual nodes, and `tunetool lab up` fills them.
+    examples = {path.name for path in (ROOT / "inventory").iterdir() if not path.name.startswith("lab")}
+    done = init("x", "--profile", "none", cwd=tmp_path)
+    assert done.returncode == 2
+    assert examples == {name for name in ("h100", "h200") if f"'{name}'" in done.stderr}
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link to nothing"])
+def test_nothing_is_overwritten(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "mycluster"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to("nothing")
+    done = init("mycluster", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error == "error: `mycluster` exists"
+    assert hint.startswith("hint: ")
+    assert list(tmp_path.iterdir()) == [path]
+    assert kind == "directory" or not path.is_dir()
+
+
+def test_a_directory_that_appears_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copyfile = shutil.copyfile
+
+    def copy(source: Path, target: Path) -> None:
+        copyfile(source, target)
+        (tmp_path / "new/theirs").mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    with pytest.raises(UsageProblem, match="exists"):
+        write_inventory(tmp_path / "new", "h100")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["theirs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_missing_directory_above_is_named(tmp_path: Path) -> None:
+    done = init("a/b", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["error: `a` is not a directory", "hint: make it first: `mkdir -p a`"]
+
+
+def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_inventory(tmp_path / "mycluster", "h100")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_call_leaves_no_half_directory_and_the_next_one_writes_it(tmp_path: Path) -> None:
+    directory = tmp_path / "mycluster"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(directory)], check=False, timeout=PATIENCE)
+    assert done.returncode == -9
+    assert not directory.exists()
+    assert init("mycluster", cwd=tmp_path).returncode == 0
+    assert files_of(directory) == WRITTEN
+
+
+@pytest.mark.parametrize("profile", ["h100", "h200"])
+def test_provisioning_accepts_every_variable_and_racks_are_groups(profile: str, tmp_path: Path) -> None:
+    pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
+    made = tmp_path / "mycluster"
+    assert init("mycluster", "--profile", profile, cwd=tmp_path).returncode == 0
+    play = {"hosts": "all", "gather_facts": False, "tasks": [{"tunetool.node.validate_variables": {}}]}
+    (tmp_path / "validate.yml").write_text(yaml.safe_dump([play]))
+    done = ansible("ansible-playbook", "-i", str(made), str(tmp_path / "validate.yml"))
+    assert done.returncode == 0, done.stdout
+    # As somebody edits it: the hosts by rack, in place of the plain list.
+    text = (made / "hosts.yml").read_text()
+    lines = [
+        line.replace("      # ", "      ", 1) if line.startswith("      # ") else line for line in text.splitlines()
+    ]
+    start = lines.index("      Racks as groups, so that `--limit rack1` takes one rack:")
+    (made / "hosts.yml").write_text("\n".join([*lines[: start - 2], *lines[start + 1 :]]))
+    listed = ansible("ansible-inventory", "-i", str(made), "--list")
+    groups = json.loads(listed.stdout)
+    assert groups["rack1"]["hosts"] == [f"{profile}-001.example.com", f"{profile}-002.example.com"]
+    assert groups[profile]["children"] == ["rack1", "rack2"]
+    assert groups["_meta"]["hostvars"][f"{profile}-004.example.com"]["nvme_drives_count"] == 8
+
+
+def ansible(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).with_name(program)), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
