@@ -19,6 +19,7 @@ from tunetool.advise.ds_config_plan import Job, Node
 from tunetool.advise.shapes import preset
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio import Probe
+from tunetool.origin import install_hint
 from tunetool.tune import configs
 from tunetool.tune.check import Classes, check_config, differences
 from tunetool.tune.configs import render
@@ -82,7 +83,7 @@ def test_a_call_that_cannot_be_done_writes_nothing(ready: Probe, disk: Path, tmp
     done = ds_config(disk, "zero3-nvme", "--model", "llama-tiny", "--python", str(bare_python(tmp_path)))
     assert done.returncode == 3
     assert "torch is not installed" in done.stderr
-    assert "tunetool[deepspeed]" in done.stderr
+    assert install_hint("deepspeed") in done.stderr
     done = ds_config(disk, "zero3-nvme", "--model", "70b", "--memory", "64GiB", "--nvme-space", "8TB")
     assert done.returncode == 3
     assert "in each node's memory" in done.stderr

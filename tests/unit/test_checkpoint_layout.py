@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tunetool.checkpoint.items import ALIGNMENT, BLOCK, CHECKSUM_RECORD, LARGE, SMALL, Archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
+from tunetool.origin import install_hint
 from waiting import PATIENCE
 
 SHAPES = st.lists(st.integers(0, 300), max_size=4).map(tuple)
@@ -190,7 +191,5 @@ def test_without_torch_the_library_says_what_to_install() -> None:
         "except Exception as e: print(e, '|', e.hint)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert (
-        done.stdout
-        == "`DirectWriter` needs `torch`, which this Python does not have | pip install 'tunetool[checkpoint]'\n"
-    )
+    hint = install_hint("checkpoint")
+    assert done.stdout == f"`DirectWriter` needs `torch`, which this Python does not have | {hint}\n"

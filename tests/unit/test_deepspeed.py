@@ -22,6 +22,7 @@ from tunetool.measure.aio.ops import STAMP, builders
 from tunetool.measure.aio.rung import prepare
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
 from tunetool.measure.worker import Worker, child_command, describe_end
+from tunetool.origin import install_hint
 from tunetool.report.progress import PlainProgress
 from waiting import PATIENCE, gone
 
@@ -194,7 +195,7 @@ def test_the_rung_is_left_out_without_deepspeed(tmp_path: Path) -> None:
     rung = prepare(bare_python(tmp_path), 4.0, (), os.environ)
     assert rung.installed is None
     assert "torch is not installed" in rung.announcement()
-    assert "tunetool[deepspeed]" in rung.announcement()
+    assert install_hint("deepspeed") in rung.announcement()
 
 
 # --- compiled ops -------------------------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def test_with_a_gpu_and_no_kvikio(stack: BlockStack, tmp_path: Path, monkeypatch
     outcome = measured("require", stack, tmp_path, monkeypatch, GdsFacts(gpus=("0000:01:00.0",)))
     assert outcome.checks[-1].status == "unknown"
     assert "has no" in outcome.checks[-1].found
-    assert "tunetool[gds]" in outcome.checks[-1].remedy
+    assert "[gds]'`" in outcome.checks[-1].remedy
     assert outcome.measurements == []
 
 

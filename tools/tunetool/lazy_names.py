@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunetool.errors import UsageProblem
+from tunetool.origin import install_hint
 
 
 def first_use(package: str, modules: Mapping[str, str], name: str) -> Any:
@@ -23,5 +24,5 @@ def first_use(package: str, modules: Mapping[str, str], name: str) -> Any:
         if missing == "tunetool":
             raise
         raise UsageProblem(
-            f"`{name}` needs `{missing}`, which this Python does not have", "pip install 'tunetool[checkpoint]'"
+            f"`{name}` needs `{missing}`, which this Python does not have", install_hint("checkpoint")
         ) from error

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.origin import install_hint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,7 +24,7 @@ def hasher() -> Any:
     except ImportError:
         raise UsageProblem(
             "checksums of tensors need the package `xxhash`",
-            "`pip install 'tunetool[checkpoint]'`, or turn checksums and `verify` off",
+            f"{install_hint('checkpoint')}, or turn checksums and `verify` off",
         ) from None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tunetool.checkpoint.write_failed import WriteFailed
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.origin import install_hint
 
 _HINT = "run `tunetool verify --gds require` to see what is missing, or save with gds=False"
 
@@ -27,7 +28,7 @@ def bindings() -> Any:
         reason = " ".join(str(error).split())
         raise UsageProblem(
             f"`gds=True`, but cuFile does not load: {reason}",
-            "run `pip install 'tunetool[gds]'`, or save with gds=False",
+            f"run {install_hint('gds')}, or save with gds=False",
         ) from None
     return cufile
 

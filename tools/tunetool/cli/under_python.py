@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from tunetool import __version__
 from tunetool.errors import CannotJudge
 from tunetool.node.common.commands import captured
+from tunetool.origin import install_hint
 from tunetool.training_python import DEEPSPEED, TrainingPython, choose
 
 _STARTED_BY = "TUNETOOL_TRAINING_PYTHON"
@@ -49,8 +50,8 @@ def go_on_under(named: str | None, needs: Sequence[str] = DEEPSPEED, required: b
 
 def _check(chosen: TrainingPython, needs: Sequence[str], environment: Mapping[str, str]) -> None:
     python = chosen.path
-    hint = f"install `tunetool[finetune]` {__version__} into it"
-    hint += ", or name another with `--python`" if chosen.named_by == "--python" else ": `site.yml` does"
+    hint = f"install tunetool {__version__} into it: {install_hint('finetune', python)}"
+    hint += ", or name another with `--python`" if chosen.named_by == "--python" else "; `site.yml` does so"
     try:
         done = captured([str(python), "-c", _ASK % (list(needs),)], _SECONDS, cwd="/", env=dict(environment))
         packages, version = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ({}, None)

@@ -27,9 +27,9 @@ from tunetool.node.common.commands import captured
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.play.tunetool_command import MARK
 from tunetool.node.units import format_count
+from tunetool.origin import install_hint, newer_python_hint
 
 MOST_FORKS = 100
-_CONTROL_HINT = "`make setup` in a clone installs it, or `pip install 'ansible-core>=2.19,<2.20' 'ansible-runner>=2.4'`"
 _OLDEST = (3, 11)
 """Python that Ansible's control side runs on."""
 _READ_SECONDS = 300
@@ -84,14 +84,16 @@ def need_ansible() -> None:
         own = ".".join(map(str, sys.version_info[:2]))
         raise UsageProblem(
             f"`-i` needs Ansible, which needs Python 3.11 or newer on this machine, and tunetool runs on {own}",
-            "install tunetool with a newer one: `PYTHON=python3.11 make setup` in a clone",
+            f"install tunetool with a newer one: {newer_python_hint('3.11')}",
         )
     try:
         import ansible_runner  # noqa: F401, PLC0415
     except ImportError:
-        raise UsageProblem("`-i` needs Ansible, and `ansible-runner` is not installed", _CONTROL_HINT) from None
+        raise UsageProblem(
+            "`-i` needs Ansible, and `ansible-runner` is not installed", install_hint("control")
+        ) from None
     if shutil.which("ansible-playbook", path=_path()) is None:
-        raise UsageProblem("`-i` needs Ansible, and `ansible-playbook` is not on PATH", _CONTROL_HINT)
+        raise UsageProblem("`-i` needs Ansible, and `ansible-playbook` is not on PATH", install_hint("control"))
 
 
 def need_inventory(inventory: Path) -> None:
@@ -258,7 +260,10 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
                 time.sleep(0.1)
             raise
         if not heard and runner.rc != 0:
-            raise CannotJudge(f"Ansible could not start: {_last_error(runner)}", "see `make setup`")
+            raise CannotJudge(
+                f"Ansible could not start: {_last_error(runner)}",
+                "`ansible-playbook --version` names the Ansible and the settings in use",
+            )
         return int(runner.rc)
 
 

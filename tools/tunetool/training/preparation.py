@@ -25,6 +25,7 @@ from tunetool.measure.progress import MovingProgress, Progress
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_count, format_size
+from tunetool.origin import install_hint
 from tunetool.stage.destination import Destination, inode_of
 from tunetool.stage.whole_directory import alone, building, need_room
 from tunetool.training.data import pictures
@@ -108,9 +109,7 @@ def prepare(
 def _need_libraries() -> None:
     for module, package in (("numpy", "numpy"), ("PIL", "pillow")):
         if importlib.util.find_spec(module) is None:
-            raise UsageProblem(
-                f"`{package}` is not installed in `{sys.executable}`", "`pip install 'tunetool[finetune]'`"
-            )
+            raise UsageProblem(f"`{package}` is not installed in `{sys.executable}`", install_hint("finetune"))
 
 
 def _announce(missing: list[Part], target: Path, progress: MovingProgress) -> None:

@@ -16,6 +16,7 @@ from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_size
+from tunetool.origin import install_hint
 
 _COPIES = 2
 """Some engines hold two forms of a checkpoint on the medium for a moment."""
@@ -54,7 +55,7 @@ def engines(request: Request) -> list[str]:
     """Names of the engines. Raises ``UsageProblem``, or ``CannotJudge`` without torch."""
     names = select([] if list(request.engines) == ["*"] else request.engines)
     if importlib.util.find_spec("torch") is None:
-        raise CannotJudge("torch is not installed beside tunetool", "install it: `pip install 'tunetool[checkpoint]'`")
+        raise CannotJudge("torch is not installed beside tunetool", f"install it: {install_hint('checkpoint')}")
     return names
 
 

@@ -23,6 +23,7 @@ from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.memory_left import memory_left
+from tunetool.origin import install_hint
 from tunetool.record import Scalar
 from tunetool.training.cluster import find_machines, need_gpus, prepare_nodes
 from tunetool.training.model import reference_model
@@ -63,9 +64,7 @@ class _Staging:
         request = self.request
         need_gpus(request.cluster, session.environment)
         if request.cluster.inventory is None and importlib.util.find_spec("torch") is None:
-            raise CannotJudge(
-                "torch is not installed beside tunetool", "install it: `pip install 'tunetool[finetune]'`"
-            )
+            raise CannotJudge("torch is not installed beside tunetool", f"install it: {install_hint('finetune')}")
         machines = find_machines(request.cluster, self.progress)
         self.nodes = Nodes(machines, session.temporary(), self.progress)
         answers = self.nodes.ask(preflight.first_task(request), "looking at every node")

@@ -20,6 +20,7 @@ from typing import Any
 from tunetool.measure.aio.spec import script
 from tunetool.measure.worker import Failed, Missing, Worker, child_command
 from tunetool.node.common.files import read_text
+from tunetool.origin import install_hint
 
 LOCK = "lock"
 STAMP = "tunetool.json"
@@ -91,7 +92,7 @@ def need_deepspeed(installed: Probe) -> None:
         if version is None:
             raise Missing(
                 f"{name} is not installed in `{installed.python}`",
-                "`pip install 'tunetool[deepspeed]'`, or name the Python that has it with `--python`",
+                f"{install_hint('deepspeed', installed.python)}, or name the Python that has it with `--python`",
             )
 
 

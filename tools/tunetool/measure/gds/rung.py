@@ -25,9 +25,9 @@ from tunetool.node.gds.facts import read_gds_facts
 from tunetool.node.gds.path_choice import Decision, current
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
+from tunetool.origin import install_hint
 from tunetool.record import CheckResult, Measurement, Scalar
 
-INSTALL = "`pip install 'tunetool[gds]'` into it, or name the Python that has cuda-bindings and kvikio with `--python`"
 _NOT_STARTED = "cuFile initialization failed"
 """libcufile, all releases from 1.11 to 1.20, on standard error."""
 _ENGINES: Mapping[Way, str] = {
@@ -136,7 +136,8 @@ class _Step:
         for name, what in (("libcufile", "cuda-bindings with libcufile"), ("kvikio", "kvikio")):
             if not self.probed.get(name):
                 error = self.probed.get("bindings_error")
-                raise Missing(f"`{self.python}` has no {what}" + (f" ({error})" if error else ""), INSTALL)
+                hint = f"{install_hint('gds', self.python)}, or name the Python that has both with `--python`"
+                raise Missing(f"`{self.python}` has no {what}" + (f" ({error})" if error else ""), hint)
         if not self.probed["gpu"]:
             raise Missing(f"CUDA sees no GPU: {self.probed.get('gpu_error')}", "`nvidia-smi` says more")
         version = version_of(self.probed["libcufile"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tunetool.errors import TunetoolError, UsageProblem
 from tunetool.launch import rank as launched
+from tunetool.origin import install_hint
 from tunetool.training.rank.curves import Curves
 from tunetool.training.rank.recorder import Recorder, keep_error, keep_result
 from tunetool.training.workload import Workload, as_environment, workload_from_json
@@ -47,7 +48,7 @@ def run(workload: Workload, directory: Path) -> None:
         raise
     except ImportError as error:
         missing = UsageProblem(
-            f"`{error.name or error}` is not installed in `{sys.executable}`", "`pip install 'tunetool[finetune]'`"
+            f"`{error.name or error}` is not installed in `{sys.executable}`", install_hint("finetune")
         )
         keep_error(directory, missing)
         raise missing from error

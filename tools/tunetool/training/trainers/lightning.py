@@ -18,6 +18,7 @@ from typing import Any
 
 from tunetool.advise.precision import Format, choose
 from tunetool.errors import CannotJudge
+from tunetool.origin import install_hint
 from tunetool.training.data.batches import Batch, Cost
 from tunetool.training.rank.recorder import Recorder
 from tunetool.training.trainers.deepspeed import Made, Trainer, lowest_scale_named
@@ -117,7 +118,7 @@ class LightningTrainer(Trainer):
             raise _no_gpu()
         if importlib.util.find_spec("lightning") is None:
             raise CannotJudge(
-                f"Lightning is not installed in `{sys.executable}`", f"`pip install 'tunetool[lightning]'`; {_WITHOUT}"
+                f"Lightning is not installed in `{sys.executable}`", f"{install_hint('lightning')}; {_WITHOUT}"
             )
 
     def _need_cuda(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
 from tunetool.bench.checkpoint.engines.ranks import device_of, file_of, fill, host_bytes, lacks_memory, save_parts
+from tunetool.origin import install_hint
 
 SUFFIX = ".safetensors"
 
@@ -21,7 +22,7 @@ class Safetensors(Plain):
     def unavailable(self, context: Context) -> str | None:
         """If it is not installed, or a GPU's state does not fit into the host's memory."""
         if not find_spec("safetensors"):
-            return "safetensors is not installed: pip install 'tunetool[engines]'"
+            return f"safetensors is not installed: {install_hint('engines')}"
         return lacks_memory(host_bytes(context)) if context.device == "cuda" else None
 
     def save(self, state: State, directory: Path) -> Done:

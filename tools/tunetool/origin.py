@@ -1,0 +1,99 @@
+"""Where this tunetool came from, and so the line that installs one of its extras: it is on no package index."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+_SET_UP = {"control": "setup"} | dict.fromkeys(
+    ("deepspeed", "checkpoint", "engines", "finetune", "lightning"), "setup-deepspeed"
+)
+"""The target of `make` that installs an extra in a clone."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What pip was given, as far as its metadata (PEP 610) say."""
+
+    clone: Path | None = None
+    """The clone that the package is used from."""
+    given: str | None = None
+    """What pip takes again, without extras: a wheel, a directory, an address."""
+    requires: Sequence[str] = ()
+    """The package's requirements, each with its marker."""
+
+
+def origin() -> Origin:
+    """That of this package."""
+    from importlib import metadata  # noqa: PLC0415  (a hint is rarely needed, and this takes a while to import)
+
+    package = Path(__file__).resolve().parent
+    try:
+        distribution = metadata.distribution("tunetool")
+        text, requires = distribution.read_text("direct_url.json"), distribution.requires or ()
+    except metadata.PackageNotFoundError:
+        text, requires = None, ()
+    return read_origin(package, text, requires)
+
+
+def read_origin(package: Path, direct_url: str | None, requires: Sequence[str]) -> Origin:
+    """``package``: directory of the package that runs; ``direct_url``: content of direct_url.json, if there is one."""
+    clone = package.parents[1]
+    if (clone / "pyproject.toml").is_file() and (clone / "tools/tunetool").is_dir():
+        return Origin(clone, str(clone), requires)
+    try:
+        given = _given(json.loads(direct_url or "{}"))
+    except (ValueError, TypeError, AttributeError, KeyError):
+        # Somebody's own installer: as if nothing were known.
+        given = None
+    return Origin(None, given, requires)
+
+
+def _given(document: dict[str, Any]) -> str | None:
+    url = str(document.get("url") or "")
+    parts = urlsplit(url)
+    if parts.scheme == "file" and "vcs_info" not in document:
+        path = Path(unquote(parts.path))
+        return str(path) if path.exists() else None
+    if "vcs_info" in document:
+        vcs = document["vcs_info"]
+        return f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return url if parts.scheme else None
+
+
+def install_hint(extra: str, python: str | Path | None = None) -> str:
+    """The command, in backticks, that installs ``extra`` for ``python``: by default the one that runs this."""
+    return hint_for(origin(), extra, Path(python or sys.executable), Path(sys.prefix))
+
+
+def newer_python_hint(version: str) -> str:
+    """The command, in backticks, that installs tunetool for control machines with another Python."""
+    source = origin()
+    if source.clone is not None:
+        return f"`PYTHON=python{version} make setup` in `{source.clone}`"
+    return hint_for(source, "control", Path(f"python{version}"), Path(sys.prefix))
+
+
+def hint_for(source: Origin, extra: str, python: Path, prefix: Path) -> str:
+    """As ``install_hint``, for a tunetool of that origin which runs in the environment ``prefix``."""
+    own = python.parent.parent.resolve() == prefix.resolve()
+    if source.clone is not None and own and extra in _SET_UP and prefix.resolve() == (source.clone / ".venv").resolve():
+        return f"`make {_SET_UP[extra]}` in `{source.clone}`"
+    if source.given is None:
+        what = [each.partition(";")[0].strip() for each in source.requires if extra in _EXTRA.findall(each)]
+    elif "://" in source.given:
+        what = [f"tunetool[{extra}] @ {source.given}"]
+    else:
+        what = [f"{source.given}[{extra}]"]
+    # What is used from a clone stays so; another Python gets a copy.
+    editable = ["-e"] if source.clone is not None and own else []
+    line = shlex.join([str(python), "-m", "pip", "install", *editable, *what])
+    return f"`{line}`" if what else f"`{line}` with the packages of tunetool's extra `{extra}`"
