@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -163,3 +165,20 @@ def no_hang() -> Iterator[None]:
         for number, (timer, _) in timers.items():
             signal.setitimer(timer, 0)
             signal.signal(number, before[number])
+
+
+MEMORY = 1 << 30
+"""Bytes. No reader of such a file needs a tenth of it."""
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """What takes ``MEMORY`` more than this process has gets a ``MemoryError``: a test does not take the machine's."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = used + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(wanted, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damaged import files, no_hang
+from damaged import bounded_memory, files, no_hang
 from machines import RECORDED
 from tunetool import record as records
 from tunetool.advise.read_model import load_decoder, load_model
@@ -270,7 +270,7 @@ def property_of(door: Door) -> Callable[[], None]:
 
     @given(st.sampled_from(door.sound).flatmap(lambda text: files(text, door.seal)))
     def holds(content: bytes) -> None:
-        with tempfile.TemporaryDirectory() as folder, no_hang():
+        with tempfile.TemporaryDirectory() as folder, no_hang(), bounded_memory():
             try:
                 answer = _answer(door, Path(folder, door.name), content)
             except REFUSALS as error:

@@ -15,6 +15,7 @@ from calls import TUNETOOL, call
 from damaged import no_hang, places
 from doors import DOORS, MODEL, REFUSALS, VISION, a_manifest, a_plan, property_of, refused_well
 from machines import lay_out
+from readers_of_trees import TREES, property_of_tree
 from tunetool.errors import ExitCode
 from tunetool.node.gds.cufile_check import check_config
 from tunetool.node.plan import plan_file
@@ -25,12 +26,17 @@ def test_whatever_a_file_holds_its_reader_answers_or_refuses(name: str) -> None:
     property_of(DOORS[name])()
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_whatever_became_of_a_machines_files_their_reader_answers(name: str, tmp_path: Path) -> None:
+    property_of_tree(name, tmp_path / "node")()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DOORS)
-def test_an_hour_of_damaged_files(name: str) -> None:
+@pytest.mark.parametrize("name", [*DOORS, *TREES])
+def test_an_hour_of_damaged_files(name: str, tmp_path: Path) -> None:
     """An hour for all readers together, with other files in every run; `TUNETOOL_FUZZ_SECONDS` is another time."""
-    holds = property_of(DOORS[name])
-    end = time.monotonic() + float(os.environ.get("TUNETOOL_FUZZ_SECONDS", "3600")) / len(DOORS)
+    holds = property_of(DOORS[name]) if name in DOORS else property_of_tree(name, tmp_path / "node")
+    end = time.monotonic() + float(os.environ.get("TUNETOOL_FUZZ_SECONDS", "3600")) / (len(DOORS) + len(TREES))
     holds()
     while time.monotonic() < end:
         holds()

@@ -11,6 +11,8 @@ from typing import Mapping, Sequence
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text
 
+_MOST_DISKS = 2**16
+"""A superblock counts its members in 16 bits."""
 _ASSEMBLE = "run `mdadm --stop` on it, then `mdadm --assemble --scan`"
 DEAD_STATES: Mapping[str, str] = {
     "broken": "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`",
@@ -109,7 +111,8 @@ def read_arrays(root: str = "/") -> list[Array]:
     arrays = []
     for base in sorted(glob.glob(os.path.join(root, "sys/block/md*/md"))):
         device = os.path.basename(os.path.dirname(base))
-        raid_disks = read_int(os.path.join(base, "raid_disks")) or 0
+        disks = read_int(os.path.join(base, "raid_disks")) or 0
+        raid_disks = disks if 0 <= disks <= _MOST_DISKS else 0
         arrays.append(
             Array(
                 device=device,

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import tempfile
 from typing import Any
 
+from .documents import open_regular
+
+_LARGEST = 64 << 20
+"""Bytes. More than any file has that is read here as text."""
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
+
 
 def read_text(path: str) -> str | None:
     """The file's text without surrounding blanks, or None if it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=_without_waiting) as stream:
-            return stream.read().strip()
-    except OSError:
+        # In a tree that somebody recorded, a FIFO would hold an ordinary open, and a file could be larger than memory.
+        with open(path, encoding="utf-8", errors="replace", opener=_regular) as stream:
+            text = stream.read(_LARGEST + 1)
+    except (OSError, ValueError):  # a path that was read from another file may hold a zero byte
         return None
+    return text.strip() if len(text) <= _LARGEST else None
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    # A FIFO that nobody writes to, in a tree that somebody recorded, would hold an ordinary open.
-    return os.open(path, flags | os.O_NONBLOCK)
+def _regular(path: str, _flags: int) -> int:
+    handle = open_regular(path)
+    if os.fstat(handle).st_size > _LARGEST:
+        os.close(handle)
+        raise OSError(errno.EFBIG, "it is larger than %d bytes" % _LARGEST, path)
+    return handle
+
+
+def whole_number(text: str | None) -> int | None:
+    """The number that ``text`` is, in decimal ASCII digits, or None; also beyond what a kernel counts in 64 bits."""
+    if text is None or not _WHOLE.fullmatch(text):
+        return None
+    value = int(text)
+    return value if abs(value) < 2**64 else None
 
 
 def read_int(path: str) -> int | None:
-    """The file's text as a whole number, or None; also when it is larger than any that a kernel counts in 64 bits."""
-    text = read_text(path)
-    try:
-        value = int(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is None or abs(value) < 2**64 else None
+    """The file's text as a whole number, as ``whole_number`` reads it; None also where it cannot be read."""
+    return whole_number(read_text(path))
 
 
 def content(path: str) -> str:
@@ -49,9 +64,11 @@ def content(path: str) -> str:
 def exact_text(path: str) -> str:
     """``content``, empty also where the file cannot be read: for names that the kernel prints, byte for byte."""
     try:
-        return content(path)
-    except OSError:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="", opener=_regular) as stream:
+            text = stream.read(_LARGEST + 1)
+    except (OSError, ValueError):
         return ""
+    return text if len(text) <= _LARGEST else ""
 
 
 def lines(text: str) -> list[str]:

@@ -10,8 +10,9 @@ import os
 import re
 from dataclasses import dataclass
 
-from ..common.files import read_int, read_text
-from .mounts import Mount, mount_holding, read_mounts
+from ..common.documents import read_bytes
+from ..common.files import read_int, read_text, whole_number
+from .mounts import DEVICE_NUMBER, Mount, mount_holding, read_mounts
 
 SECTOR = 512
 """/sys counts sectors of 512 bytes, whatever the drive's logical block is."""
@@ -20,6 +21,10 @@ _MILLISECONDS_WRAP = 2**32
 """The kernel prints its millisecond counters as 32 bits: at queue depth 512 they wrap within three hours."""
 
 _NVME = re.compile(r"^nvme(\d+)n(\d+)$")
+_LOOPS = 8
+"""Loop devices on loop devices that are followed; the kernel's own limit is lower."""
+_PAGE = 1 << 16
+"""Bytes. A page of SCSI's vital product data has fewer."""
 _MEMORY_DISK = re.compile(r"^(zram|ram|nullb)\d+$")
 
 
@@ -142,15 +147,18 @@ class BlockStack:
         return tuple(leaf.name for leaf in self.leaves if not leaf.iostats)
 
 
-def read_stack(directory: str, root: str = "/") -> BlockStack:
-    """The stack under ``directory`` (as seen inside ``root``; links are resolved here)."""
+def read_stack(directory: str, root: str = "/", depth: int = 0) -> BlockStack:
+    """The stack under ``directory`` (as seen inside ``root``; links are resolved here).
+
+    ``depth``: how many loop devices lie above it.
+    """
     real = os.path.realpath(directory) if os.path.normpath(root) == "/" else os.path.normpath(directory)
     mount = mount_holding(real, read_mounts(root))
     name = _mounted_device(mount, root) if mount else None
     if mount is None or name is None:
         medium = mount.fs_type if mount else "unknown"
         return BlockStack(real, mount, medium, None, None, medium, (), redundant=False, in_memory=medium == "tmpfs")
-    walk = _Walk(root)
+    walk = _Walk(root, depth)
     medium = walk.descend(name)
     return BlockStack(
         directory=real,
@@ -207,9 +215,10 @@ def difference(after: dict[str, Counters], before: dict[str, Counters]) -> dict[
 def read_counters(name: str, root: str = "/") -> Counters:
     """Counters of one device. Raises ``CountersChanged`` when it is gone."""
     fields = (read_text(os.path.join(device_directory(name, root), "stat")) or "").split()
-    if len(fields) < 10 or not all(field.isdigit() for field in fields):
+    numbers = [number for number in map(whole_number, fields[:10]) if number is not None and number >= 0]
+    if len(numbers) < 10:
         raise CountersChanged("`%s` has no counters" % name)
-    read_ios, _, read_sectors, read_ms, write_ios, _, write_sectors, write_ms, _, busy_ms = map(int, fields[:10])
+    read_ios, _, read_sectors, read_ms, write_ios, _, write_sectors, write_ms, _, busy_ms = numbers
     return Counters(read_ios, read_sectors, read_ms, write_ios, write_sectors, write_ms, busy_ms)
 
 
@@ -223,7 +232,7 @@ def _sum(counters: list[Counters]) -> Counters:
 def device_directory(name: str, root: str) -> str:
     """sysfs directory of a device, by its number, which is the kernel's own index except for hidden devices."""
     number = read_text(os.path.join(root, "sys/class/block", name, "dev"))
-    if number:
+    if number and DEVICE_NUMBER.fullmatch(number):
         by_number = os.path.join(root, "sys/dev/block", number)
         if os.path.isdir(by_number):
             return by_number
@@ -257,8 +266,9 @@ def _slaves(base: str) -> list[str]:
 class _Walk:
     """Walks down through partitions, md, dm and loop devices to the drives."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, depth: int) -> None:
         self.root = root
+        self._depth = depth
         self.leaves: list[Leaf] = []
         self.redundant = False
         self.in_memory = False
@@ -273,7 +283,7 @@ class _Walk:
         if os.path.exists(os.path.join(base, "partition")):
             return self.descend(os.path.basename(os.path.dirname(os.path.realpath(base))))
         backing = read_text(os.path.join(base, "loop/backing_file"))
-        if backing:
+        if backing and self._depth < _LOOPS:
             return "loop device on " + self._backing(backing)
         below = _slaves(base)
         if not below:
@@ -297,7 +307,7 @@ class _Walk:
 
     def _backing(self, path: str) -> str:
         # The bytes of a loop device may stop in the page cache: the medium of its file counts.
-        stack = read_stack(path, self.root)
+        stack = read_stack(path, self.root, self._depth + 1)
         known = {leaf.name for leaf in self.leaves}
         self.leaves += [leaf for leaf in stack.leaves if leaf.name not in known]
         self.redundant = self.redundant or stack.redundant
@@ -356,8 +366,7 @@ def _serial(name: str, base: str, root: str) -> str | None:
 def _scsi_serial(path: str) -> str | None:
     # SCSI's unit serial number page: four bytes of header, then the text.
     try:
-        with open(path, "rb") as stream:
-            page = stream.read()
+        page = read_bytes(path, _PAGE)
     except OSError:
         return None
     return page[4:].decode("ascii", "replace").strip("\0 ") or None

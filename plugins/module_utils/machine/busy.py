@@ -8,11 +8,14 @@ import re
 from typing import Mapping
 
 from ..common.commands import CommandError, run
-from ..common.files import read_text
+from ..common.documents import read_bytes
+from ..common.files import read_text, whole_number
 from .mounts import mount_at, read_mounts
 from .volume_users import occupants
 
-_SLURM_STEP = re.compile(rb"slurmstepd: \[(\d+)[.\]]")
+_SLURM_STEP = re.compile(rb"slurmstepd: \[(\d{1,19})[.\]]")
+_LONGEST = 16 << 20
+"""Bytes of a command line that are read."""
 _GPU = re.compile(r"^/dev/nvidia\d+$")
 _DAEMONS = (
     "nvidia-persiste",
@@ -45,8 +48,8 @@ def gpu_holders(root: str = "/") -> list[str]:
             target = os.readlink(path)
         except OSError:  # The process has ended.
             continue
-        if _GPU.match(target):
-            pid = int(path.split(os.sep)[-3])
+        pid = whole_number(path.split(os.sep)[-3])
+        if pid is not None and _GPU.match(target):
             holders[pid] = read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?"
     return [
         "process %d (`%s`) has a GPU open" % (pid, name)
@@ -63,8 +66,7 @@ def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]
     jobs = set()
     for path in glob.glob(os.path.join(root, "proc/[0-9]*/cmdline")):
         try:
-            with open(path, "rb") as stream:
-                match = _SLURM_STEP.match(stream.read())
+            match = _SLURM_STEP.match(read_bytes(path, _LONGEST))
         except OSError:  # The process has ended.
             continue
         if match and match[1].decode() != environment.get("SLURM_JOB_ID"):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from dataclasses import dataclass
 
-from ..common.files import read_text
+from ..common.files import read_int, read_text
 from .mounts import Mount, mount_at, read_mounts
 
 _CGROUP_WORDS = (
@@ -66,10 +65,10 @@ def _owns_its_root(top: Mount | None) -> bool:
 def read_memory_limit(root: str = "/") -> int | None:
     """What the cgroup allows in bytes; None without a limit."""
     for limit_file in _LIMITS:
-        text = read_text(os.path.join(root, limit_file))
-        if text and re.match(r"^\d+$", text):
+        limit = read_int(os.path.join(root, limit_file))
+        if limit is not None:
             # cgroup v1 writes "no limit" as a number near 2**63.
-            return int(text) if int(text) < 2**60 else None
+            return limit if 0 <= limit < 2**60 else None
     return None
 
 

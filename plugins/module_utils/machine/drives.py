@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.files import read_int, read_text
+from ..common.files import read_int, read_text, whole_number
 from .mounts import Mount, read_mounts, swap_sources
 
 SECTOR = 512
@@ -167,13 +167,14 @@ def read_link(device: str) -> Link:
 
 
 def _gigatransfers(text: str | None) -> float | None:
-    match = re.match(r"([0-9.]+)\s*GT/s", text or "")
+    match = re.match(r"([0-9]{1,4}(?:\.[0-9]{1,4})?)\s*GT/s", text or "")
     return float(match.group(1)) if match else None
 
 
 def _lanes(text: str | None) -> int | None:
     # The kernel reports 0 and 255 for "unknown".
-    return int(text) if text and text.isdigit() and 0 < int(text) < 255 else None
+    lanes = whole_number(text)
+    return lanes if lanes is not None and 0 < lanes < 255 else None
 
 
 def _by_id_links(root: str) -> dict[str, list[str]]:
@@ -250,8 +251,8 @@ class _Users:
         reasons = self._direct(name)
         for partition in partitions_of(self._root, name):
             reasons += ["%s (partition %s)" % (reason, partition) for reason in self._direct(partition)]
-            reasons += self._held(partition)
-        reasons += self._held(name)
+            reasons += self._held(partition, (name,))
+        reasons += self._held(name, ())
         return list(dict.fromkeys(reasons))
 
     def idle_arrays_on(self, name: str) -> list[str]:
@@ -274,15 +275,20 @@ class _Users:
             reasons.append("active swap")
         return reasons
 
-    def _held(self, name: str) -> list[str]:
-        reasons = []
+    def _held(self, name: str, below: tuple[str, ...]) -> list[str]:
+        reasons: list[str] = []
+        # No kernel builds a device on itself; a recorded tree may say so.
+        below = (*below, name)
         for holder in holders_of(self._root, name):
+            if holder in below:
+                continue
             reasons.append(_member_of(holder))
             reasons += ["%s (through %s)" % (reason, holder) for reason in self._direct(holder)]
             for partition in partitions_of(self._root, holder):
                 reasons += ["%s (through %s)" % (reason, partition) for reason in self._direct(partition)]
-                reasons += self._held(partition)
-            reasons += self._held(holder)
+                if partition not in below:
+                    reasons += self._held(partition, (*below, holder))
+            reasons += self._held(holder, below)
         return reasons
 
 

@@ -12,6 +12,7 @@ from .distribution import parse_os_release
 from .memory import (
     HugePages,
     hugepage_sizes,
+    meminfo,
     memlock_limit,
     memory_total,
     numa_nodes,
@@ -89,9 +90,6 @@ def read_host(root: str = "/") -> Host:
 
 def read_memory(root: str = "/") -> Memory:
     """Facts of the memory. Pools without pages are left out."""
-    available = re.search(
-        r"^MemAvailable:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE
-    )
     nodes: list[int | None] = [*numa_nodes(root)] or [None]
     pools = []
     for size in hugepage_sizes(root):
@@ -103,7 +101,7 @@ def read_memory(root: str = "/") -> Memory:
                 pools.append(Pool(pages, read_int(path)))
     return Memory(
         total=memory_total(root) or None,
-        available=int(available.group(1)) * 1024 if available else None,
+        available=meminfo("MemAvailable", root),
         cgroup_limit=read_memory_limit(root),
         shm=shm_bytes(root),
         shm_huge=shm_huge(root) if tmpfs_policies(root)[0] else None,
@@ -116,8 +114,8 @@ def _count(text: str | None) -> int | None:
     """Number of values in a list such as ``0-55,112-167``."""
     total = 0
     for part in (text or "").split(","):
-        match = re.match(r"^(\d+)(?:-(\d+))?$", part.strip())
+        match = re.match(r"^([0-9]{1,9})(?:-([0-9]{1,9}))?$", part.strip())
         if not match:
             return None
         total += int(match.group(2) or match.group(1)) - int(match.group(1)) + 1
-    return total or None
+    return total if total > 0 else None

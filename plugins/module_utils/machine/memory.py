@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Sequence
 
-from ..common.files import read_int, read_text
+from ..common.files import read_int, read_text, whole_number
 from ..units import format_size_binary
 from .mounts import mount_at, read_mounts
 
@@ -54,32 +54,46 @@ def read_hugepages(pool: HugePages, root: str = "/") -> int | None:
 
 def hugepage_sizes(root: str = "/") -> list[int]:
     """Page sizes in KiB that this kernel offers."""
-    names = glob.glob(os.path.join(root, "sys/kernel/mm/hugepages/hugepages-*kB"))
-    return sorted(int(re.sub(r"\D", "", os.path.basename(name))) for name in names)
+    return _numbered(os.path.join(root, "sys/kernel/mm/hugepages"), "hugepages-", "kB")
+
+
+def _numbered(directory: str, before: str, after: str = "") -> list[int]:
+    """The numbers in names of a directory that are text, number, text; sorted."""
+    names = glob.glob(os.path.join(directory, before + "[0-9]*" + after))
+    middles = [os.path.basename(name)[len(before) :] for name in names]
+    numbers = [whole_number(middle[: -len(after)] if after else middle) for middle in middles]
+    return sorted(number for number in numbers if number is not None)
 
 
 def default_hugepage_kib(root: str = "/") -> int:
     """Size in KiB of the pages that vm.nr_hugepages counts; 0 if the kernel has none."""
-    match = re.search(r"^Hugepagesize:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
-    return int(match.group(1)) if match else 0
+    return (meminfo("Hugepagesize", root) or 0) // 1024
 
 
 def memory_total(root: str = "/") -> int:
     """MemTotal in bytes; 0 without /proc."""
-    match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
-    return int(match.group(1)) * 1024 if match else 0
+    return meminfo("MemTotal", root) or 0
+
+
+def meminfo(name: str, root: str = "/") -> int | None:
+    """A line of /proc/meminfo in bytes; None where it is not there, or is no number."""
+    text = read_text(os.path.join(root, "proc/meminfo")) or ""
+    match = re.search(r"^%s:\s+(%s) kB" % (re.escape(name), _KIB), text, re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
+
+
+_KIB = "[0-9]{1,17}"
 
 
 def numa_nodes(root: str = "/") -> list[int]:
     """Numbers of the NUMA nodes."""
-    names = glob.glob(os.path.join(root, "sys/devices/system/node/node[0-9]*"))
-    return sorted(int(os.path.basename(name)[len("node") :]) for name in names)
+    return _numbered(os.path.join(root, "sys/devices/system/node"), "node")
 
 
 def node_memory(node: int, root: str = "/") -> int:
     """RAM of one NUMA node in bytes; 0 if it has none or it is unknown."""
     path = os.path.join(root, "sys/devices/system/node/node%d/meminfo" % node)
-    match = re.search(r"MemTotal:\s+(\d+) kB", read_text(path) or "")
+    match = re.search(r"MemTotal:\s+(%s) kB" % _KIB, read_text(path) or "")
     return int(match.group(1)) * 1024 if match else 0
 
 
@@ -99,7 +113,7 @@ def shm_bytes(root: str = "/") -> int | None:
     if mount is None or mount.fs_type != "tmpfs":
         return None
     for option in mount.options:
-        match = re.match(r"size=(\d+)k$", option)
+        match = re.match(r"size=(%s)k$" % _KIB, option)
         if match:
             return int(match.group(1)) * 1024
     return memory_total(root) // 2
@@ -140,5 +154,5 @@ def shm_used(root: str = "/") -> int:
 def memlock_limit(root: str = "/") -> str | None:
     """Soft limit of this process on locked memory: ``unlimited`` or bytes."""
     text = read_text(os.path.join(root, "proc/self/limits")) or ""
-    match = re.search(r"^Max locked memory\s+(\S+)", text, re.MULTILINE)
+    match = re.search(r"^Max locked memory\s+(unlimited|[0-9]{1,20})\s", text + "\n", re.MULTILINE)
     return match.group(1) if match else None

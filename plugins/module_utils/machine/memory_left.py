@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Iterator, Tuple
 
-from ..common.files import read_int, read_text
+from ..common.files import read_int, read_text, whole_number
+from .memory import meminfo
 
 _NO_LIMIT = 2**60
 """cgroup v1 writes "no limit" as a number near 2**63."""
@@ -18,7 +19,7 @@ def memory_left(root: str = "/") -> tuple[int, str] | None:
     Documentation/filesystems/proc.rst, MemAvailable; Documentation/admin-guide/cgroup-v2.rst).
     """
     limits = []
-    available = _available(root)
+    available = meminfo("MemAvailable", root)
     if available is not None:
         limits.append((available, "RAM"))
     limits += _left_in_groups(root)
@@ -29,14 +30,6 @@ def bytes_left(root: str = "/") -> int:
     """Bytes alone; 0 where nothing says."""
     left = memory_left(root)
     return left[0] if left else 0
-
-
-def _available(root: str) -> int | None:
-    for line in (read_text(os.path.join(root, "proc/meminfo")) or "").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
 
 
 def groups_usage(root: str = "/") -> list[tuple[str, int]]:
@@ -66,7 +59,9 @@ _FILES_2: _Files = ("memory.max", "memory.current", "")
 
 def _groups(root: str) -> Iterator[tuple[str, _Files]]:
     for line in (read_text(os.path.join(root, "proc/self/cgroup")) or "").splitlines():
-        _, controllers, name = line.split(":", 2)
+        _, controllers, name = (line.split(":", 2) + ["", ""])[:3]
+        if not name:
+            continue
         # Version 2 names no controllers; a machine can have both.
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -88,4 +83,4 @@ def _droppable(group: str, prefix: str) -> int:
     """Page cache that the group is charged for; a tmpfs counts as anonymous memory there."""
     wanted = (prefix + "inactive_file", prefix + "active_file")
     pairs = [line.split() for line in (read_text(os.path.join(group, "memory.stat")) or "").splitlines()]
-    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in wanted)
+    return sum(whole_number(pair[1]) or 0 for pair in pairs if len(pair) == 2 and pair[0] in wanted)

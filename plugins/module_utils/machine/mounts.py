@@ -38,6 +38,8 @@ class FstabEntry:
     """Whether mount(8) ignores the line: it is too short, or has a word instead of a number."""
 
 
+DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
+"""``major:minor``, as the kernel prints it."""
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _NUMBER = re.compile(r"[\v\f\r]*[+-]?[0-9]+", re.ASCII)
 _TAG = re.compile(r"""([A-Z]+=)(["'])(.*)\2""", re.DOTALL)
@@ -65,7 +67,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         # By single blanks: a source may be empty, and other white space may be part of a name.
         left, separator, right = line.rstrip("\n").partition(" - ")
         before, after = left.split(" "), right.split(" ")
-        if not separator or len(before) < 6 or len(after) < 2:
+        if not separator or len(before) < 6 or len(after) < 2 or not DEVICE_NUMBER.fullmatch(before[2]):
             continue
         options = before[5].split(",")
         if len(after) > 2:

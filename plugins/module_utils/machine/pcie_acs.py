@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Optional, Sequence
 
+from ..common.documents import open_regular
 from .pci_tree import port_directories
 
 _EXTENDED = 0x100
@@ -54,7 +55,7 @@ def redirecting_ports(gpus: Sequence[str], drives: Sequence[str], root: str = "/
     redirecting = []
     for port in sorted(between):
         try:
-            with open(os.path.join(port, "config"), "rb") as stream:
+            with os.fdopen(open_regular(os.path.join(port, "config")), "rb") as stream:
                 answer = redirects(stream.read(4096))
         except OSError:
             answer = None

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Sequence
 
-from ..common.files import exact_text, lines, read_text
+from ..common.files import exact_text, lines, read_text, whole_number
 from .drives import holders_of
 from .mounts import parse_mountinfo, plain_path, swap_sources, unescape
 
@@ -53,7 +53,7 @@ def processes(device_number: str, root: str = "/") -> list[Process]:
     users = []
     mounts: dict[str, list[_VolumeMount]] = {}
     first = _namespace("self", root)
-    for pid in sorted(int(name) for name in _listdir(os.path.join(root, "proc")) if name.isdigit()):
+    for pid in sorted(pid for pid in map(whole_number, _listdir(os.path.join(root, "proc"))) if pid is not None):
         if pid == os.getpid():
             continue
         namespace = _namespace(str(pid), root)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
-from ..common.files import read_int, read_text
+from ..common.files import read_int, read_text, whole_number
 from ..common.refusal import Refusal
 from ..units import UnitError, format_size_binary, parse_size
 
@@ -207,7 +207,7 @@ def read_cpus(root: str = "/") -> tuple[list[str], list[str]]:
     """CPUs with frequency scaling, and CPUs whose idle states can be limited."""
     base = os.path.join(root, "sys/devices/system/cpu")
     names = [os.path.basename(path) for path in glob.glob(os.path.join(base, "cpu[0-9]*"))]
-    names.sort(key=lambda name: int(name[3:]))
+    names = sorted((name for name in names if whole_number(name[3:]) is not None), key=lambda name: int(name[3:]))
     driver = read_text(os.path.join(base, "cpuidle/current_driver"))
     idle = driver not in (None, "", "none")
     governed = [name for name in names if os.path.exists(os.path.join(root, _FILES["cpu_governor"] % name))]

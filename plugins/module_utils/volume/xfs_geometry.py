@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Sequence
 
+from ..common.files import whole_number
 from ..units import format_size_binary
 
 LOG_STRIPE_UNIT_MAX = 256 * 1024
@@ -62,10 +63,8 @@ def geometry_of_mount(options: Sequence[str]) -> tuple[int, int] | None:
     The kernel prints both in 512-byte units (xfs(5), mount options ``sunit`` and ``swidth``).
     """
     values = dict(option.split("=", 1) for option in options if "=" in option)
-    try:
-        return int(values["sunit"]) * 512, int(values["swidth"]) * 512
-    except (KeyError, ValueError):
-        return None
+    unit, width = (whole_number(values.get(name)) for name in ("sunit", "swidth"))
+    return None if unit is None or width is None else (unit * 512, width * 512)
 
 
 def apart(wanted: Geometry, present: Geometry) -> list[tuple[str, str, str]]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tunetool.node.common.files import read_int, read_text
+from tunetool.node.common.files import read_int, read_text, whole_number
 from tunetool.node.machine.block_stack import CountersChanged, read_counters
 from tunetool.node.machine.memory_left import groups_usage
 
@@ -52,7 +52,9 @@ def node_gauges(root: str = "/") -> dict[str, float]:
     fields = {}
     for line in (read_text(f"{root}/proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
-        fields[name] = int(value.split()[0]) * 1024
+        kibibytes = whole_number("".join(value.split()[:1]))
+        if kibibytes is not None:
+            fields[name] = kibibytes * 1024
     gauges: dict[str, float] = {}
     if "MemTotal" in fields and "MemAvailable" in fields:
         gauges["node.memory"] = fields["MemTotal"] - fields["MemAvailable"]
@@ -72,13 +74,19 @@ def process_counters(root: str = "/") -> dict[str, float]:
     text = read_text(f"{root}/proc/self/stat") or ""
     # The name in field 2 may hold blanks and parentheses; utime and stime are fields 14 and 15.
     fields = text.rpartition(")")[2].split()
-    return {"rank.cpu": (int(fields[11]) + int(fields[12])) / _TICKS * 100} if len(fields) > 12 else {}
+    user, system = _whole(fields, 11), _whole(fields, 12)
+    return {"rank.cpu": (user + system) / _TICKS * 100} if user is not None and system is not None else {}
 
 
 def process_gauges(root: str = "/") -> dict[str, float]:
     """Resident memory of this process in bytes, with the shared memory that it maps."""
     fields = (read_text(f"{root}/proc/self/statm") or "").split()
-    return {"rank.memory": int(fields[1]) * _PAGE} if len(fields) > 1 else {}
+    pages = _whole(fields, 1)
+    return {"rank.memory": pages * _PAGE} if pages is not None else {}
+
+
+def _whole(fields: Sequence[str], index: int) -> int | None:
+    return whole_number(fields[index]) if index < len(fields) else None
 
 
 def rates(before: Counters, after: Counters, seconds: float) -> dict[str, float]:
@@ -95,10 +103,10 @@ def rates(before: Counters, after: Counters, seconds: float) -> dict[str, float]
 
 def _cpu(root: str) -> dict[str, float]:
     fields = (read_text(f"{root}/proc/stat") or "").partition("\n")[0].split()
-    if len(fields) < 9 or fields[0] != "cpu":
-        return {}
     # user nice system idle iowait irq softirq steal; guest time is in user and nice already (man 5 proc_stat).
-    ticks = [int(field) for field in fields[1:9]]
+    ticks = [ticks for ticks in map(whole_number, fields[1:9]) if ticks is not None]
+    if len(ticks) < 8 or fields[0] != "cpu":
+        return {}
     return {_ALL: sum(ticks), _BUSY: sum(ticks) - ticks[3] - ticks[4]}
 
 
@@ -134,8 +142,9 @@ def _network(root: str) -> dict[str, float]:
     for line in (read_text(f"{root}/proc/net/dev") or "").splitlines()[2:]:
         name, _, numbers = line.partition(":")
         fields = numbers.split()
-        if len(fields) >= 9 and name.strip() != "lo":
-            ports[name.strip()] = (int(fields[0]), int(fields[8]))
+        received, sent = _whole(fields, 0), _whole(fields, 8)
+        if received is not None and sent is not None and name.strip() != "lo":
+            ports[name.strip()] = (received, sent)
     # A bond, a bridge or a VLAN counts its ports' bytes again. A container may have virtual ports only.
     real = {name for name in ports if Path(root, "sys/class/net", name, "device").exists()}
     counted = [ports[name] for name in (real or ports)]
