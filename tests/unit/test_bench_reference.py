@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from tunetool.bench.reference.request import Request
 from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.session import Run
-from tunetool.record import Measurement, Status, Verdict
+from tunetool.record import Measurement, Part, Status, Verdict
 from tunetool.report.html import Bar, bars
 from tunetool.report.kinds import write_page
 from tunetool.report.page import WIDTH
@@ -252,6 +253,32 @@ def test_a_part_that_failed_has_a_page_with_its_reasons(tmp_path: Path, name: st
     assert "ERROR" in shown
     assert "<table>" not in shown
     assert "<svg" not in shown
+
+
+@pytest.mark.parametrize("run", ["..", "", "../elsewhere", "/srv/run", "a/b", "."])
+def test_a_part_whose_record_is_not_beside_is_refused(run: str) -> None:
+    document = records.to_document(
+        record(kind="bench.reference", parts=[Part(name="verify", run="run", status="pass")])
+    )
+    document["parts"][0]["run"] = run
+    document["sha256"] = records.checksum(document)
+    with pytest.raises(UsageProblem, match=r"is not a record: parts\.0\.run: "):
+        records.parse(json.dumps(document), "record.json")
+
+
+def test_no_page_is_written_where_a_link_leads_or_for_a_chain_that_names_itself(tmp_path: Path) -> None:
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    _, there = made(elsewhere, "strategies", "pass")()
+    assert there is not None
+    chain = record(kind="bench.reference", parts=[Part(name="strategies", run="link", status="pass")])
+    path = records.write(chain, runs)
+    (runs / "link").symlink_to(there.parent)
+    with pytest.raises(UsageProblem, match="leads out of"):
+        write_page(chain, path)
+    assert [each.name for each in there.parent.iterdir()] == ["record.json"]
+    own = chain.model_copy(update={"parts": [Part(name="itself", run=path.parent.name, status="pass")]})
+    path.write_text(records.dumps(own))
+    assert write_page(own, path) == path.parent / "report.html"
 
 
 def test_a_long_name_of_a_bar_is_not_cut_off() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from builders import measurement, record
+from damaged import no_hang
+from tunetool import record as records
+from tunetool.errors import UsageProblem
 from tunetool.record import CheckResult, Record, Series
 from tunetool.report.finetune_page import page, write_page
 from tunetool.report.svg_curves import Line, colour, dashes, format_value, plot, scale, thinned, ticks
@@ -140,3 +144,42 @@ def test_no_page_without_curves(run: tuple[Record, Path]) -> None:
     record, directory = run
     assert page(record.model_copy(update={"series": []}), directory) is None
     assert write_page(record, directory / "elsewhere") is None
+
+
+@pytest.mark.parametrize(
+    "file", ["../secret.csv", "/etc/passwd", "series/../../secret.csv", "", ".", "series//a.csv", "a\0b"]
+)
+def test_a_record_whose_curve_lies_elsewhere_is_refused(file: str, run: tuple[Record, Path]) -> None:
+    document = records.to_document(run[0])
+    document["series"][0]["file"] = file
+    document["sha256"] = records.checksum(document)
+    with pytest.raises(
+        UsageProblem, match=r"is not a record: series\.0\.file: .*below the record's directory"
+    ) as caught:
+        records.parse(json.dumps(document), "record.json")
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    "linked", ["series/1x2-z2/rank-0/loss.csv", "series/1x2-z2/rank-1", "series/1x2-z3/rank-1/about.json"]
+)
+def test_a_link_out_of_the_records_directory_is_refused(linked: str, run: tuple[Record, Path], tmp_path: Path) -> None:
+    record, made = run
+    kept = made / "kept"
+    kept.mkdir()
+    (made / "series").rename(kept / "series")
+    there = made / "elsewhere"
+    (kept / linked).rename(there)
+    (kept / linked).symlink_to(there)
+    with pytest.raises(UsageProblem, match="leads out of") as caught:
+        write_page(record, kept)
+    assert linked in caught.value.message
+    assert not (kept / "report.html").exists()
+
+
+def test_a_fifo_in_place_of_a_curve_is_a_curve_that_is_missing(run: tuple[Record, Path]) -> None:
+    path = run[1] / "series/1x2-z2/rank-0/loss.csv"
+    path.unlink()
+    os.mkfifo(path)
+    with no_hang():
+        assert page(*run) is not None

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tunetool import user_directories
 from tunetool.errors import UsageProblem
@@ -31,6 +31,24 @@ SCHEMA_NAME: Literal["tunetool.record/1"] = "tunetool.record/1"
 Scalar = str | int | float | bool
 CheckStatus = Literal["pass", "fail", "skip", "unknown"]
 Status = Literal["pass", "fail", "unstable", "unproven", "error"]
+
+
+def _below(path: str) -> str:
+    if path.startswith("/") or "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise ValueError(f"`{ascii(path)[1:-1]}` is no path below the record's directory")
+    return path
+
+
+def _beside(name: str) -> str:
+    if "/" in name or name != _below(name):
+        raise ValueError(f"`{ascii(name)[1:-1]}` is no name of a directory beside the record's")
+    return name
+
+
+Below = Annotated[str, AfterValidator(_below)]
+"""A file below the record's directory. Links are looked at when it is read."""
+Beside = Annotated[str, AfterValidator(_beside)]
+"""The name of another record's directory, beside this one's."""
 
 
 class Document(BaseModel):
@@ -146,7 +164,7 @@ class Series(Document):
     name: str
     unit: str
     rank: int | None = None
-    file: str
+    file: Below
 
 
 class CheckResult(Document):
@@ -221,7 +239,7 @@ class Part(Document):
 
     name: str
     record_id: str | None = None
-    run: str | None = Field(None, description="Its record's directory, beside this one's")
+    run: Beside | None = Field(None, description="Its record's directory, beside this one's")
     status: Status | Literal["skip"]
     reasons: list[str] = Field(default_factory=list)
 

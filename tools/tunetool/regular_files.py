@@ -7,10 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tunetool.errors import UsageProblem
 from tunetool.node.common.documents import LARGEST as JSON_BYTES
 from tunetool.node.common.documents import open_regular, read_bytes
 
-__all__ = ["JSON_BYTES", "open_regular", "read_bytes", "read_end", "read_json"]
+__all__ = ["JSON_BYTES", "below", "open_regular", "read_bytes", "read_end", "read_json"]
+
+
+def below(directory: Path, name: str) -> Path:
+    """The file ``name`` below ``directory``. Raises ``UsageProblem`` where ``..`` or a link leads out of it."""
+    path = directory / name
+    if directory.resolve() not in path.resolve().parents:
+        raise UsageProblem(f"`{path}` leads out of `{directory}`", "take the whole directory from where it was made")
+    return path
 
 
 def read_end(path: Path, count: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record, Series
+from tunetool.regular_files import below, read_json
 from tunetool.report.html import render
 from tunetool.report.page import REPORT
 from tunetool.report.svg_curves import Line, Points, colour, dashes, format_value, plot
@@ -74,7 +74,10 @@ def write_page(record: Record, directory: Path) -> Path | None:
 
 
 def page(record: Record, directory: Path) -> str | None:
-    """The text of the page, from the record and its series files; None where there are no curves."""
+    """The text of the page, from the record and its series files; None where there are no curves.
+
+    Raises ``UsageProblem`` where a file of it lies outside of ``directory``.
+    """
     runs = _runs(record.series)
     shown = [run for prefix, series in runs.items() if (run := _run(prefix, series, directory))]
     if not shown:
@@ -108,7 +111,7 @@ def _runs(series: Sequence[Series]) -> dict[str, list[Series]]:
 
 
 def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str, Any] | None:
-    read = [(each, points) for each in series if (points := _points(directory / each.file))]
+    read = [(each, points) for each in series if (points := _points(below(directory, each.file)))]
     if not read:
         return None
     until = max(points[-1][0] for _, points in read)
@@ -135,12 +138,13 @@ def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str,
 
 def _workers(series: Sequence[Series], directory: Path) -> list[_Worker]:
     files = {each.rank: each.file for each in series if each.rank is not None}
-    return [_Worker(rank, _host((directory / file).with_name("about.json"))) for rank, file in sorted(files.items())]
+    abouts = {rank: below(directory, str(Path(file).with_name("about.json"))) for rank, file in files.items()}
+    return [_Worker(rank, _host(about)) for rank, about in sorted(abouts.items())]
 
 
 def _host(about: Path) -> str | None:
     try:
-        return str(json.loads(about.read_text())["host"])
+        return str(read_json(about)["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunetool.record import Record, read
+from tunetool.regular_files import below
 from tunetool.report.page import REPORT
 
 if TYPE_CHECKING:
@@ -73,7 +74,11 @@ def _pages_of_parts(record: Record, directory: Path) -> dict[str, str]:
     """The pages of the parts, which this writes too, relative to ``directory``, by part."""
     pages = {}
     for part in record.parts or []:
-        path = directory.parent / (part.run or "") / "record.json"
-        if part.run and path.is_file() and write_page(read(path), path) is not None:
+        if part.run is None:
+            continue
+        path = below(directory.parent, f"{part.run}/record.json")
+        shown = read(path) if path.is_file() else None
+        # A part is no chain: one that names itself would have no end.
+        if shown is not None and shown.kind != record.kind and write_page(shown, path) is not None:
             pages[part.name] = f"../{part.run}/{REPORT}"
     return pages

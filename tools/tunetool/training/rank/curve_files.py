@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.record import CheckResult, Series
+from tunetool.regular_files import read_bytes
 from tunetool.training.rank.events import WholeRecords
 
 FOLDER, EVENTS, ABOUT = "series", "tensorboard", "about.json"
@@ -58,7 +59,7 @@ class CurveFile:
 def read_curve(path: Path) -> Curve | None:
     """The curve in the file; None where it is no curve. An incomplete last line of a killed rank is ignored."""
     try:
-        text = path.read_text()
+        text = read_bytes(path).decode()
     except (OSError, UnicodeDecodeError):
         return None
     lines = text.split("\n")[:-1]
