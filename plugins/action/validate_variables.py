@@ -14,8 +14,11 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.audit.values import value_problems
+from ..module_utils.common.refusal import Refusal
+from ..module_utils.gds.apply import NO_KEY, PUBLIC_KEY
 from ..module_utils.plan.plan_file import PROVISION, REPLACE, TEARDOWN, PlanError, load
 from ..module_utils.play.variable_names import unknown_variables
+from ..module_utils.training import wheel_files
 
 COLLECTION = Path(__file__).resolve().parents[2]
 SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")
@@ -120,6 +123,30 @@ def plan_problem(variables: dict[str, Any], job: str | None) -> str | None:
     return None
 
 
+def control_problems(roles: dict[str, dict[str, Any]]) -> list[str]:
+    """What is asked for and the control machine lacks, which a role would notice once drives were written."""
+    training, gds = roles.get("training_environment", {}), roles.get("gpudirect_storage", {})
+    problems = []
+    if training.get("enabled") and training.get("wheelhouse") and not training.get("python"):
+        try:
+            wheel_files.read(str(training["wheelhouse"]))
+        except Refusal as error:
+            problems.append(f"`training_environment_wheelhouse`: {error}")
+    key = str(gds.get("repository_key") or "")
+    # A relative path is looked for in several directories.
+    if gds.get("repository_url") and key.startswith(("/", "~")) and "\n" not in key:
+        try:
+            text = Path(key).expanduser().read_text(errors="replace")
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            problems.append(
+                f"`gpudirect_storage_repository_key`: `{key}`: {reason}. hint: the path of a key's file here"
+            )
+        else:
+            problems += [] if text.lstrip().startswith(PUBLIC_KEY) else [NO_KEY]
+    return problems
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
     """Validates; never connects."""
 
@@ -155,7 +182,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             problems[-1] += ". hint: docs/reference/roles.md lists every variable"
         if job != TEARDOWN:
             # What can no longer be built can still be taken down.
-            problems += value_problems(roles)
+            problems += [*value_problems(roles), *control_problems(roles)]
         hosts = [str(host) for host in variables["ansible_play_hosts_all"]]
         others = (batch_problem(variables), hosts_problem(hosts, job), plan_problem(variables, job))
         problems += [problem for problem in others if problem]

@@ -50,10 +50,12 @@ options:
   wishes:
     description:
       - What M(tunetool.node.scratch_filesystem), M(tunetool.node.host_memory) and M(tunetool.node.io_tuning) will be
-        asked for, their options as C(filesystem), C(memory) and C(tuning). With them, a built node is compared as a
+        asked for, their options as C(filesystem), C(memory) and C(tuning); and as C(gds) the path (C(mode)), the
+        C(packages) and the settings (C(cufile)) of GPUDirect Storage. With them, a built node is compared as a
         whole. When one difference cannot be mended, the module reports all of them and nothing is changed.
       - A node that is to be built is refused with a list of everything that would stop its build later, such as a
-        user that does not exist, more huge pages than the RAM allows, or a scheduler that its kernel does not offer.
+        user that does not exist, more huge pages than the RAM allows, a scheduler that its kernel does not offer, or a
+        required path of GPUDirect Storage that is not possible there.
     type: dict
     default: {}
 extends_documentation_fragment: [tunetool.node.drives, tunetool.node.wipes, tunetool.node.read_only]
@@ -265,6 +267,7 @@ def main() -> None:
                     "filesystem": {"type": "dict", "options": volume_apply.ARGUMENTS},
                     "memory": {"type": "dict", "options": memory_apply.ARGUMENTS},
                     "tuning": {"type": "dict", "options": tuning_settings.ARGUMENTS},
+                    "gds": {"type": "dict", "options": gds_apply.WISHES},
                 },
             },
         },

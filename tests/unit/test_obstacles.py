@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_drift import FS_UUID, MANIFEST, POINT, Node, node, wishes, write
 
-from machines import lay_out
+from machines import RECORDED, lay_out
 from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.audit.before_changes import obstacles
 from tunetool.node.common.commands import NotInstalled
@@ -25,9 +26,10 @@ __all__ = ["node"]
 def asked(**changes: Any) -> dict[str, Any]:
     tuning = {name: changes.pop(name, "") for name in TUNING}
     memory = {"hugepages": changes.pop("hugepages", []), "memlock": changes.pop("memlock", "")}
+    gds = changes.pop("gds", None)
     both = wishes(**{"services": [], "shm_size": "", **memory, **changes})
     both["filesystem"]["chunk_bytes"] = changes.get("chunk_bytes", 2**20)
-    return {**both, "tuning": tuning}
+    return {**both, "tuning": tuning, "gds": gds}
 
 
 @pytest.fixture
@@ -173,3 +175,62 @@ def test_files_in_the_mounts_place_are_one_difference(node: Node, monkeypatch: p
     monkeypatch.setattr(mount_point, "look", lambda path: node.bare)
     (left,) = [difference for difference in node.look() if difference.name == "mount"]
     assert (left.mended, "`deepspeed_offload` in its place" in left.found) == (False, True)
+
+
+GPU = "sys/devices/pci0000:16/0000:16:01.0/0000:1b:00.0"
+
+
+@pytest.fixture
+def blank_with_gpu(blank: Path) -> Path:
+    """The blank machine with a GPU, its open driver, and a kernel that has the hooks for nvidia-fs."""
+    recorded = json.loads((RECORDED / "gpu.json").read_text())["files"]
+    names = ("/proc/cmdline", "/proc/driver/", "/proc/kallsyms", "/proc/sys/kernel/", "/sys/module/", "/usr/local/")
+    for path, text in recorded.items():
+        if path.startswith(names):
+            write(blank, path.lstrip("/"), text)
+    write(blank, f"{GPU}/class", "0x030200\n")
+    write(blank, f"{GPU}/vendor", "0x10de\n")
+    (blank / "sys/bus/pci/devices/0000:1b:00.0").symlink_to(f"../../../../{GPU}")
+    write(blank, "run/udev/data/c1:3", "V:1\n")
+    return blank
+
+
+def gds(mode: str, packages: Sequence[str] = ("nvidia-gds",), **cufile: Any) -> dict[str, Any]:
+    return {"mode": mode, "packages": list(packages), "cufile": cufile}
+
+
+@pytest.mark.parametrize("mode", ["auto", "nvidia-fs", "compat", "off"])
+def test_a_path_that_the_node_will_have_is_none(mode: str, blank_with_gpu: Path) -> None:
+    before = snapshot(blank_with_gpu)
+    assert found(blank_with_gpu, gds=gds(mode)) == []
+    assert snapshot(blank_with_gpu) == before
+
+
+@pytest.mark.parametrize("mode", ["nvidia-fs", "p2pdma", "compat"])
+def test_a_required_path_on_a_node_without_a_gpu_is_one(mode: str, blank: Path) -> None:
+    (line,) = found(blank, gds=gds(mode))
+    assert line.startswith(f"`gpudirect_storage_mode: {mode}` is not possible here: no NVIDIA GPU on the PCI bus")
+    assert ". hint: " in line
+    assert found(blank, gds=gds("auto")) == []
+    assert found(blank, gds=gds("off")) == []
+
+
+def test_a_required_path_that_the_machine_lacks_is_one(blank_with_gpu: Path) -> None:
+    (line,) = found(blank_with_gpu, gds=gds("p2pdma"))
+    assert "through md" in line
+    # What the role installs is no obstacle: whether a repository has it is not known yet.
+    (line,) = found(blank_with_gpu, gds=gds("nvidia-fs", packages=()))
+    assert "nvidia-fs is not installed" in line
+    write(blank_with_gpu, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23\n")
+    (line,) = found(blank_with_gpu, gds=gds("nvidia-fs"))
+    assert "proprietary kernel module" in line
+    assert found(blank_with_gpu, gds=gds("compat")) == []
+
+
+def test_settings_that_this_libcufile_ignores_are_among_them(blank_with_gpu: Path) -> None:
+    newer = {"block": {"raid": {"use_pci_p2pdma": True}}}
+    (line,) = found(blank_with_gpu, gds=gds("auto", **newer))
+    assert "needs libcufile 1.16, this is 1.15, which ignores it. hint: " in line
+    assert found(blank_with_gpu, gds=gds("off", **newer)) == []
+    both = found(blank_with_gpu, gds=gds("p2pdma", **newer), offload_owner="nobody-of-that-name")
+    assert len(both) == 3

@@ -47,6 +47,9 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("ephemeral", "wait_seconds", -1, "`ephemeral_wait_seconds` is below zero"),
     ("tunetool", "expect_read", "50Gbps", "tunetool_expect_read: `50Gbps` is in bits"),
     ("gpudirect_storage", "repository_url", "https://x", "`gpudirect_storage_repository_url` has no key"),
+    ("gpudirect_storage", "cufile", {"max_direct_io_size_kb": 16}, "`max_direct_io_size_kb` is in the wrong place"),
+    ("gpudirect_storage", "cufile", {"properties": {"allow_compat_mod": True}}, "did you mean `properties.allow_comp"),
+    ("gpudirect_storage", "cufile", {"properties": {"allow_compat_mode": "yes"}}, "write true or false"),
     ("node_reboot", "timeout", 0, "`node_reboot_timeout` is 0"),
 ]
 GOOD: dict[str, dict[str, Any]] = {
@@ -114,6 +117,14 @@ def test_settings_that_only_contradict_each_other_are_named() -> None:
     assert "needs the program" in problem
     (problem,) = value_problems({"ephemeral": ephemeral, "tunetool": {"volume": "/data"}})
     assert "its owner's" in problem
+
+
+def test_a_key_that_is_no_public_key_is_named() -> None:
+    wrong = {"repository_url": "https://x", "repository_key": "xsFNBF"}
+    (problem,) = value_problems({"gpudirect_storage": wrong})
+    assert "is not an ASCII-armoured public key. hint: " in problem
+    for key in ("-----BEGIN PGP PUBLIC KEY BLOCK-----\nx", "/etc/key.asc", "~/key.asc", "./key", "https://x/key"):
+        assert value_problems({"gpudirect_storage": {**wrong, "repository_key": key}}) == []
 
 
 def test_an_owner_s_volume_leaves_out_what_no_role_uses_then() -> None:

@@ -86,12 +86,17 @@ def test_everything_that_is_wrong_is_named_at_once_and_before_any_host_is_touche
         "tunetool_install": "perhaps",
         "provision_serial": "none",
         "apply_plan": "/nowhere/plan.json",
+        "gpudirect_storage_cufile": {"properties": {"allow_compat_mod": True}},
+        "gpudirect_storage_repository_url": "https://repository.example",
+        "gpudirect_storage_repository_key": "/nowhere/key.asc",
+        "training_environment_enabled": True,
+        "training_environment_wheelhouse": "/nowhere/wheels",
     }
     done = ansible("ansible-playbook", "site.yml", "-i", "inventory/h100", "-e", json.dumps(wrong))
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
     for words in (
-        "10 variables cannot be used. hint: each line below has its cure; nothing was changed",
+        "13 variables cannot be used. hint: each line below has its cure; nothing was changed",
         "`raid_arry_name` is not a variable of this collection; did you mean `raid_array_name`?",
         "label `thirteenchars` is longer than 12",
         "mount point `/` is not usable",
@@ -102,6 +107,9 @@ def test_everything_that_is_wrong_is_named_at_once_and_before_any_host_is_touche
         "argument 'tunetool_install' is of type",
         "`provision_serial` has `none`",
         "plan file `/nowhere/plan.json` cannot be read",
+        "did you mean `properties.allow_compat_mode`?",
+        "`gpudirect_storage_repository_key`: `/nowhere/key.asc`: No such file or directory. hint: ",
+        "`training_environment_wheelhouse`: `/nowhere/wheels/wheelhouse.json` cannot be read: No such file",
     ):
         assert words in said, words
     assert re.search(r"^h100-\S+ +REFUSED ", done.stdout, re.MULTILINE), done.stdout

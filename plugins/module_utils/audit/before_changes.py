@@ -15,6 +15,7 @@ from ..common.drift import Collector, Difference, Ledger, built_manifest
 from ..common.files import content
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
+from ..gds.apply import early_refusals
 from ..machine.drive_contents import UnreadableDevice
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, foreign_entry
@@ -88,7 +89,8 @@ def obstacles(
 ) -> list[str]:
     """Everything that would stop a build after its first write, a line each with its hint.
 
-    ``wishes`` is as for ``overview``, with ``tuning`` for M(tunetool.node.io_tuning). ``serials``: the drives that are
+    ``wishes`` is as for ``overview``, with ``tuning`` for M(tunetool.node.io_tuning), and with ``gds`` (``mode``,
+    ``packages``, ``cufile``) for M(tunetool.node.gpudirect_storage). ``serials``: the drives that are
     chosen; ``array``: the running array over them, if it is to be kept.
     """
     found = Collector()
@@ -99,6 +101,10 @@ def obstacles(
         _volume_obstacles(found, mount_point, volume, array, root)
     if memory:
         _memory_obstacles(found, memory, root)
+    gds = wishes.get("gds")
+    if gds:
+        names = tuple(drive.name for drive in read_drives(root) if drive.serial in serials)
+        _collect(found, lambda: found.refusals.extend(early_refusals(gds, names, root)))
     if tuning and serials:
         asked = dict(tuning, serials=list(serials), array_uuid="")
         _collect(found, lambda: TuningJob(asked, found, root).all())

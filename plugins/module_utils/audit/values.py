@@ -6,6 +6,7 @@ from typing import Any, Mapping
 
 from ..array.array_values import chunk_problem, drives_problems, name_problem
 from ..common.refusal import Refusal
+from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..memory.memory_values import memory_problems
 from ..tuning.settings import ARGUMENTS as TUNING
 from ..tuning.settings import normal_form
@@ -94,14 +95,25 @@ def _rest(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str, Any]) ->
             )
         if (ephemeral.get("wait_seconds") or 0) < 0:
             problems.append("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
-    gds = roles.get("gpudirect_storage", {})
-    if gds.get("repository_url") and not gds.get("repository_key") and not volume:
-        problems.append(
-            "`gpudirect_storage_repository_url` has no key. hint: `gpudirect_storage_repository_key` is its text, its "
-            "path on the control machine or its URL"
-        )
+    if not volume:
+        problems += _gds_problems(roles.get("gpudirect_storage", {}))
     for role, name in (("node_reboot", "timeout"), ("training_environment", "proof_timeout")):
         seconds = roles.get(role, {}).get(name)
         if seconds is not None and seconds < 1:
             problems.append("`%s_%s` is %d. hint: a number of seconds" % (role, name, seconds))
+    return problems
+
+
+def _gds_problems(given: Mapping[str, Any]) -> list[str]:
+    problems = cufile_refusals(given.get("cufile") or {})
+    key = str(given.get("repository_key") or "").strip()
+    if not given.get("repository_url"):
+        return problems
+    if not key:
+        problems.append(
+            "`gpudirect_storage_repository_url` has no key. hint: `gpudirect_storage_repository_key` is its text, its "
+            "path on the control machine or its URL"
+        )
+    elif not key.startswith(("~", "/", ".", "http://", "https://", PUBLIC_KEY)):
+        problems.append(NO_KEY)
     return problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from dataclasses import replace
 from typing import Any, Mapping
@@ -18,7 +19,7 @@ from .cufile_check import check_config
 from .facts import GdsFacts, read_gds_facts
 from .kernel_modules import NVFS_STALE
 from .packages import available, differing, installed, pinned
-from .path_choice import COMPAT, NVIDIA_FS, OFF, Decision, choose
+from .path_choice import AUTO, COMPAT, MODES, NVIDIA_FS, OFF, Decision, Impossible, choose
 
 CONFIG = "/etc/cufile.json"
 SAVED = CONFIG + ".before-tunetool"
@@ -35,8 +36,19 @@ MODULE_FILES = {
 PATCHED_NVME = ("mlnx-nvme", "kmod-mlnx-nvme", "linux-image-nvidia", "linux-nvidia")
 """Beginnings of names of packages that bring an NVMe driver with the hooks."""
 
+WISHES: Mapping[str, Mapping[str, Any]] = {
+    "mode": {"type": "str", "choices": [AUTO, *MODES], "default": AUTO},
+    "packages": {"type": "list", "elements": "str", "default": []},
+    "cufile": {"type": "dict", "default": {}},
+}
+"""What M(tunetool.node.nvme_drives) takes of this role, to judge it before anything is written."""
 BROUGHT_BY_PACKAGES = {"libcufile", "nvidia_fs.installed", "nvme.hooks"}
 
+PUBLIC_KEY = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
+NO_KEY = (
+    "`gpudirect_storage_repository_key` is not an ASCII-armoured public key. hint: give its text, its path on the "
+    "control machine or its URL; `gpg --armor --export` writes one"
+)
 AFTER_REBOOT = {
     "nvme.hooks": "the NVMe driver with hooks for nvidia-fs is used from the next boot on",
     "nvme.registered": "nvidia-fs is in use and could not be reloaded after the NVMe driver",
@@ -54,11 +66,40 @@ def traces(root: str = "/") -> bool:
 def refuse_keyless(files: Mapping[str, str]) -> None:
     """Raises ``Refusal`` for a repository whose key is missing or in a form that apt does not accept."""
     for path, text in files.items():
-        if path.endswith(".asc") and not text.startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----"):
-            raise Refusal(
-                "`gpudirect_storage_repository_key` is not an ASCII-armoured public key. hint: give its text, its path "
-                "on the control machine or its URL; `gpg --armor --export` writes one"
-            )
+        if path.endswith(".asc") and not text.startswith(PUBLIC_KEY):
+            raise Refusal(NO_KEY)
+
+
+def early_refusals(wanted: Mapping[str, Any], drives: tuple[str, ...], root: str = "/") -> list[str]:
+    """What will be refused once the volume is built on ``drives`` (kernel names), a line each with its hint.
+
+    ``wanted`` has ``mode``, ``packages`` and ``cufile``. Packages that are named are expected to come: whether they do
+    is known once the lists of the repositories were fetched.
+    """
+    mode = wanted["mode"]
+    if mode == OFF:
+        return []
+    facts = read_gds_facts(root, planned=drives)
+    coming = any(name.startswith(PATCHED_NVME) for name in wanted["packages"])
+    facts = replace(
+        facts,
+        installable=bool(wanted["packages"]),
+        nvme_patched_on_disk=facts.nvme_patched_on_disk or coming,
+    )
+    refusals = cufile_refusals(wanted["cufile"], facts.libcufile) if facts.gpus or mode != AUTO else []
+    try:
+        choose(facts, mode)
+    except Impossible as error:
+        refusals.append(str(error))
+    return refusals
+
+
+def cufile_refusals(settings: Mapping[str, Any], libcufile: str | None = None) -> list[str]:
+    """Settings for cufile.json that libcufile would not take as they are meant, a line each with its hint."""
+    return [
+        "`gpudirect_storage_cufile`: %s. hint: %s" % (problem.message, problem.remedy)
+        for problem in check_config(json.dumps(settings, default=str), libcufile)
+    ]
 
 
 class GdsJob(Job):

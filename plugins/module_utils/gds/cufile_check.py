@@ -117,7 +117,7 @@ def check_config(text: str, version: Optional[str] = None) -> list[Problem]:
 
 def parse_version(version: Optional[str]) -> Optional[tuple[int, int]]:
     """Major and minor of ``1.15.1.6``; None if unknown."""
-    match = re.match(r"\s*v?([0-9]+)\.([0-9]+)", version or "")
+    match = re.match(r"\s*v?([0-9]{1,9})\.([0-9]{1,9})", version or "")
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 

@@ -26,7 +26,7 @@ from .kernel_modules import (
     read_nvidia_fs,
     read_symbols,
 )
-from .volume_facts import drive_addresses, kernel_version, read_md_rule, read_volume
+from .volume_facts import drive_addresses, kernel_version, planned_volume, read_md_rule, read_volume
 
 IOMMU_OFF = "off"
 IOMMU_PASSTHROUGH = "passthrough"
@@ -110,10 +110,13 @@ class GdsFacts(NvidiaFs):
 _SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
-def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFacts:
+def read_gds_facts(
+    root: str = "/", mount_point: Optional[str] = None, planned: Optional[tuple[str, ...]] = None
+) -> GdsFacts:
     """The facts of the machine under ``root``, with those of a volume if ``mount_point`` is given.
 
-    The kernel's symbols, which take a fifth of a second, are read only on a machine with an NVIDIA GPU.
+    ``planned``: kernel names of the drives on which that volume is yet to be built. The kernel's symbols, which take a
+    fifth of a second, are read only on a machine with an NVIDIA GPU.
     """
     kernel = read_text(os.path.join(root, "proc/sys/kernel/osrelease")) or ""
     distribution = read_distribution(root)
@@ -129,7 +132,11 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
     p2pdma = symbols.p2pdma if symbols.p2pdma is not None else _configured(kernel, root)
     config_path, config = read_config(root)
     libcufile = read_libcufile(root)
-    volume = read_volume(mount_point, kernel, p2pdma, root) if mount_point else {}
+    md_rule = read_md_rule(root)
+    if planned is not None:
+        volume = planned_volume(planned, kernel, p2pdma, md_rule.get("md_rule"))
+    else:
+        volume = read_volume(mount_point, kernel, p2pdma, root) if mount_point else {}
     drives = drive_addresses(volume.get("drives", ()), root)
     return GdsFacts(
         architecture=read_text(os.path.join(root, "proc/sys/kernel/arch"))
@@ -152,7 +159,7 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
         config_p2pdma=allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
         config_compat=setting(config, "properties", "allow_compat_mode"),
         **vars(read_nvidia_fs(kernel, root)),
-        **read_md_rule(root),
+        **md_rule,
         **volume,
         **common,
         acs=redirecting_ports(gpus, drives, root),

@@ -43,4 +43,4 @@ def allows_p2pdma(config: Any, through_raid: bool, libcufile: Optional[str]) -> 
 
 def version_key(version: str) -> tuple[int, ...]:
     """A dotted version as numbers, for comparisons."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,18}", version))

@@ -27,7 +27,7 @@ PEER_PAGES_STACKED_SINCE = (7, 2)
 
 def kernel_version(release: str) -> tuple[int, int]:
     """Major and minor of a kernel's release; (0, 0) if unknown."""
-    match = re.match(r"(\d+)\.(\d+)", release)
+    match = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", release)
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
@@ -73,6 +73,23 @@ def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str
     volume.update(md_levels=tuple(levels), dm=tuple(mapped), md_members_in_udev=listed)
     volume["p2pdma_device"] = _takes_peer_pages(volume, kernel_version(kernel), p2pdma)
     return volume
+
+
+def planned_volume(
+    drives: tuple[str, ...], kernel: str, p2pdma: Optional[bool], md_rule: Optional[str]
+) -> dict[str, Any]:
+    """The volume that is to be built on ``drives``, as ``read_volume`` will read it."""
+    volume: dict[str, Any] = {
+        "fs_type": "xfs",
+        "device": "md0",
+        "drives": drives,
+        "drives_nvme": True,
+        "md_levels": ("raid0",),
+        "dm": (),
+        # Without a rule, mdadm is not installed yet: role node_packages comes later, and brings one.
+        "md_members_in_udev": md_rule is None,
+    }
+    return {**volume, "p2pdma_device": _takes_peer_pages(volume, kernel_version(kernel), p2pdma)}
 
 
 def _takes_peer_pages(volume: dict[str, Any], kernel: tuple[int, int], p2pdma: Optional[bool]) -> Optional[bool]:
