@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from damaged import VALUES
+from doors import refused_well
 from programs import need_program
 from tunetool.errors import UsageProblem
 from tunetool.fleet.playbook import HostSelection
@@ -22,7 +26,7 @@ from tunetool.launch.agent import first
 from tunetool.launch.choose import launcher
 from tunetool.launch.decision import Decision, Limits, Moments, Report, decide, first_cause
 from tunetool.launch.deepspeed import command, hostfile, ssh_settings
-from tunetool.launch.hosts import Host, from_inventory
+from tunetool.launch.hosts import Host, from_inventory, host_of
 from tunetool.launch.leftovers import Leftovers
 from tunetool.launch.spec import SPEC, VERDICT, Failure, NodeSpec, Verdict, read_spec, read_verdict, write
 from tunetool.launch.ssh import unpack
@@ -291,6 +295,54 @@ def test_hosts_come_from_the_inventory_in_its_order(tmp_path: Path) -> None:
     assert from_inventory(HostSelection(reached)) == [Host("z", "192.168.7.1")]
     with pytest.raises(UsageProblem, match="`tunetool_slots` of `c` is `none`"):
         from_inventory(HostSelection(inventory))
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.one_of(
+                VALUES, st.sampled_from([math.inf, -math.inf, math.nan, 10**400, "8", 8, "-oProxyCommand=x"])
+            )
+            for name in ("tunetool_slots", "tunetool_address", "ansible_host")
+        },
+    )
+)
+def test_whatever_an_inventory_says_of_a_host_it_is_one_or_refused(variables: dict[str, Any]) -> None:
+    try:
+        host = host_of("node1", variables)
+    except UsageProblem as error:
+        refused_well(error, hinted=True)
+        return
+    assert host.slots is None or host.slots > 0
+    assert host.address.isprintable()
+    assert not host.address.startswith("-")
+    assert len(host.address.split()) == 1
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.one_of(VALUES, st.sampled_from(["-o 'A", "-F", "a\n  ProxyCommand x", 'a" b', 22, 0.5]))
+            for name in (
+                *("ansible_ssh_common_args", "ansible_user", "ansible_port", "ansible_host"),
+                "ansible_ssh_private_key_file",
+            )
+        },
+    )
+)
+def test_whatever_an_inventory_says_of_ssh_its_configuration_has_one_line_for_each(variables: dict[str, Any]) -> None:
+    try:
+        config, _ = ssh_settings([Host("node1", "node1")], {"node1": variables})
+    except UsageProblem as error:
+        refused_well(error, hinted=True)
+        return
+    block = config.split("Host *")[0].splitlines()
+    assert block[0] == "Host node1"
+    words = [line.split()[0] for line in block[1:]]
+    assert len(words) == len(set(words))
+    assert set(words) <= {"HostName", "User", "Port", "IdentityFile"}
 
 
 def test_only_files_of_a_hosts_archive_land_and_only_below(tmp_path: Path) -> None:

@@ -221,7 +221,11 @@ def test_a_required_path_that_the_machine_lacks_is_one(blank_with_gpu: Path) -> 
     # What the role installs is no obstacle: whether a repository has it is not known yet.
     (line,) = found(blank_with_gpu, gds=gds("nvidia-fs", packages=()))
     assert "nvidia-fs is not installed" in line
-    write(blank_with_gpu, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23\n")
+    write(
+        blank_with_gpu,
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23\n",
+    )
     (line,) = found(blank_with_gpu, gds=gds("nvidia-fs"))
     assert "proprietary kernel module" in line
     assert found(blank_with_gpu, gds=gds("compat")) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 
 class CommandError(Exception):
@@ -25,11 +25,21 @@ class Result:
     stderr: str
 
 
-def captured(argv: Sequence[str], timeout: float, **settings: Any) -> subprocess.CompletedProcess[str]:
+def in_c_locale(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a program whose words and numbers are read: neither is the user's language then."""
+    return {**environment, "LC_ALL": "C"}
+
+
+def captured(
+    argv: Sequence[str], timeout: float, own_locale: bool = False, **settings: Any
+) -> subprocess.CompletedProcess[str]:
     """Run ``argv`` without input, and keep what it prints as text, whatever its exit status is.
 
-    ``timeout`` is in seconds; ``settings``: further ones of ``subprocess.run``, whose exceptions it raises.
+    ``timeout`` is in seconds. ``own_locale``: for a program that needs the user's, or passes its environment on; any
+    other runs in the C locale. ``settings``: further ones of ``subprocess.run``, whose exceptions it raises.
     """
+    if not own_locale:
+        settings["env"] = in_c_locale(settings.get("env", os.environ))
     return subprocess.run(
         list(argv),
         stdin=subprocess.DEVNULL,
@@ -51,7 +61,7 @@ def run(argv: Sequence[str], accept: Sequence[int] = (0,), timeout: float = 300.
     # A login without /sbin on its PATH (an ordinary user, some cron) must still find mdadm and wipefs.
     path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
     try:
-        done = captured(argv, timeout, env=dict(os.environ, LC_ALL="C", PATH=path))
+        done = captured(argv, timeout, env=dict(os.environ, PATH=path))
     except FileNotFoundError:
         raise NotInstalled("`%s` is not installed" % argv[0]) from None
     except subprocess.TimeoutExpired:

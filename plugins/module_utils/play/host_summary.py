@@ -47,6 +47,8 @@ _HEAD = ("host", "result", "tasks", "changed", "trips", "seconds", "reason")
 _NUMBERS = ("tasks", "changed", "trips", "seconds")
 
 _FULL = "No space left on device"
+_ERRNO_FULL = "[Errno 28]"
+"""What Python prints before the words, which may be in the language of the node."""
 _LINE = re.compile(r"<([^>]*)> (SSH: EXEC |EXEC |PUT |FETCH )")
 _PORT = re.compile(r" -o Port=(\d+)")
 
@@ -178,7 +180,7 @@ def said(result: Mapping[str, Any]) -> str:
     ]
     if not causes and isinstance(modules, Mapping):
         causes = [str(answer.get("msg")) for answer in modules.values() if isinstance(answer, Mapping)]
-    if _FULL in str(result) and "hint:" not in message:
+    if (_FULL in str(result) or _ERRNO_FULL in str(result)) and "hint:" not in message:
         return (
             "a disk of the node is full (%s): %s. hint: `df -h / /tmp` on the node; free space, then run this again"
             % (

@@ -8,6 +8,7 @@ import os
 import socket
 from typing import Any, Mapping, Optional, Sequence
 
+from ..common.commands import in_c_locale
 from . import proof_child
 from .children import Ended, call, call_all
 
@@ -48,8 +49,7 @@ def clean_environment(python: str, given: Mapping[str, str] = os.environ) -> dic
     dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")
     kept = {name: value for name, value in given.items() if name not in dropped}
     kept["PATH"] = os.path.dirname(python) + ":" + given.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
-    kept["LC_ALL"] = "C"
-    return kept
+    return in_c_locale(kept)
 
 
 def ask_versions(python: str) -> dict[str, Any]:

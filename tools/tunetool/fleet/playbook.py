@@ -133,7 +133,8 @@ def announce(names: Sequence[str], forks: int | None, progress: Progress) -> int
 def ask_ansible(argv: Sequence[str], inventory: Path, playbook: Playbook) -> subprocess.CompletedProcess[str]:
     """What a program of Ansible's says of an inventory. Raises ``CannotJudge`` where it takes too long."""
     try:
-        return captured(argv, _READ_SECONDS, env=ansible_environment(playbook))
+        # Ansible starts in a locale of UTF-8 only, and what is read of it is in no other language.
+        return captured(argv, _READ_SECONDS, own_locale=True, env=ansible_environment(playbook))
     except subprocess.TimeoutExpired:
         raise CannotJudge(f"`{inventory}` was not read within {_READ_SECONDS} s") from None
 

@@ -22,7 +22,7 @@ from typing import Any
 from tunetool.errors import UsageProblem
 from tunetool.fleet import ansible_options
 from tunetool.fleet.playbook import find_playbook
-from tunetool.launch.hosts import PLAYBOOK, Host, host_variables
+from tunetool.launch.hosts import PLAYBOOK, Host, host_variables, shown
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
 from tunetool.launch.ssh import Guards, InventoryLauncher
@@ -160,7 +160,10 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
             "hosts differ in `ansible_ssh_common_args`",
             "pdsh uses the same arguments for every host: use `--launcher ssh`",
         )
-    arguments = shlex.split(common.pop())
+    try:
+        arguments = shlex.split(common.pop())
+    except ValueError as error:
+        raise UsageProblem(f"`ansible_ssh_common_args` cannot be read: {error}", "close its quotation marks") from None
     included = ["~/.ssh/config", "/etc/ssh/ssh_config"]
     while "-F" in arguments[:-1]:
         at = arguments.index("-F")
@@ -169,7 +172,7 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
     spaced = next((argument for argument in arguments if any(letter.isspace() for letter in argument)), None)
     if spaced is not None:
         raise UsageProblem(
-            f"`{spaced}` in `ansible_ssh_common_args` has a space",
+            f"`{shown(spaced)}` in `ansible_ssh_common_args` has a space",
             "pdsh splits arguments at spaces: use `--launcher ssh`",
         )
     blocks = [_block(host, variables.get(host.name, {})) for host in hosts]
@@ -180,10 +183,14 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
 def _block(host: Host, variables: Mapping[str, Any]) -> str:
     keys = {"User": "ansible_user", "Port": "ansible_port", "IdentityFile": "ansible_ssh_private_key_file"}
     # The way of ssh, which can be another than the one between the hosts.
-    lines = [f"Host {host.name}", f"  HostName {variables.get('ansible_host', host.name)}"]
-    for key, name in keys.items():
-        value = variables.get(name)
+    lines = [f"Host {host.name}"]
+    for key, name in {"HostName": "ansible_host", **keys}.items():
+        value = variables.get(name, host.name if key == "HostName" else None)
         if value is not None and "{{" in str(value):
-            raise UsageProblem(f"`{name}` of `{host.name}` is a template: `{value}`", "give the value itself")
+            raise UsageProblem(f"`{name}` of `{host.name}` is a template: `{shown(value)}`", "give the value itself")
+        if value is not None and (
+            not isinstance(value, (str, int)) or not str(value).isprintable() or '"' in str(value)
+        ):
+            raise UsageProblem(f"`{name}` of `{host.name}` is `{shown(value)}`", "ssh takes words on one line")
         lines += [f'  {key} "{value}"'] if value is not None else []
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 from tunetool.errors import UsageProblem
 from tunetool.fleet import ansible_options
 from tunetool.fleet.playbook import HostSelection, Playbook, ask_ansible, choose_hosts
+from tunetool.node.common.files import whole_number
 
 PLAYBOOK = "launch"
+_ADDRESS = re.compile(r"[^\s-]\S*")
+_MOST_SLOTS = 2**16
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ def from_inventory(selection: HostSelection) -> list[Host]:
     """
     playbook, names = choose_hosts(PLAYBOOK, selection)
     variables = host_variables(selection.inventory, playbook)
-    return [_host(name, variables.get(name, {})) for name in names]
+    return [host_of(name, variables.get(name, {})) for name in names]
 
 
 def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, Any]]:
@@ -46,18 +50,27 @@ def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, A
         raise UsageProblem(f"`{inventory}` cannot be read", errors[0] if errors else None) from None
 
 
-def _host(name: str, variables: Mapping[str, Any]) -> Host:
+def host_of(name: str, variables: Mapping[str, Any]) -> Host:
+    """A host by its variables. Raises ``UsageProblem``."""
     variable = "tunetool_address" if "tunetool_address" in variables else "ansible_host"
-    address = str(variables.get(variable, name))
-    if "{{" in address:
+    address = variables.get(variable, name)
+    if isinstance(address, str) and "{{" in address:
         raise UsageProblem(f"`{variable}` of `{name}` is a template: `{address}`", "give the address itself")
+    # ssh takes a word that begins with a hyphen for an option.
+    if not isinstance(address, str) or not _ADDRESS.fullmatch(address) or not address.isprintable():
+        raise UsageProblem(f"`{variable}` of `{name}` is no address: `{shown(address)}`", "a name or an IP address")
     slots = variables.get("tunetool_slots")
-    try:
-        number = None if slots is None else int(slots)
-    except (TypeError, ValueError):
-        number = 0
-    if number is not None and number < 1:
+    # `-e` and INI inventories give numbers as text.
+    number = slots if type(slots) is int else whole_number(slots) if isinstance(slots, str) else None
+    if slots is not None and not (number is not None and 0 < number <= _MOST_SLOTS):
         raise UsageProblem(
-            f"`tunetool_slots` of `{name}` is `{slots}`", "set it to the number of ranks that the host can run"
+            f"`tunetool_slots` of `{name}` is `{shown(slots)}`",
+            "set it to the number of ranks that the host can run",
         )
     return Host(name, address, number)
+
+
+def shown(value: Any) -> str:
+    """A value of an inventory on one short line."""
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text[:60]

@@ -139,7 +139,8 @@ def _job_id(out: str) -> str:
 def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a program of Slurm. Never raises: an error is exit status 1, since a controller may be restarting."""
     try:
-        return captured(argv, _CALL_SECONDS, start_new_session=True)
+        # Slurm speaks one language, and `sbatch` gives its environment to the job.
+        return captured(argv, _CALL_SECONDS, own_locale=True, start_new_session=True)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(argv, 1, "", str(error))
 

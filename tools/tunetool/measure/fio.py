@@ -14,6 +14,7 @@ from tunetool.errors import CannotJudge
 from tunetool.measure import worker
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio_result import INSTALL_HINT, Fio, FioFailed, Outcome, first_line, shares
+from tunetool.node.common.commands import captured, in_c_locale
 
 __all__ = [
     "DATA_FILE",
@@ -61,9 +62,7 @@ def find_fio(environment: Mapping[str, str]) -> Fio:
         raise CannotJudge("`fio` is not on PATH", INSTALL_HINT)
     path = str(Path(on_path).absolute())  # it will be started in another directory
     try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=20, check=False
-        )
+        done = captured([path, "--version"], 20, env=dict(environment))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotJudge(f"`{path} --version` does not run: {error}", INSTALL_HINT) from None
     text = done.stdout.strip()
@@ -134,7 +133,7 @@ def execute(
     ``FioFailed``.
     """
     try:
-        process = worker.start(argv, {**environment, "LC_ALL": "C"}, directory)
+        process = worker.start(argv, in_c_locale(environment), directory)
     except OSError as error:
         raise FioFailed(f"`{fio.path}` does not start: {error.strerror}", INSTALL_HINT) from None
     try:

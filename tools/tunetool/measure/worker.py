@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tunetool.errors import CannotJudge
+from tunetool.node.common.commands import in_c_locale
 from tunetool.node.common.files import read_text
 
 TAIL = 4000
@@ -210,7 +211,7 @@ class Worker:
         self.tick = tick
         self._answers = b""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed in __exit__)
-        whole = {**environment, "LC_ALL": "C", "PYTHONUNBUFFERED": "1"}
+        whole = {**in_c_locale(environment), "PYTHONUNBUFFERED": "1"}
         try:
             self._process = start(argv, whole, stdin=subprocess.PIPE, stderr=self._stderr)
         except OSError as error:

@@ -23,6 +23,7 @@ from tunetool.measure.aio.spec import script
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.measure.worker import Worker, child_command, describe_end, without_preloads
+from tunetool.node.common.commands import in_c_locale
 from tunetool.node.machine.memory import memory_total
 
 OPS = ("async_io", "gds", "utils", "cpu_adam")
@@ -236,7 +237,7 @@ def _output(
     token = secrets.token_hex(16)
     try:
         with swept_away(_MARK, token):
-            settings = {**environment, "LC_ALL": "C", "PYTHONUNBUFFERED": "1", _MARK: token}
+            settings = {**in_c_locale(environment), "PYTHONUNBUFFERED": "1", _MARK: token}
             process = worker.start(argv, settings, stderr=subprocess.STDOUT)
             try:
                 yield from _lines(process, tick)
