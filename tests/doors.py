@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from machines import RECORDED
 from tunetool import record as records
 from tunetool.advise.read_model import load_decoder, load_model
 from tunetool.errors import TunetoolError
+from tunetool.inspect.collect import inspect
+from tunetool.inspect.model import dumps
+from tunetool.inspect.source import opened
 from tunetool.measure.fio import Fio, Job, parse
 from tunetool.measure.worker import Failed
 from tunetool.node.common import manifest as manifests
@@ -25,9 +29,13 @@ from tunetool.node.common.manifest import ManifestError
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.ephemeral import boot_decision
 from tunetool.node.gds.cufile_check import check_config
+from tunetool.node.gds.facts import read_gds_facts
+from tunetool.node.machine import recording
+from tunetool.node.machine.drive_health import Health
 from tunetool.node.plan import plan_file
 from tunetool.node.tuning.previous_values import Change, State
 from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Measurement, Node, Record, Verdict
+from tunetool.report.inspection import screen
 from tunetool.stage import manifest as stage_manifests
 from tunetool.stage.tree import Entry
 from tunetool.tune.space import read_space, settings_of
@@ -211,6 +219,28 @@ def _index(path: Path) -> Any:
     return load_model(str(path))
 
 
+def a_recording() -> str:
+    document = json.loads((RECORDED / "built.json").read_text())
+    # One drive and what is built on it: files and links as few as what is beside them.
+    for kind in ("files", "links"):
+        kept = {path: text for path, text in document[kind].items() if re.search(r"md127|nvme1|/proc/", path)}
+        document[kind] = {path: text for path, text in kept.items() if not re.search(r"nvme[02-9]", path)}
+    document["note"] = "made by hand"
+    document["health"] = {"nvme1": vars(Health(0, 40, 100, 10, 3, 0, 0, 0, 0, 70))}
+    document["space"] = {"/mnt/nvme_raid0": [2**40, 2**39]}
+    with tempfile.TemporaryDirectory() as folder:
+        recording.lay_out(document, folder)
+        document["gds_facts"] = vars(read_gds_facts(folder, "/mnt/nvme_raid0"))
+    return json.dumps(document)
+
+
+def _recording(path: Path) -> None:
+    with opened(path) as source:
+        shown = inspect(source)
+        assert "\x1b" not in screen(shown, True)
+        dumps(shown)
+
+
 def _seal_record(document: Any) -> None:
     document["sha256"] = records.checksum(document)
 
@@ -226,6 +256,7 @@ def _state(path: Path) -> Any:
 
 
 DOORS = {
+    "recording": Door((a_recording(),), _recording),
     "record": Door((records.dumps(a_record()),), records.read, seal=_seal_record, signed=True),
     "plan": Door((plan_file.dump(a_plan()),), _plan_of(plan_file.PROVISION), seal=_seal_plan, signed=True),
     "plan of a teardown": Door(

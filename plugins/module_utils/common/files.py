@@ -13,26 +13,35 @@ from .documents import open_regular
 
 _LARGEST = 64 << 20
 """Bytes. More than any file has that is read here as text."""
+_PART = 1 << 16
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 def read_text(path: str) -> str | None:
     """The file's text without surrounding blanks, or None if it cannot be read."""
     try:
-        # In a tree that somebody recorded, a FIFO would hold an ordinary open, and a file could be larger than memory.
-        with open(path, encoding="utf-8", errors="replace", opener=_regular) as stream:
-            text = stream.read(_LARGEST + 1)
+        text = _content(path).decode("utf-8", "replace")
     except (OSError, ValueError):  # a path that was read from another file may hold a zero byte
         return None
-    return text.strip() if len(text) <= _LARGEST else None
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
-def _regular(path: str, _flags: int) -> int:
-    handle = open_regular(path)
-    if os.fstat(handle).st_size > _LARGEST:
-        os.close(handle)
-        raise OSError(errno.EFBIG, "it is larger than %d bytes" % _LARGEST, path)
-    return handle
+def _content(path: str) -> bytes:
+    """A file's bytes. In a tree that somebody recorded, a FIFO would hold ``open``, and a file could be endless.
+
+    Raises ``OSError``.
+    """
+    with os.fdopen(open_regular(path), "rb", buffering=0) as stream:
+        parts: list[bytes] = []
+        size, read = os.fstat(stream.fileno()).st_size, 0
+        # The files of /proc/sys have their whole text in the first answer, or none to a question of many MiB.
+        while max(size, read) <= _LARGEST:
+            part = stream.read(_PART)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+            read += len(part)
+    raise OSError(errno.EFBIG, "it is larger than %d bytes" % _LARGEST, path)
 
 
 def whole_number(text: str | None) -> int | None:
@@ -64,11 +73,9 @@ def content(path: str) -> str:
 def exact_text(path: str) -> str:
     """``content``, empty also where the file cannot be read: for names that the kernel prints, byte for byte."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="", opener=_regular) as stream:
-            text = stream.read(_LARGEST + 1)
+        return _content(path).decode("utf-8", "surrogateescape")
     except (OSError, ValueError):
         return ""
-    return text if len(text) <= _LARGEST else ""
 
 
 def lines(text: str) -> list[str]:

@@ -48,8 +48,8 @@ def capture(source: Source, path: Path, hide_names: bool) -> dict[str, Any]:
     document["gds_facts"] = asdict(source.gds_facts(volume(mounted, arrays)))
     spaces = {each.mount_point: source.space(each.mount_point) for each in mounted}
     document["space"] = {point: space for point, space in spaces.items() if space is not None}
-    if source.beside.get("note"):
-        document["note"] = source.beside["note"]
+    if source.beside.note:
+        document["note"] = source.beside.note
     if hide_names:
         document = anonymous(document)
     if path.suffix == ".json":

@@ -61,7 +61,7 @@ def inspect(source: Source) -> model.Inspection:
     inspection = model.Inspection(
         tool_version=__version__,
         source="machine" if source.live else "recording",
-        note=source.beside.get("note"),
+        note=source.beside.note,
         host=host,
         drives=drives,
         health_note=health_note,

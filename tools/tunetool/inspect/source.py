@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
@@ -20,25 +23,36 @@ from tunetool.node.machine.recording import BESIDE, SCHEMA_NAME, lay_out
 _HINT = "`--root` needs a directory or file that `--capture` wrote"
 
 
+class Beside(BaseModel):
+    """What a recording has beside its files, as ``--capture`` wrote it; a person may have edited it since."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+    health: dict[str, Health] | None = None
+    gds_facts: GdsFacts | None = None
+    space: dict[str, tuple[int, int]] = {}
+    note: str | None = None
+
+
 @dataclass(frozen=True)
 class Source:
     """The root directory that readers use, and a recording's data that is not part of its tree."""
 
     root: str
     live: bool = False
-    beside: dict[str, Any] = field(default_factory=dict)
-    """Of a recording: ``health``, ``gds_facts``, ``space``, ``note`` and the tool's version."""
+    beside: Beside = field(default_factory=Beside)
+    """What a recording has that is in none of its files."""
 
     def health(self, controller: str) -> Health:
         """The health log of a drive, read or recorded. Raises what ``read_health`` raises."""
         if self.live:
             return read_health(controller)
-        recorded = self.beside.get("health")
+        recorded = self.beside.health
         if recorded is None:
             raise Refused("not recorded")
         if controller not in recorded:
             raise NotOffered("none in the recording")
-        return Health(**recorded[controller])
+        return recorded[controller]
 
     def space(self, mount_point: str) -> tuple[int, int] | None:
         """Bytes of a file system, all and free, read or recorded; None where they are not known."""
@@ -48,21 +62,12 @@ class Source:
             except OSError:  # an XFS that was shut down answers with EIO
                 return None
             return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-        recorded = self.beside.get("space", {}).get(mount_point)
-        return (int(recorded[0]), int(recorded[1])) if recorded else None
+        return self.beside.space.get(mount_point)
 
     def gds_facts(self, mount_point: str | None) -> GdsFacts:
         """The facts about GPUDirect Storage, read or recorded; some of them are not in a recorded tree."""
-        recorded = self.beside.get("gds_facts")
-        if self.live or recorded is None:
-            return read_gds_facts(self.root, mount_point)
-        known = {each.name for each in fields(GdsFacts)}
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in recorded.items()
-            if name in known
-        }
-        return GdsFacts(**values)
+        recorded = self.beside.gds_facts
+        return read_gds_facts(self.root, mount_point) if self.live or recorded is None else recorded
 
 
 @contextmanager
@@ -74,7 +79,7 @@ def opened(path: Path | None) -> Iterator[Source]:
         if not any((path / name).is_dir() for name in ("proc", "sys")):
             raise UsageProblem(f"`{path}` is not a recording: it has neither `proc` nor `sys`", _HINT)
         beside = path / BESIDE
-        yield Source(str(path), beside=_document(beside) if beside.is_file() else {})
+        yield Source(str(path), beside=_beside(beside, _document(beside)) if beside.is_file() else Beside())
     elif path.is_file():
         document = _document(path)
         with tempfile.TemporaryDirectory(prefix="tunetool-") as folder:
@@ -82,11 +87,19 @@ def opened(path: Path | None) -> Iterator[Source]:
                 lay_out(document, folder)
             except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
                 raise UsageProblem(f"`{path}` is not a recording: {error}", _HINT) from None
-            yield Source(
-                folder, beside={key: value for key, value in document.items() if key not in ("files", "links")}
-            )
+            yield Source(folder, beside=_beside(path, document))
     else:
         raise UsageProblem(f"`{path}` does not exist", _HINT)
+
+
+def _beside(path: Path, document: dict[str, Any]) -> Beside:
+    try:
+        # By way of JSON: there a list may be a tuple, and nothing else is converted.
+        return Beside.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageProblem(f"`{path}` is not a recording: {place}: {first['msg']}", _HINT) from None
 
 
 def _document(path: Path) -> dict[str, Any]:

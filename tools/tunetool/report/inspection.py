@@ -20,7 +20,12 @@ def screen(shown: Inspection, full_gds: bool = False) -> str:
 
 
 def _text(lines: Sequence[str]) -> str:
-    return "".join(line.rstrip() + "\n" for line in lines)
+    return "".join(_printable(line.rstrip()) + "\n" for line in lines)
+
+
+def _printable(line: str) -> str:
+    """Text of a machine's files may hold anything, such as what a terminal takes for a command."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 def _head(shown: Inspection) -> Iterator[str]:
