@@ -20,6 +20,7 @@ from tunetool.node.tuning import apply as tuning_apply
 from tunetool.node.tuning.apply import TuningJob, fstrim_state
 from tunetool.node.tuning.checks import tuning_checks
 from tunetool.node.tuning.conflicts import rivals
+from tunetool.node.tuning.new_members import follow_members
 from tunetool.node.tuning.persistent_files import (
     STATE_PATH,
     SYSCTL_PATH,
@@ -513,3 +514,37 @@ def test_verify_says_which_setting_no_longer_holds_and_who_may_have_changed_it(n
     assert failed["io_tuning.dirty"].expected == "`25%`"
     assert failed["io_tuning.dirty"].remedy.startswith("`/etc/sysctl.d/99-site.conf` line 1 has `vm.dirty_ratio = 40`")
     assert failed["io_tuning.fstrim_timer"].found == "disabled"
+
+
+def test_settings_follow_drives_that_came_back_with_other_serials(node: Node) -> None:
+    tuning, _ = node.job(**ALL)
+    others = [serial.replace("NV", "NW") for serial in SERIALS]
+    for serial, other in zip(SERIALS, others, strict=True):
+        (path,) = (
+            path for path in node.root.glob("sys/block/nvme*/device/serial") if path.read_text().strip() == serial
+        )
+        path.write_text(other + "\n")
+        queue = f"sys/block/{path.parts[-3]}/queue"
+        for name, text in (("scheduler", "[none] mq-deadline\n"), ("nr_requests", "1023\n"), ("nomerges", "0\n")):
+            node.put(f"{queue}/{name}", text)
+    members = [dict(member, serial=other) for member, other in zip(MANIFEST["array"]["members"], others, strict=True)]
+    manifest = dict(MANIFEST, tuning=tuning, array=dict(MANIFEST["array"], members=members))
+    assert {check.status for check in tuning_checks(manifest, str(node.root))} == {"fail", "pass"}
+
+    follow_members(manifest, str(node.root))
+    assert {check.status for check in tuning_checks(manifest, str(node.root))} == {"pass"}
+    assert SERIALS[0] not in node.get(UDEV_PATH)
+    # The next run of the role has nothing to do, and gives back the values of these drives.
+    request = {**asked(**ALL), "serials": others, "array_uuid": UUID}
+    _, ledger = settle(lambda ledger: TuningJob(request, ledger, str(node.root)).all(), manifest, False)
+    assert ledger.diff == []
+    request = {**asked(), "serials": others, "array_uuid": UUID}
+    settle(lambda ledger: TuningJob(request, ledger, str(node.root)).all(), manifest, False)
+    assert node.active("sys/block/nvme1n1/queue/scheduler") == "none"
+    assert node.get("sys/block/nvme1n1/queue/nomerges") == "0"
+
+
+def test_without_the_role_nothing_follows(node: Node) -> None:
+    before = node.tree()
+    follow_members(dict(MANIFEST, tuning={}), str(node.root))
+    assert node.tree() == before

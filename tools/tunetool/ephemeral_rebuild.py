@@ -25,6 +25,7 @@ from tunetool.node.ephemeral import boot_decision
 from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, Finding, Scene
 from tunetool.node.machine.drive_contents import UnreadableDevice, read_contents, read_signatures
 from tunetool.node.machine.drives import read_drives
+from tunetool.node.tuning.new_members import follow_members
 from tunetool.node.volume.make_xfs import discard_half_made, half_made, make_xfs
 from tunetool.node.volume.xfs_geometry import Geometry, apart, parse_xfs_info
 
@@ -64,7 +65,7 @@ def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
             if finding.action == LEAVE:
                 return ExitCode.FALLS_SHORT
             if finding.action != NOTHING and not dry_run:
-                _carry_out(finding, built, config)
+                _carry_out(finding, built, config, say)
                 say(
                     f"`{built['filesystem']['mount_point']}` was rebuilt and is empty: RAID0 over "
                     + ", ".join(drive.serial for drive in finding.members)
@@ -113,7 +114,7 @@ def _link(built: Mapping[str, Any]) -> Path:
     return Path("/dev/disk/by-uuid", built["filesystem"]["uuid"])
 
 
-def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, Any], say: Say) -> None:
     wanted, members = built["array"], list(finding.members)
     begun = Path(boot_decision.BEGUN_PATH)
     if finding.action == BUILD:
@@ -135,6 +136,11 @@ def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, 
     if after != built:
         manifest.write(after)
     begun.unlink(missing_ok=True)
+    try:
+        follow_members(after)
+    except (OSError, Refusal, CommandError) as error:
+        # The volume serves without them, and `verify` names what does not hold.
+        say(f"I/O settings were not set: {str(error).splitlines()[0]}. hint: run `site.yml`")
     _wait_for_link(array, _link(built))
 
 
