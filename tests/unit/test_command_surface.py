@@ -73,6 +73,27 @@ def test_a_pipe_that_closes_after_the_first_line_is_no_fault(arguments: str) -> 
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("tunetool prov", {"provision"}), ("tunetool init --pro", {"--profile"}), ("tunetool stage ev", {"evict"})],
+)
+def test_a_shell_completes_commands_and_options(words: str, offered: set[str]) -> None:
+    given = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TUNETOOL_COMPLETE": "bash_complete"}
+    done = calls.call(*TUNETOOL, cwd=ROOT, env={**os.environ, **given})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line.partition(",")[2] for line in done.stdout.splitlines()} == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_documented_line_sets_completion_up(shell: str) -> None:
+    documented = (ROOT / "docs/guides/connect.md").read_text()
+    assert 'eval "$(_TUNETOOL_COMPLETE=bash_source tunetool)"' in documented
+    assert f"{shell}_source" in documented
+    done = calls.call(*TUNETOOL, cwd=ROOT, env={**os.environ, "_TUNETOOL_COMPLETE": f"{shell}_source"})
+    assert done.returncode == 0
+    assert f"_TUNETOOL_COMPLETE={shell}_complete" in done.stdout
+
+
 FAULTY = """
 import sys
 from tunetool.cli.main import main
