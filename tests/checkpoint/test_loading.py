@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -324,6 +325,22 @@ def test_memory_of_a_load_is_that_of_its_buffers(forks: Ask, tmp_path: Path) -> 
     )
     # 64 MiB go through two buffers of 1 MiB, and what a new thread and a converted block take.
     assert answer["value"] < 16 << 20, answer
+
+
+def test_the_garbage_collector_runs_after_a_load_as_before(model: Path, tmp_path: Path) -> None:
+    during: list[bool] = []
+    load(model, progress=lambda _: during.append(gc.isenabled()))
+    assert set(during) == {False}
+    assert gc.isenabled()
+    with pytest.raises(UsageProblem):
+        load(tmp_path / "nothing")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        load(model)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_progress_ends_with_everything(model: Path) -> None:

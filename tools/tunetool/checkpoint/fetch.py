@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -68,7 +67,7 @@ class Want:
         return self.target.reshape(-1).view(torch.uint8) if self.by_address else None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """Raw bytes of a tensor from ``start`` on: a contiguous range (``block`` None), or the range that spans a block."""
 
@@ -161,11 +160,12 @@ class Fetch:
         self._files.expect(name for name, _ in reads)
         queue = iter(reads)
         # Earlier GPU work on the tensors must be complete before they are filled.
-        ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
-        if ready is not None:
+        stream = None
+        if self._device.type == "cuda":
             # Here, without the interpreter's lock, which threads that start copies by address have.
-            ready.synchronize()
-        works = [functools.partial(self._work, queue, ready)] * min(self._threads, len(reads))
+            torch.cuda.current_stream(self._device).synchronize()
+            stream = torch.cuda.Stream(self._device)
+        works = [functools.partial(self._work, queue, stream)] * min(self._threads, len(reads))
         workers = Workers(works, "tunetool-read", daemon=True)
         try:
             workers.start()
@@ -184,22 +184,19 @@ class Fetch:
         if self._errors:
             raise self._errors[0]
 
-    def _work(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], ready: Any) -> None:
+    def _work(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], stream: Any) -> None:
         try:
-            if ready is None:
-                with _borrowed_buffers(1, self._buffer_bytes, None) as buffers:
-                    self._carry_out(queue, itertools.cycle(buffers))
+            if stream is None:
+                with _Buffers(1, self._buffer_bytes, None) as buffers:
+                    self._carry_out(queue, buffers)
                 return
-            stream = torch.cuda.Stream(self._device)
-            # Each thread allocates its own buffers, so that some threads read while others still pin memory.
-            with torch.cuda.stream(stream), _borrowed_buffers(BUFFERS, self._buffer_bytes, stream) as buffers:
-                stream.wait_event(ready)
-                self._carry_out(queue, itertools.cycle(buffers))
+            with torch.cuda.stream(stream), _Buffers(BUFFERS, self._buffer_bytes, stream) as buffers:
+                self._carry_out(queue, buffers)
         except BaseException as error:  # carried to the thread that waits
             self._errors.append(error)
             self._stopped.set()
 
-    def _carry_out(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], buffers: Iterator[_Buffer]) -> None:
+    def _carry_out(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], buffers: _Buffers) -> None:
         while not self._stopped.is_set():
             with self._lock:
                 name, read = next(queue, ("", None))
@@ -208,7 +205,7 @@ class Fetch:
             if isinstance(read, DirectRead):
                 self._read_in_place(name, read)
             else:
-                self._read_through_buffer(name, read, next(buffers))
+                self._read_through_buffer(name, read, buffers.next())
             self._files.done(name)
             with self._lock:
                 self._read += read.stop - read.start
@@ -251,28 +248,47 @@ class _Buffer:
         self.tensor, self.view, self.address = memory.tensor, memory.view, memory.address
         self.handle = stream.cuda_stream if stream is not None and memory.pinned else 0
         """Of the stream, if copies to its GPU can be started by address."""
-        self._stream, self._free = stream, None
+        self._stream = stream
+        self._copied = None if stream is None else torch.cuda.Event()
 
     def wait(self) -> None:
         """Wait until the copies from this buffer are complete."""
-        if self._free is not None:
-            self._free.synchronize()
+        # Asked first: a thread that waits gives the interpreter's lock away, and gets it back in turn with 15 others.
+        if self._copied is not None and not self._copied.query():
+            self._copied.synchronize()
 
     def used(self) -> None:
+        if self._copied is not None:
+            self._copied.record(self._stream)
+
+
+class _Buffers:
+    """``count`` host buffers of one thread in turn, pinned if there is a ``stream``, which is synchronized before the
+    pool gets them back; a context manager.
+
+    Each is taken when it is first needed, so that the first is read into while other threads still pin memory.
+    """
+
+    def __init__(self, count: int, size: int, stream: Any) -> None:
+        self._count, self._size, self._stream = count, size, stream
+        self._memories: list[Buffer] = []
+        self._held: list[_Buffer] = []
+        self._turn = itertools.cycle(range(count))
+
+    def __enter__(self) -> _Buffers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._stream is not None:
-            self._free = self._stream.record_event()
+            self._stream.synchronize()
+        POOL.give_back(self._memories)
 
-
-@contextlib.contextmanager
-def _borrowed_buffers(count: int, size: int, stream: Any) -> Iterator[list[_Buffer]]:
-    """Host buffers from the pool, pinned if there is a ``stream``, which is synchronized before they are returned."""
-    memories = POOL.take(count, size, stream.device if stream is not None else None)
-    try:
-        yield [_Buffer(memory, stream) for memory in memories]
-    finally:
-        if stream is not None:
-            stream.synchronize()
-        POOL.give_back(memories)
+    def next(self) -> _Buffer:
+        number = next(self._turn)
+        if number == len(self._held):
+            self._memories.append(POOL.one(self._size, self._stream is not None))
+            self._held.append(_Buffer(self._memories[-1], self._stream))
+        return self._held[number]
 
 
 def _copy_block(source: Any, want: Want, block: Block) -> None:

@@ -104,6 +104,14 @@ class Pool:
             self.give_back([*buffers, *(future.result() for future in made)])
             raise
 
+    def one(self, size: int, pinned: bool) -> Buffer:
+        """One buffer, allocated by this thread if none is idle; a pinned one, under its current GPU."""
+        with self._lock:
+            idle = self._idle.get((size, pinned))
+            if idle:
+                return idle.pop()
+        return Buffer(size, pinned)
+
     def give_back(self, buffers: list[Buffer]) -> None:
         with self._lock:
             for buffer in buffers:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +19,11 @@ from tunetool.loading.safetensors_files import AGAIN, Listing, Stored
 from tunetool.measure.process_reads import counted_reads
 from tunetool.node.units import format_size
 
-BUFFER_BYTES = 4 << 20
-"""Bytes of one host buffer. Pinning takes 0.45 s for each GiB, and every thread pins two buffers at a process's first
-load; smaller ones take more of the interpreter's time. `perf/loading.py --sweep` compares sizes."""
+BUFFER_BYTES = 8 << 20
+"""Bytes of one host buffer. Every thread pins two at a process's first load; with smaller ones the threads wait more
+often for the interpreter's lock. `perf/loading.py --sweep` compares sizes."""
+_MOST_THREADS = 12
+"""More than these read no faster into a GPU on an H200 machine, and take longer to start."""
 _FEW, _MOST = 0.01, 0.99
 
 
@@ -74,7 +78,7 @@ class Filling:
         self.files = Files(listing.directory, prefer_cache=True, hint=AGAIN)
         # With O_DIRECT every rank would read the drives; ranks that load the same files share the page cache instead.
         self.files.direct = self.files.direct and (is_shared or local_ranks() == 1)
-        self.threads = reading.threads or default_threads()
+        self.threads = reading.threads or loading_threads()
         self._reading, self._report = reading, reading.progress
         self._before = counted_reads()
         self._began = time.perf_counter()
@@ -111,6 +115,24 @@ class Filling:
         self.progress = Progress(count, self.progress.total, seconds, read, drives)
         if self._report:
             self._report(self.progress)
+
+
+def loading_threads() -> int:
+    """Default number of threads that read: this rank's share of the cores, from 4 to 12."""
+    return min(_MOST_THREADS, default_threads())
+
+
+@contextlib.contextmanager
+def collecting_later() -> Iterator[None]:
+    """In this context Python's garbage collector does not run. A full collection beside torch takes 50 ms, a seventh of
+    a load from memory, and threads that read wait for the interpreter's lock meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _size(want: Want) -> int:

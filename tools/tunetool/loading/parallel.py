@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from tunetool.checkpoint.workers import default_threads
 from tunetool.errors import UsageProblem
-from tunetool.loading.fill import BUFFER_BYTES
+from tunetool.loading.fill import BUFFER_BYTES, loading_threads
 from tunetool.loading.module_weights import DoesNotFit, Rename
 from tunetool.loading.weights import load_into
 
@@ -35,7 +34,7 @@ def load_parallel(
     except DoesNotFit as error:
         raise UsageProblem(error.message, "use `--loader transformers`, which supports more names of tensors") from None
     model.eval()
-    how = f"up to {default_threads()} threads, buffers of {BUFFER_BYTES >> 20} MiB"
+    how = f"up to {loading_threads()} threads, buffers of {BUFFER_BYTES >> 20} MiB"
     return model, f"{how}, {came.source}" if came.source else how
 
 

@@ -14,7 +14,7 @@ from tunetool.checkpoint.host_buffers import release_buffers
 from tunetool.checkpoint.items import BLOCK
 from tunetool.errors import UsageProblem
 from tunetool.loading.device_memory import device_of, give_memory, rounded, taking
-from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, want
+from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, collecting_later, want
 from tunetool.loading.module_weights import Rename, match, targets
 from tunetool.loading.safetensors_files import Listing, list_tensors, shown
 from tunetool.loading.sharing import Ranks
@@ -22,6 +22,7 @@ from tunetool.loading.sharing import Ranks
 __all__ = ["load", "load_into", "release_buffers"]
 
 
+@collecting_later()
 def load(
     path: str | os.PathLike[str],
     device: str | torch.device = "cpu",
@@ -36,7 +37,7 @@ def load(
     ``path``: a .safetensors file, an index, or a directory that holds ``model.safetensors`` or
     ``model.safetensors.index.json``. What the page cache or a tmpfs holds is copied from there; the rest is read from
     the drives with O_DIRECT and does not enter the cache. A GPU takes no memory but the tensors'; the host takes two
-    pinned buffers of ``buffer_bytes`` for each of ``threads`` (None: this rank's share of the cores, 4 to 16), which
+    pinned buffers of ``buffer_bytes`` for each of ``threads`` (None: this rank's share of the cores, 4 to 12), which
     ``release_buffers`` gives back.
 
     ``progress``: called with a ``Progress`` several times a second, and at the end. ``group``: a process group of
@@ -59,6 +60,7 @@ def load(
     return tensors
 
 
+@collecting_later()
 def load_into(
     module: Any,
     path: str | os.PathLike[str],
