@@ -1,4 +1,4 @@
-"""The loaders that perf/loading.py compares give the same tensors, and its checksum notices every other byte."""
+"""The engines of `bench loading` give the same tensors, and its checksum notices every other byte."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from loading_child import checksum, run
+from tunetool.bench.loading.child import answer, checksum
 
 
-@pytest.mark.parametrize("loader", ["tunetool", "safetensors"])
-def test_a_loader_gives_the_bytes_of_the_files(loader: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["direct", "safetensors"])
+def test_a_loader_gives_the_bytes_of_the_files(engine: str, tmp_path: Path) -> None:
     state = {"a": torch.randn(1000, 33).bfloat16(), "b": torch.randn(3), "c": torch.arange(5)}
     save_file(state, tmp_path / "model.safetensors")
-    order = {"directory": str(tmp_path), "device": "cpu", "loads": 2}
-    (plain,) = set(run({**order, "loader": "plain"})["digests"])
-    answer = run({**order, "loader": loader})
-    assert answer["digests"] == [plain, plain]
-    assert answer["bytes"] == sum(tensor.nbytes for tensor in state.values())
-    assert len(answer["seconds"]) == len(answer["drives"]) == 2
+    order = {"do": "load", "directory": str(tmp_path)}
+    plain = answer({**order, "engine": "plain"})
+    loads = [answer({**order, "engine": engine}) for _ in range(2)]
+    assert [load["digest"] for load in loads] == [plain["digest"]] * 2
+    assert loads[0]["bytes"] == sum(tensor.nbytes for tensor in state.values())
     state["b"][1] += 1
     save_file(state, tmp_path / "model.safetensors")
-    assert plain not in run({**order, "loader": loader})["digests"]
+    assert answer({**order, "engine": engine})["digest"] != plain["digest"]
 
 
 def test_the_checksum_changes_with_every_byte_and_with_their_order() -> None:

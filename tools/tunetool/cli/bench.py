@@ -7,6 +7,7 @@ import click
 from tunetool.cli.bench_checkpoint import checkpoint
 from tunetool.cli.bench_ds_io import ds_io
 from tunetool.cli.bench_finetune import finetune
+from tunetool.cli.bench_loading import loading
 from tunetool.cli.bench_reference import reference
 from tunetool.cli.bench_staging import staging
 from tunetool.cli.bench_strategies import strategies
@@ -19,6 +20,7 @@ def command() -> None:
 
 
 command.add_command(checkpoint)
+command.add_command(loading)
 command.add_command(finetune)
 command.add_command(staging)
 command.add_command(reference)

@@ -144,6 +144,14 @@ def _rate(text: str, unit: str) -> float:
     return value
 
 
+def _counts(name: str, text: str) -> tuple[int, ...]:
+    """Different whole numbers from 1 on, the smallest first."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9][0-9]{0,3}", part) for part in parts):
+        raise UsageProblem(f"`{name} {text}` is not a list of numbers", "such as `1`, or `1,2,4`")
+    return tuple(sorted({int(part) for part in parts}))
+
+
 TEXT = Value("text", _text)
 """A name or a path, not empty."""
 PATH = Value("path", _path)
@@ -159,3 +167,4 @@ TIME = Value("time", _time(0.0))
 TIME_ABOVE_ZERO = Value("time", _time(1.0))
 TOLERANCE = Value("percent", lambda name, text: parse_tolerance(text))
 NAMES = Value("names", lambda name, text: tuple(each.strip() for each in text.split(",") if each.strip()))
+COUNTS = Value("counts", _counts)

@@ -22,6 +22,7 @@ PRINTERS: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint.print_checkpoint",
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.finetune": "finetune.print_finetune",
+    "bench.loading": "loading.print_loading",
     "bench.reference": "reference.print_reference",
     "bench.staging": "staging.print_staging",
     "bench.strategies": "strategies.print_strategies",
@@ -33,6 +34,7 @@ PRINTERS: Mapping[str, str] = {
 PAGES: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint_page.write_page",
     "bench.finetune": "finetune_page.write_page",
+    "bench.loading": "loading_page.write_page",
     "bench.reference": "reference_page.write_page",
     "bench.staging": "staging_page.write_page",
     "bench.strategies": "strategies_page.write_page",

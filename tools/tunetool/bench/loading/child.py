@@ -1,11 +1,8 @@
-"""Loads a model with one loader, several times in one process, and checks every byte; the program of perf/loading.py.
+"""Loads a model with one engine and checks every byte, for the benchmark; in a process that is fresh for each engine.
 
-    .venv/bin/python perf/loading_child.py '{"loader": "tunetool", "directory": "DIR", "device": "cuda", "loads": 2}'
-
-The last line of stdout is a JSON object: the seconds of each load, from before the import of the loader's library until
-every byte is on the device (torch is imported and the device set up before that, which every loader needs); the bytes;
-those of them that the kernel counted as fetched from drives; a digest of all tensors' bytes. The first load is that of
-a fresh process, the others are warm. ``options`` go to ``tunetool.loading.load``.
+``answer`` takes an order and returns what goes back as JSON (see ``measure/child_server.py``): ``start`` imports torch
+and sets up the device, which every engine needs; ``load`` loads once, and its seconds are from before the import of the
+engine's library until every byte is on the device: the first is that of a fresh process, the next are warm.
 """
 
 from __future__ import annotations
@@ -13,32 +10,20 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from tunetool.measure.process_reads import reads
+import torch.distributed as dist
 
 PIECE = 32 << 20
 """Bytes of which one sum is made; less than a loader's own memory."""
+_PATIENCE = timedelta(hours=1)
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
-
-
-@dataclass(frozen=True)
-class Loader:
-    """``load(directory, device, options)`` gives tensors by name, and what frees them; ``package`` installs it."""
-
-    module: str
-    package: str
-    load: Callable[[Path, torch.device, Mapping[str, Any]], tuple[Mapping[str, Any], Callable[[], None]]]
-    needs_gpu: bool = False
 
 
 def files(directory: Path) -> list[str]:
@@ -50,7 +35,7 @@ def nothing() -> None:
 
 
 def by_tunetool(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    return import_module("tunetool.loading").load(directory, device, **options), nothing
+    return import_module("tunetool.loading").load(directory, device, group=_Here.group, **options), nothing
 
 
 def by_safetensors(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
@@ -96,8 +81,10 @@ def by_runai(directory: Path, device: torch.device, options: Mapping[str, Any]) 
 
 def by_instanttensor(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
     library = import_module("instanttensor")
-    with library.safe_open(files(directory), framework="pt", device=device.index) as opened:
-        return {name: tensor.clone() for name, tensor in opened.tensors()}, nothing
+    with library.safe_open(
+        files(directory), framework="pt", device=device.index, process_group=_Here.group, **options
+    ) as opened:
+        return dict(opened.tensors()), nothing
 
 
 def by_kvikio(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
@@ -136,17 +123,18 @@ def by_hand(directory: Path, device: torch.device, options: Mapping[str, Any]) -
     return tensors, nothing
 
 
-LOADERS = {
-    "tunetool": Loader("tunetool.loading", "tunetool", by_tunetool),
-    "instanttensor": Loader("instanttensor", "instanttensor", by_instanttensor, needs_gpu=True),
-    "fastsafetensors": Loader("fastsafetensors", "fastsafetensors", by_fastsafetensors, needs_gpu=True),
-    "runai": Loader("runai_model_streamer", "runai-model-streamer", by_runai),
-    "kvikio": Loader("kvikio", "kvikio-cu12", by_kvikio, needs_gpu=True),
-    "safetensors": Loader("safetensors", "safetensors", by_safetensors),
-    "plain": Loader("torch", "torch", by_hand),
-    "transformers": Loader("transformers", "transformers accelerate", by_transformers),
+LOADS: Mapping[str, Callable[[Path, torch.device, Mapping[str, Any]], Any]] = {
+    "direct": by_tunetool,
+    "instanttensor": by_instanttensor,
+    "fastsafetensors": by_fastsafetensors,
+    "runai": by_runai,
+    "kvikio": by_kvikio,
+    "safetensors": by_safetensors,
+    "transformers": by_transformers,
+    "plain": by_hand,
 }
-"""By name. A package of another CUDA is named by its own index: kvikio-cu13 for CUDA 13."""
+"""By the name of the engine, and ``plain``: what all of them must give. Each returns the tensors by name, and what
+frees them."""
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -186,51 +174,80 @@ def pinned_speed(device: torch.device, size: int = 1 << 30, times: int = 8) -> f
     return size * times / (time.perf_counter() - started)
 
 
-def set_up(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
-    torch.zeros(1, device=device)
-    return device
+class _Here:
+    """This process: its device, and its group where several load at the same time."""
+
+    device = torch.device("cpu")
+    group: Any = None
 
 
-def run(order: Mapping[str, Any]) -> dict[str, Any]:
-    device = set_up(order["device"])
-
-    def finish() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    if order["loader"] == "pinned":
-        return {"speed": pinned_speed(device)}
-    loader, directory = LOADERS[order["loader"]], Path(order["directory"])
-    answer: dict[str, Any] = {"seconds": [], "drives": [], "digests": []}
-    finish()
-    for _ in range(order["loads"]):
-        before, started = reads(), time.perf_counter()
-        tensors, free = loader.load(directory, device, order.get("options", {}))
-        finish()
-        answer["seconds"].append(time.perf_counter() - started)
-        answer["drives"].append(reads().since(before).storage)
-        answer["bytes"] = sum(tensor.nbytes for tensor in tensors.values())
-        answer["digests"].append(digest(tensors.values()))
-        # All names, before the memory behind them goes.
-        tensors = {}
-        gc.collect()
-        free()
-    return answer
+def set_up(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What every job has before it loads: the device is ready, and the ranks, if there are several, know each other."""
+    rank, world = order.get("rank", 0), order.get("world", 1)
+    if order["device"] == "cuda":
+        _Here.device = torch.device("cuda", rank)
+        torch.cuda.set_device(_Here.device)
+    torch.zeros(1, device=_Here.device)
+    if world > 1:
+        backend = "nccl" if _Here.device.type == "cuda" else "gloo"
+        bound = {"device_id": _Here.device} if backend == "nccl" else {}
+        dist.init_process_group(
+            backend, init_method=f"file://{order['meet']}", rank=rank, world_size=world, timeout=_PATIENCE, **bound
+        )
+        _Here.group = dist.group.WORLD
+        together()
+    gpu = torch.cuda.get_device_name(_Here.device) if _Here.device.type == "cuda" else ""
+    return {"device": _Here.device.type, "gpu": gpu, "torch": torch.__version__}
 
 
-def main() -> int:
-    order = json.loads(sys.argv[1])
+def together() -> None:
+    """Wait for the other ranks."""
+    if _Here.group is not None:
+        dist.all_reduce(torch.zeros(1, device=_Here.device), group=_Here.group)
+        finish(_Here.device)
+
+
+def load(engine: str, directory: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Load once. The tensors are gone when this returns."""
+    finish(device)
+    together()
+    before, started = fetched(), time.perf_counter()
+    tensors, free = LOADS[engine](directory, device, options)
+    finish(device)
+    seconds = time.perf_counter() - started
+    answered = {
+        "seconds": seconds,
+        "drives": fetched() - before,
+        "bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "digest": digest(tensors.values()),
+    }
+    # All names, before the memory behind them goes.
+    tensors = {}
+    gc.collect()
+    free()
+    return answered
+
+
+def fetched() -> int:
+    """Bytes that the kernel fetched from drives for this process; 0 where it does not count. Read here, since whatever
+    of tunetool is imported belongs to its first load."""
     try:
-        print(json.dumps(run(order)))
-    except Exception as error:  # of somebody else's library: one line for the table
-        text = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")
-        print(json.dumps({"error": text[:300]}))
-    return 0
+        lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(lines["read_bytes"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def finish(device: torch.device) -> None:
+    """Wait for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def answer(order: Mapping[str, Any]) -> dict[str, Any]:
+    """See the module."""
+    if order["do"] == "start":
+        return set_up(order)
+    if order["do"] == "pinned":
+        return {"speed": pinned_speed(_Here.device)}
+    return load(order["engine"], Path(order["directory"]), _Here.device, order.get("options", {}))

@@ -1,0 +1,204 @@
+"""`tunetool bench loading` end to end: the model is made, loaded by several engines, and gone; calls that go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from calls import TUNETOOL, call
+from judged import interrupted, proven, undisturbed
+from tunetool.measure.marked_processes import marked
+from tunetool.record import Record, parse
+from waiting import PATIENCE, until
+
+pytest_plugins = ["disks"]
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    path = SHM / f"tunetool-loading-{os.getpid()}"
+    path.mkdir()
+    yield path
+    # It is empty unless a test has failed.
+    path.rmdir()
+
+
+def command(runs: Path, *arguments: object) -> list[str]:
+    common = ["--device", "cpu", "--runs-dir", str(runs), "--allow-busy"]
+    return [*TUNETOOL, "bench", "loading", *common, *map(str, arguments)]
+
+
+def bench(runs: Path, *arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    return call(*command(runs, *arguments), **{"env": os.environ, **more})
+
+
+def statuses(record: Record) -> dict[str, str]:
+    return {check.id: check.status for check in record.checks}
+
+
+def test_engines_from_a_disk(disk: Path, tmp_path: Path) -> None:
+    (disk / "theirs").write_text("keep")
+    engines = ("--engines", "direct,safetensors,instanttensor", "--rounds", 1, "--json", "-")
+    done = bench(tmp_path / "runs", "--model", "tiny", "--target", disk, *engines)
+    record = parse(done.stdout, "stdout")
+    undisturbed(done.returncode, record)
+    assert statuses(record) == {
+        f"loading.{state}.{engine}": "skip" if engine == "instanttensor" else "pass"
+        for state in ("cold", "cached")
+        for engine in ("direct", "safetensors", "instanttensor")
+    }
+    by_name = {each.name: each for each in record.measurements}
+    for engine in ("direct", "safetensors"):
+        proven(by_name[f"loading.cold.{engine}.first"])
+        assert f"loading.cold.{engine}.warm" not in by_name, "the first load may leave bytes in the page cache"
+        assert by_name[f"loading.cold.{engine}.first_of_fio"].value > 0
+        assert by_name[f"loading.cached.{engine}.warm"].value > 0
+    assert by_name["loading.cold.fio"].value > 0
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
+    (kept,) = (tmp_path / "runs").iterdir()
+    assert "<svg" in (kept / "report.html").read_text()
+    shown = " ".join(call(*TUNETOOL, "report", "show", kept).stdout.split())
+    assert "from the page cache" in shown
+    assert "instanttensor: left out, " in shown
+    assert "these rounds do not decide which is faster" in shown
+
+
+def test_several_processes_load_from_memory_at_the_same_time(memory: Path, tmp_path: Path) -> None:
+    done = bench(
+        tmp_path / "runs",
+        *("--model", "tiny", "--memory-target", memory, "--engines", "direct", "--rounds", 1),
+        *("--gpus", "2", "--json", "-"),
+    )
+    record = parse(done.stdout, "stdout")
+    assert done.returncode == 0, record.verdict
+    (state,) = {check.id.split(".")[1] for check in record.checks}
+    assert state in ("tmpfs-2-gpus", "huge-2-gpus")
+    assert statuses(record) == {f"loading.{state}.direct": "pass"}
+    assert {each.parameters["gpus"] for each in record.measurements} == {2}
+    assert list(memory.iterdir()) == []
+
+
+def files(directory: Path) -> Path:
+    directory.mkdir()
+    save_file({"a": torch.arange(1000), "b": torch.ones(3, 5)}, directory / "model.safetensors")
+    return directory
+
+
+def test_files_of_ones_own_are_read_where_they_are(tmp_path: Path) -> None:
+    model = files(tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    done = bench(tmp_path / "runs", "--model", model, "--engines", "direct", "--rounds", 1, "--json", "-")
+    record = parse(done.stdout, "stdout")
+    assert {check.status for check in record.checks} == {"pass"}
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_a_loader_that_gives_other_bytes_fails(memory: Path, tmp_path: Path) -> None:
+    model = files(memory / "model")
+    library = tmp_path / "library" / "safetensors"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("")
+    wrong = "return {'a': torch.arange(1000).flip(0), 'b': torch.ones(3, 5)}"
+    (library / "torch.py").write_text(f"import torch\n\n\ndef load_file(file, device):\n    {wrong}\n")
+    path = os.pathsep.join([str(library.parent), os.environ.get("PYTHONPATH", "")])
+    done = bench(
+        tmp_path / "runs",
+        *("--model", model, "--engines", "direct,safetensors", "--rounds", 1, "--json", "-"),
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    shutil.rmtree(model)
+    record = parse(done.stdout, "stdout")
+    assert done.returncode == 1
+    assert record.verdict is not None
+    assert "`safetensors` from a tmpfs" in record.verdict.reasons[0]
+    assert "gives other bytes than the files hold" in record.verdict.reasons[0]
+    assert sorted(statuses(record).values()) == ["fail", "pass"]
+
+
+def cut_short(model: Path) -> None:
+    with (model / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+
+
+def other_header(model: Path) -> None:
+    with (model / "model.safetensors").open("r+b") as file:
+        file.write(b"\xff" * 8)
+
+
+def index_of_others(model: Path) -> None:
+    entries = {"weight_map": {"a": "model.safetensors", "c": "model.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(entries))
+
+
+def index_of_elsewhere(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut_short, "model.safetensors` is cut short"),
+        (other_header, "model.safetensors` is not a safetensors file"),
+        (index_of_others, "lists `c` in `model.safetensors`, and no file holds it"),
+        (index_of_elsewhere, "names no files of this directory"),
+    ],
+)
+def test_a_bad_model_is_refused_by_name(damage: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    model = files(tmp_path / "model")
+    damage(model)
+    done = bench(tmp_path / "runs", "--model", model)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_nothing(memory: Path, tmp_path: Path, number: int) -> None:
+    name, value = "TUNETOOL_TEST_MARK", str(tmp_path)
+    arguments = ("--model", "tiny", "--memory-target", memory, "--engines", "direct", "--rounds", 1000)
+    with subprocess.Popen(
+        command(tmp_path / "runs", *arguments),
+        env={**os.environ, name: value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        until(lambda: list(memory.glob(".tunetool-*/model/*.safetensors")), "the model", process)
+        # The program, its janitor, and a process that loads.
+        until(lambda: len(marked(name, value)) > 2, "a load", process)
+        process.send_signal(number)
+        said = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
+    until(lambda: not marked(name, value) and not list(memory.iterdir()), "the end of all that the run had")
+    if number == signal.SIGKILL:
+        assert list((tmp_path / "runs").glob("*")) == []
+    else:
+        interrupted(tmp_path / "runs")
+
+
+def test_a_model_that_cannot_be_written_whole_is_removed(memory: Path, tmp_path: Path) -> None:
+    # As on a disk that fills up: the first file takes more.
+    limit = (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    done = bench(
+        tmp_path / "runs",
+        *("--model", "tiny", "--memory-target", memory, "--json", "-"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    record = parse(done.stdout, "stdout")
+    assert done.returncode == 3
+    assert record.verdict is not None
+    assert "File too large" in record.verdict.reasons[0]
+    assert str(memory) in record.verdict.reasons[0]
+    assert list(memory.iterdir()) == []

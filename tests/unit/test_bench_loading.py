@@ -1,0 +1,169 @@
+"""`bench loading` without torch: its figures, its verdict, its tables and page, and wrong calls."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import builders
+from tunetool.bench.loading import figures
+from tunetool.bench.loading.engines import ENGINES, Engine, select
+from tunetool.bench.loading.samples import Load, Matrix, Row, State
+from tunetool.cli.main import cli
+from tunetool.errors import ExitCode, UsageProblem
+from tunetool.measure.evidence import Counted
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.record import Record
+from tunetool.report.loading import advice, print_loading, sections
+from tunetool.report.loading_page import write_page
+from tunetool.verdict import exit_code, judge
+
+CONDITIONS: dict[str, Any] = {"model": "tiny", "model_bytes": 10**9, "torch": "2.13", "device": "cpu"}
+
+
+def loads(seconds: list[float], **more: Any) -> dict[int, Load]:
+    return {number: Load(each, 10**9, **{"is_equal": True, **more}) for number, each in enumerate(seconds, 1)}
+
+
+def matrix(tmp_path: Path, state: State = "tmpfs") -> Matrix:
+    made = Matrix(state, replace(read_stack(str(tmp_path)), medium="tmpfs", in_memory=state in ("tmpfs", "huge")))
+    made.rows = {
+        "direct": Row("direct", first=loads([0.5] * 6), warm=loads([0.4] * 6)),
+        "safetensors": Row("safetensors", first=loads([1.0] * 6), warm=loads([1.0] * 6)),
+        "kvikio": Row("kvikio", left_out="it needs a GPU"),
+    }
+    return made
+
+
+def record_of(made: Matrix) -> Record:
+    case = figures.case([made], CONDITIONS)
+    return builders.record(
+        *case.measurements, kind="bench.loading", target="/dev/shm", checks=list(case.checks), verdict=judge(case)
+    )
+
+
+def shown(made: Matrix) -> str:
+    out = io.StringIO()
+    print_loading(record_of(made), None, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_figures_have_rates_and_ratios_of_one_round(tmp_path: Path) -> None:
+    made = matrix(tmp_path)
+    made.pinned = dict.fromkeys(range(1, 7), 4e9)
+    by_name = {each.name: each for each in figures.measurements(made, CONDITIONS)}
+    assert by_name["loading.tmpfs.direct.first"].value == pytest.approx(2e9)
+    assert by_name["loading.tmpfs.direct.warm"].value == pytest.approx(2.5e9)
+    assert by_name["loading.tmpfs.direct.warm_of_pinned"].value == pytest.approx(0.625)
+    versus = by_name["loading.tmpfs.direct.first_versus_best_other"]
+    assert (versus.value, versus.parameters["against"], versus.parameters["decided"]) == (2.0, "safetensors", True)
+    assert by_name["loading.tmpfs.pinned"].value == 4e9
+
+
+def test_only_equal_bytes_are_judged(tmp_path: Path) -> None:
+    made = matrix(tmp_path)
+    assert judge(figures.case([made], CONDITIONS)).status == "pass"
+    made.rows["kvikio"] = Row("kvikio", failed="`kvikio` ended with exit status 1")
+    assert exit_code([judge(figures.case([made], CONDITIONS)).status]) == ExitCode.NOT_JUDGED
+    made.rows["safetensors"].warm = loads([1.0] * 6, is_equal=False)
+    verdict = judge(figures.case([made], CONDITIONS))
+    assert verdict.status == "fail"
+    assert "`safetensors` from a tmpfs gives other bytes than the files hold" in verdict.reasons[0]
+
+
+def test_a_cold_load_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) -> None:
+    made = matrix(tmp_path, "cold")
+    made.stack = replace(made.stack, in_memory=False)
+    for row in made.rows.values():
+        row.first = {number: replace(load, counted=Counted(10**9, 10**8, {})) for number, load in row.first.items()}
+        row.warm = {}
+    reasons = figures.unproven_reasons(made)
+    assert any("counted only 0.100" in reason for reason in reasons)
+    assert judge(figures.case([made], CONDITIONS)).status == "unproven"
+
+
+def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
+    made = matrix(tmp_path)
+    text = shown(made)
+    assert "use `direct`" in text
+    assert "kvikio: left out, it needs a GPU" in text
+    made.rows["safetensors"].first = loads([0.4, 0.6] * 3)
+    (section,) = sections(record_of(made))
+    assert "these rounds do not decide" in advice(section)[0]
+    for row in made.rows.values():
+        row.first = loads([0.5 if row.name == "direct" else 1.0] * 4)
+    (section,) = sections(record_of(made))
+    assert "these rounds do not decide" in advice(section)[0], "four rounds are too few"
+    page = write_page(record_of(made), tmp_path / "report.html")
+    assert page is not None
+    assert "first load of a process" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engines", "nothing"], "`nothing` is not an engine"),
+        (["--gpus", "0"], "`--gpus 0` is not a list of numbers"),
+        (["--gpus", "1,two"], "`--gpus 1,two` is not a list of numbers"),
+        ([], "no directory to make the model in"),
+        (["--model", "/nonexistent"], "is neither a size nor a directory"),
+        (["--model", "{}", "--target", "{}"], "is read where it is"),
+        (["--target", "/nonexistent"], "does not exist"),
+    ],
+)
+def test_a_wrong_call_is_named(arguments: list[str], words: str, tmp_path: Path) -> None:
+    called = [argument.format(tmp_path) for argument in arguments]
+    done = CliRunner().invoke(cli, ["bench", "loading", *called, "--runs-dir", str(tmp_path / "runs")])
+    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
+    assert words in str(done.exception) + done.output
+
+
+def test_a_cold_load_is_compared_with_fio(tmp_path: Path) -> None:
+    made = matrix(tmp_path, "cold")
+    made.fio = dict.fromkeys(range(1, 7), 4e9)
+    by_name = {each.name: each for each in figures.measurements(made, CONDITIONS)}
+    assert by_name["loading.cold.direct.first_of_fio"].value == pytest.approx(0.5)
+    assert by_name["loading.cold.fio"].value == 4e9
+    text = shown(made)
+    assert "of fio's read" in text
+    assert "50%" in text
+    assert "fio's read of the same files, past the page cache: 4 GB/s" in text
+
+
+def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
+    one, two = matrix(tmp_path), matrix(tmp_path)
+    two.gpus = 2
+    two.rows["direct"].first = loads([2.0] * 6)
+    case = figures.case([two, one], CONDITIONS)
+    record = builders.record(
+        *case.measurements, kind="bench.loading", target="/dev/shm", checks=list(case.checks), verdict=judge(case)
+    )
+    assert [(section.title, section.measured[0].name) for section in sections(record)] == [
+        ("from a tmpfs", "direct"),
+        ("from a tmpfs, 2 at the same time", "safetensors"),
+    ]
+
+
+def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> None:
+    absent = Engine("no_such_loader.part", "no-such-loader")
+    reason = absent.unavailable(gpu=True)
+    assert reason == f"not installed: {sys.executable} -m pip install no-such-loader"
+    assert replace(absent, module="json", needs_gpu=True).unavailable(gpu=False) == "it needs a GPU"
+    assert replace(absent, module="json", needs_gpu=True).unavailable(gpu=True) is None
+    made = matrix(tmp_path)
+    made.rows["kvikio"] = Row("kvikio", left_out=reason)
+    by_id = {check.id: check.status for check in figures.checks(made)}
+    assert by_id["loading.tmpfs.kvikio"] == "skip"
+    assert "-m pip install no-such-loader" in " ".join(shown(made).split())
+
+
+def test_engines_are_chosen_by_globs() -> None:
+    assert select([]) == list(ENGINES)
+    assert select(["*safetensors"]) == ["fastsafetensors", "safetensors"]

@@ -1,0 +1,140 @@
+"""From samples to the record's measurements, its checks and its verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+from tunetool.bench.checkpoint.ratios import Ratio, ratio
+from tunetool.bench.loading.samples import Load, Matrix, Row
+from tunetool.measure.evidence import doubt, obstacles, summed
+from tunetool.measure.figure import Quantity, What, computed, figure
+from tunetool.record import CheckResult, Evidence, Measurement, Scalar
+from tunetool.verdict import Case
+
+PREFIX = "loading."
+PINNED, FIO = "pinned", "fio"
+FEWEST_ROUNDS = 5
+"""Fewest rounds that decide which of two engines is faster: the range of five holds the median with 94 %."""
+
+
+def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurement]:
+    """Every figure of one state."""
+    common: dict[str, Scalar] = {
+        **conditions,
+        "state": matrix.state,
+        "gpus": matrix.gpus,
+        "repeated_samples": matrix.repeated.taken,
+    }
+    figures = [each for row in matrix.rows.values() for each in _row(matrix, row, {**common, "engine": row.name})]
+    for name, engine, speeds in ((PINNED, "copies from pinned memory", matrix.pinned), (FIO, "fio", matrix.fio)):
+        if speeds:
+            figures.append(figure(_what(matrix, name, "bandwidth", common, engine), list(speeds.values())))
+    return figures
+
+
+def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measurement]:
+    for which, loads in (("first", row.first), ("warm", row.warm)):
+        if not loads:
+            continue
+        taken = list(loads.values())
+        what = _what(matrix, f"{row.name}.{which}", "bandwidth", {**common, "direction": "read"}, row.name)
+        yield figure(what, [load.bytes / load.seconds for load in taken], evidence=_evidence(matrix, taken))
+        what = _what(matrix, f"{row.name}.{which}_time", "duration", common, row.name)
+        yield figure(what, [load.seconds for load in taken])
+        for name, compared in ratios(matrix, row, which).items():
+            decided = compared.decided and compared.pairs >= FEWEST_ROUNDS
+            parameters = {**common, "against": compared.against, "decided": decided, "pairs": compared.pairs}
+            what = _what(matrix, f"{row.name}.{which}_{name}", "ratio", parameters, row.name)
+            yield computed(what, compared.value, compared.interval)
+
+
+def ratios(matrix: Matrix, row: Row, which: str) -> dict[str, Ratio]:
+    """The ratios of a row to copies from pinned memory, to fio's read, and to the fastest other engine."""
+    loads = row.first if which == "first" else row.warm
+
+    def limit(name: str, speeds: Mapping[int, float]) -> Ratio | None:
+        seconds = {number: loads[number].bytes / speed for number, speed in speeds.items() if number in loads}
+        return ratio(name, seconds, row.seconds(which))
+
+    rival = best_other(matrix, row, which)
+    compared = {
+        "of_pinned": limit(PINNED, matrix.pinned),
+        "of_fio": limit(FIO, matrix.fio),
+        "versus_best_other": ratio(rival.name, rival.seconds(which), row.seconds(which)) if rival else None,
+    }
+    return {name: each for name, each in compared.items() if each is not None}
+
+
+def best_other(matrix: Matrix, row: Row, which: str) -> Row | None:
+    """The fastest of the other engines that gave the files' bytes."""
+    rivals = [each for each in matrix.rows.values() if each is not row and each.seconds(which) and not each.differs]
+    return min(rivals, key=lambda each: median(each.seconds(which).values()), default=None)
+
+
+def _evidence(matrix: Matrix, loads: Sequence[Load]) -> Evidence:
+    return summed(matrix.stack, [load.counted for load in loads], sum(load.bytes for load in loads))
+
+
+def _what(matrix: Matrix, name: str, quantity: Quantity, parameters: dict[str, Scalar], engine: str) -> What:
+    medium = "page cache" if matrix.state == "cached" else matrix.stack.medium
+    return What(f"{PREFIX}{matrix.key}.{name}", quantity, engine, medium, parameters=parameters)
+
+
+def _check_id(matrix: Matrix, row: Row) -> str:
+    return f"{PREFIX}{matrix.key}.{row.name}"
+
+
+def checks(matrix: Matrix) -> list[CheckResult]:
+    """Whether each engine gave the bytes of the files."""
+    return [_check(matrix, row) for row in matrix.rows.values()]
+
+
+def _check(matrix: Matrix, row: Row) -> CheckResult:
+    name, expected = _check_id(matrix, row), "every tensor as in the files, by checksums"
+    if row.left_out:
+        return CheckResult(id=name, status="skip", expected=expected, found=row.left_out)
+    if row.differs:
+        return CheckResult(
+            id=name,
+            status="fail",
+            expected=expected,
+            found="other bytes",
+            remedy="do not load by it; report the versions in the record to its authors",
+        )
+    if row.failed:
+        return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
+    count = len(row.first) + len(row.warm)
+    if not count:
+        return CheckResult(id=name, status="skip", expected=expected, found="nothing was loaded")
+    return CheckResult(id=name, status="pass", expected=expected, found=f"equal in {count} loads")
+
+
+def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:
+    """The case for the verdict: only equality is judged, not speed."""
+    rows = [(matrix, row) for matrix in matrices for row in matrix.rows.values()]
+    return Case(
+        measurements=[each for matrix in matrices for each in measurements(matrix, conditions)],
+        checks=[each for matrix in matrices for each in checks(matrix)],
+        words={
+            _check_id(matrix, row): [f"`{row.name}` {matrix.title} gives other bytes than the files hold"]
+            for matrix, row in rows
+            if row.differs
+        },
+        failed={
+            _check_id(matrix, row): f"`{row.name}` {matrix.title} could not be measured: {row.failed}"
+            for matrix, row in rows
+            if row.failed
+        },
+        doubts=[*doubts, *(line for matrix in matrices for line in unproven_reasons(matrix))],
+        judged="checks",
+    )
+
+
+def unproven_reasons(matrix: Matrix) -> list[str]:
+    """Why cold figures prove nothing. What comes from memory needs no proof: tables name where it came from."""
+    if matrix.state != "cold":
+        return []
+    loads = [(row.name, [load.counted for load in row.first.values()]) for row in matrix.rows.values()]
+    reasons = [line for name, counted in loads if (line := doubt(matrix.stack, "read", counted, f"`{name}`"))]
+    return [*obstacles(matrix.stack), *reasons]
