@@ -4,9 +4,10 @@
 
 The ranks are simulated: their plans and results are pickled as ranks send them, one rank at a time, before the time
 begins. Each rank holds one part along dimension 0 of every tensor, as FSDP does. The coordinator unpickles the plans,
-plans, pickles the answers, unpickles the results, writes `.metadata` and commits; then the same again in place, as at
-the next step. No network, and no data files. Each round is a process of its own, whose peak memory is its alone: a
-process of Python with torch before it begins is part of it.
+plans, pickles the answers, unpickles the results, writes `.metadata`, commits, and pickles the metadata that torch
+sends to every rank; then the same again in place, as at the next step. No network, and no data files. Each round is a
+process of its own, whose peak memory is its alone: a process of Python with torch before it begins is part of it. In
+each round every number of ranks has its turn.
 
 torch's own planner and writer (`DefaultSavePlanner`, `FileSystemWriter`) do the same for --torch-ranks.
 
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from goals import line, status
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, commit
-from tunetool.checkpoint.packed import Packed, Results
+from tunetool.checkpoint.columns import PackedTable
+from tunetool.checkpoint.packed import PackedItems, PackedStored, Results
 from tunetool.measure.statistics import estimate
 
 SECONDS, GIGABYTES, LINEAR = 5.0, 4.0, 1.25
 ROWS, COLUMNS, FILES = 8, 1024, 8
-STEPS = ("plans arrive", "plan", "answers leave", "results arrive", "metadata and commit")
+STEPS = ("plans arrive", "plan", "answers leave", "results arrive", "metadata and commit", "metadata leaves")
 
 
 def items_of(rank: int, ranks: int, tensors: int) -> tuple[list[WriteItem], dict[str, tuple[str, ...]]]:
@@ -62,9 +64,10 @@ def items_of(rank: int, ranks: int, tensors: int) -> tuple[list[WriteItem], dict
     return items, mappings
 
 
-def located(items: Sequence[WriteItem]) -> Iterator[tuple[MetadataIndex, int, int, int]]:
-    for number, item in enumerate(items):
-        yield item.index, number % FILES, number // FILES * (ROWS * COLUMNS * 2 + 4096), ROWS * COLUMNS * 2 + 900
+def places(count: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of each item in its file."""
+    for number in range(count):
+        yield number // FILES * (ROWS * COLUMNS * 2 + 4096), ROWS * COLUMNS * 2 + 900
 
 
 class Direct:
@@ -74,7 +77,7 @@ class Direct:
         self.path = path
 
     def sent(self, items: list[WriteItem], mappings: Any) -> bytes:
-        return pickle.dumps(SavePlan(Packed(items), planner_data=mappings))
+        return pickle.dumps(SavePlan(PackedItems(items), planner_data=PackedTable(mappings)))
 
     def begin(self) -> None:
         self.writer, self.planner = DirectWriter(self.path), DirectSavePlanner()
@@ -85,12 +88,12 @@ class Direct:
         answered, self.metadata = self.planner.create_global_plan(plans)
         return self.writer.prepare_global_plan(answered)
 
-    def results(self, rank: int, answer: SavePlan, known: bytes | None) -> tuple[bytes, bytes]:
-        """What a rank sends, and what it keeps of it for the next save."""
-        stored = Packed(None, known) if known else Packed(located(answer.items))
+    def results(self, rank: int, answer: SavePlan) -> bytes:
+        """What a rank sends."""
+        files = [number % FILES for number in range(len(answer.items))]
+        offsets, lengths = zip(*places(len(files)), strict=True)
         names = tuple(commit.data_name(rank, number, answer.storage_data.token) for number in range(FILES))
-        sent = pickle.dumps(Results(stored, names))
-        return sent, stored.pickled()
+        return pickle.dumps(Results(PackedStored.of(answer.items, files, offsets, lengths), names))
 
     def finish(self, results: list[Any]) -> None:
         self.writer.finish(self.metadata, results)
@@ -115,13 +118,12 @@ class Torch:
         prepared: list[SavePlan] = self.writer.prepare_global_plan(answered)
         return prepared
 
-    def results(self, rank: int, answer: SavePlan, known: bytes | None) -> tuple[bytes, bytes]:
-        names = [f"__{rank}_{number}.distcp" for number in range(FILES)]
-        sent = [
-            WriteResult(index, length, _StorageInfo(names[file], offset, length))
-            for index, file, offset, length in located(answer.items)
-        ]
-        return pickle.dumps(sent), b""
+    def results(self, rank: int, answer: SavePlan) -> bytes:
+        sent = []
+        for number, (item, (offset, length)) in enumerate(zip(answer.items, places(len(answer.items)), strict=True)):
+            info = _StorageInfo(f"__{rank}_{number % FILES}.distcp", offset, length)
+            sent.append(WriteResult(item.index, length, info))
+        return pickle.dumps(sent)
 
     def finish(self, results: list[Any]) -> None:
         self.writer.finish(self.metadata, results)
@@ -130,7 +132,6 @@ class Torch:
 def once(kind: str, ranks: int, tensors: int, path: Path) -> dict[str, Any]:
     engine = {"direct": Direct, "torch": Torch}[kind](path)
     asked = [engine.sent(*items_of(rank, ranks, tensors)) for rank in range(ranks)]
-    kept: list[bytes | None] = [None] * ranks
     saves = []
     for _ in range(2):
         seconds: dict[str, float] = {}
@@ -148,29 +149,27 @@ def once(kind: str, ranks: int, tensors: int, path: Path) -> dict[str, Any]:
         del plans
         left = timed("answers leave", lambda answers=answers: [pickle.dumps(answer) for answer in answers])
         del answers
-        sent = []
-        for rank, answer in enumerate(left):
-            result, kept[rank] = engine.results(rank, pickle.loads(answer), kept[rank])
-            sent.append(result)
+        sent = [engine.results(rank, pickle.loads(answer)) for rank, answer in enumerate(left)]
         del left
         results = timed("results arrive", lambda sent=sent: [pickle.loads(each) for each in sent])
         del sent
         timed("metadata and commit", lambda results=results: engine.finish(results))
         del results
+        timed("metadata leaves", lambda: pickle.dumps(engine.metadata))
         saves.append(seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"first": saves[0], "later": saves[1], "peak": peak, "bytes": (path / ".metadata").stat().st_size}
 
 
-def rounds(kind: str, ranks: int, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    answers = []
-    for _ in range(asked.rounds):
-        with tempfile.TemporaryDirectory(prefix="tunetool-ranks-", dir=asked.target) as folder:
-            command = [sys.executable, __file__, "--once", kind, "--ranks", str(ranks), "--target", f"{folder}/step"]
-            done = subprocess.run(
-                [*command, "--tensors", str(asked.tensors)], check=True, capture_output=True, text=True
-            )
-            answers.append(json.loads(done.stdout))
+def once_in_a_process(kind: str, ranks: int, asked: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="tunetool-ranks-", dir=asked.target) as folder:
+        command = [sys.executable, __file__, "--once", kind, "--ranks", str(ranks), "--target", f"{folder}/step"]
+        done = subprocess.run([*command, "--tensors", str(asked.tensors)], check=True, capture_output=True, text=True)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+
+def show(kind: str, ranks: int, answers: list[dict[str, Any]]) -> None:
     for save in ("first", "later"):
         steps = {step: estimate([answer[save][step] for answer in answers]).value for step in STEPS}
         whole = estimate([sum(answer[save].values()) for answer in answers])
@@ -178,7 +177,6 @@ def rounds(kind: str, ranks: int, asked: argparse.Namespace) -> list[dict[str, A
         print(f"{kind:6} {ranks:5} ranks, {save:5} save: {whole.value:7.2f} s ({shown})")
     memory = estimate([answer["peak"] for answer in answers]).value
     print(f"{kind:6} {ranks:5} ranks: peak {memory / 1e9:.2f} GB; `.metadata` of {answers[0]['bytes'] / 1e6:.0f} MB")
-    return answers
 
 
 def main() -> int:
@@ -195,13 +193,19 @@ def main() -> int:
         print(json.dumps(once(asked.once, int(asked.ranks), asked.tensors, asked.target)))
         return 0
     counts = [int(count) for count in asked.ranks.split(",")]
-    for count in filter(None, asked.torch_ranks.split(",")):
-        rounds("torch", int(count), asked)
-    measured = {count: rounds("direct", count, asked) for count in counts}
+    turns = [("torch", int(count)) for count in filter(None, asked.torch_ranks.split(","))]
+    turns += [("direct", count) for count in counts]
+    answers: dict[tuple[str, int], list[dict[str, Any]]] = {turn: [] for turn in turns}
+    for _ in range(asked.rounds):
+        for turn in turns:
+            answers[turn].append(once_in_a_process(*turn, asked))
+    for turn, given in answers.items():
+        show(*turn, given)
+    measured = {count: answers["direct", count] for count in counts}
     most, fewest = max(counts), min(counts)
     verdicts = []
     for save in ("first", "later"):
-        seconds = {count: [sum(each[save].values()) for each in answers] for count, answers in measured.items()}
+        seconds = {count: [sum(each[save].values()) for each in given] for count, given in measured.items()}
         verdicts.append(line(f"{most} ranks: s of the coordinator's {save} save", seconds[most], SECONDS, False))
         if most > fewest:
             pairs = zip(seconds[most], seconds[fewest], strict=True)

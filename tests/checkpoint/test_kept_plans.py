@@ -32,6 +32,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, metadata, packed, planner, rank_layout, saver_lock
 from tunetool.checkpoint.commit import Saving
 from tunetool.checkpoint.items import Placed
+from tunetool.checkpoint.layout import Part, joined
 from tunetool.checkpoint.packed import Packed
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -431,6 +432,17 @@ def test_the_plans_that_are_kept_take_bounded_memory(tmp_path: Path, monkeypatch
     for count, kept in ((3, 1), (4, 2), (5, 2), (30, 1), (2, 1), (3, 2)):
         save({"m": {str(number): torch.ones(1) for number in range(count)}}, tmp_path)
         assert len(planner._global_plans) == kept, count
+
+
+def test_layouts_of_equal_tensors_share_their_constant_bytes() -> None:
+    """They are most of what a kept layout of tiny tensors takes."""
+    parts = [Part(1000 * number, 600, bytes([7]) * 600) for number in range(0, 40, 2)]
+    data = [Part(1000 * number, 400, number) for number in range(1, 40, 2)]
+    tails = [Part(1000 * number + 400, 600, bytes([8]) * 600) for number in range(1, 40, 2)]
+    found = list(joined(sorted([*parts, *data, *tails], key=lambda part: part.offset)))
+    constants = [part.content for part in found if isinstance(part.content, bytes)]
+    assert len(constants) == 21
+    assert len({id(content) for content in constants}) == 3
 
 
 def test_no_metadata_is_unpickled_to_save_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ class Saving:
         """
         self.commit_content([metadata.dumps(new, self.directory / metadata.NAME)], metadata.files_of(new))
 
-    def commit_content(self, content: Sequence[bytes], names: Collection[str]) -> None:
+    def commit_content(self, content: Sequence[bytes | memoryview], names: Collection[str]) -> None:
         """``commit`` of metadata as bytes, in parts, which name the data files ``names`` and no others."""
         temporary = self.directory / f"{metadata.NAME}.{self.token}.tmp"
         with naming_errors(self.directory, PREVIOUS_IS_WHOLE, WRITING):

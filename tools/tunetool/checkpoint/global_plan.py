@@ -11,7 +11,7 @@ import heapq
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 _logger = logging.getLogger(__name__)
 _LONGEST_MESSAGE = 500
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a chunk."""
 
 
 def item_bytes(item: WriteItem) -> int:
@@ -87,7 +89,7 @@ def share_out(plans: Sequence[SavePlan], split_above: int) -> list[SavePlan]:
             for piece, size in cut:
                 shares[ranks[0]].append(piece)
                 loads[ranks[0]] += size
-    lightest = _Lightest(loads)
+    lightest = Lightest(loads)
     for size, piece, holders in sorted(replicated, key=lambda entry: -entry[0]):
         rank = lightest.of(holders)
         shares[rank].append(piece)
@@ -95,7 +97,7 @@ def share_out(plans: Sequence[SavePlan], split_above: int) -> list[SavePlan]:
     return [dataclasses.replace(plan, items=share) for plan, share in zip(plans, shares, strict=True)]
 
 
-class _Lightest:
+class Lightest:
     """The rank with the fewest bytes of some ranks. ``loads`` only grow meanwhile."""
 
     def __init__(self, loads: list[int]) -> None:
@@ -148,10 +150,12 @@ def _numbered(item: WriteItem, number: int) -> WriteItem:
     return numbered
 
 
-def merged(mappings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merged(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The ranks' tables of where each name comes from in the state, as one. The first rank that has a name decides."""
     together: dict[str, Any] = {}
-    for mapping in reversed(list(mappings)):
+    # Ranks with equal tables share the object.
+    distinct = {id(mapping): mapping for mapping in mappings}
+    for mapping in reversed(distinct.values()):
         together.update(mapping)
     return together
 
@@ -160,7 +164,9 @@ def check(plans: Sequence[SavePlan], metadata: Metadata) -> None:
     """Raises ``ValueError`` unless the chunks of every tensor lie within it and do not overlap, and, with several
     ranks, fill it: torch's ``_validate_global_plan``, which is asked only for chunks that form no grid."""
     for name, tensor in metadata.state_dict_metadata.items():
-        if isinstance(tensor, BytesStorageMetadata) or not len(tensor.size) or _is_grid(tensor):
+        if isinstance(tensor, BytesStorageMetadata) or not len(tensor.size):
+            continue
+        if is_grid(tensor.size, [(chunk.offsets, chunk.sizes) for chunk in tensor.chunks]):
             continue
         problems: Any = default_planner._validate_global_plan(list(plans), Metadata({name: tensor}))
         # torch 2.5 to 2.7 answers with a truth value, and writes why to its log.
@@ -174,21 +180,20 @@ def check(plans: Sequence[SavePlan], metadata: Metadata) -> None:
             )
 
 
-def _is_grid(tensor: TensorStorageMetadata) -> bool:
+def is_grid(size: torch.Size, chunks: Sequence[Box]) -> bool:
     """Whether the chunks are the cells of a grid that fills the tensor. Empty chunks within its bounds count for
     nothing: the shards of ranks for which no row is left."""
-    size, chunks = tensor.size, tensor.chunks
     if len(chunks) == 1:
-        return bool(chunks[0].sizes == size and not any(chunks[0].offsets))
+        return bool(tuple(chunks[0][1]) == tuple(size) and not any(chunks[0][0]))
     cells = 1
-    filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
+    filled = [(offsets, sizes) for offsets, sizes in chunks if 0 not in sizes]
     if len(filled) < len(chunks):
-        for chunk in chunks:
-            if any(at < 0 or at + long > end for at, long, end in zip(chunk.offsets, chunk.sizes, size, strict=True)):
+        for offsets, sizes in chunks:
+            if any(at < 0 or at + long > end for at, long, end in zip(offsets, sizes, size, strict=True)):
                 return False
     for dimension, length in enumerate(size):
         stop = 0
-        ranges = {(chunk.offsets[dimension], chunk.sizes[dimension]) for chunk in filled}
+        ranges = {(offsets[dimension], sizes[dimension]) for offsets, sizes in filled}
         for start, long in sorted(ranges):
             if start != stop:
                 return False
@@ -196,4 +201,4 @@ def _is_grid(tensor: TensorStorageMetadata) -> bool:
         if stop != length:
             return False
         cells *= len(ranges)
-    return cells == len(filled) == len({chunk.offsets for chunk in filled})
+    return cells == len(filled) == len({offsets for offsets, _ in filled})

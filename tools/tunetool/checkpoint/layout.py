@@ -62,11 +62,14 @@ def joined(parts: Iterable[Part]) -> Iterator[Part]:
     """``parts``, ordered by offset, with neighbours of constant bytes made one, zeros between them included: the end of
     a tensor's archive and the beginning of the next one."""
     last: Part | None = None
+    # Tensors of equal shapes follow each other, and their constant bytes are the same.
+    known: dict[bytes, bytes] = {}
     for part in parts:
         if last is not None:
             gap = part.offset - last.offset - last.length
             if type(part.content) is bytes and type(last.content) is bytes and gap < BLOCK:
                 content = last.content + bytes(gap) + part.content
+                content = known.setdefault(content, content)
                 last = Part(last.offset, len(content), content)
                 continue
             yield last

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata as _Metadata
 from tunetool import regular_files
 from tunetool.checkpoint import metadata_pickle, pickled
 from tunetool.checkpoint.collections_off import without_collections
-from tunetool.checkpoint.metadata_pickle import Described, Unusual
+from tunetool.checkpoint.metadata_pickle import Content, Described, Unusual
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.plain import Malformed, check_plain
 from tunetool.checkpoint.vocabulary import VOCABULARY, is_leaf
@@ -167,7 +167,7 @@ def dumps(metadata: Metadata, path: Path) -> bytes:
 
 def content_of(
     metadata: Metadata, results: Sequence[Results], path: Path, kept: list[Described] | None = None
-) -> list[bytes]:
+) -> Content:
     """The bytes of `.metadata` in parts, with the locations that the ranks' ``results`` name.
 
     ``kept``: the tables as bytes, if an earlier call has put them there. The caller keeps a list for each pair of a

@@ -6,6 +6,8 @@ pickle's memo first, at known numbers. So the parts of an earlier save are used 
 change. A pickle cannot hold values that belong to nothing: they are tuples that stand for the version until the version
 itself, which comes later, replaces them.
 
+Where tables and results are columns, rows of equal length are filled by numpy (``pickle_rows``), for all ranks at once.
+
 What is written here needs no check by ``metadata.loads``: every value has the exact type that it accepts. For anything
 else, ``Unusual`` is raised, and the caller lets Python's pickler write it.
 """
@@ -14,9 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -29,7 +33,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from tunetool.checkpoint.packed import Packed, Results, Stored
+from tunetool.checkpoint.columns import Columns, Numbers
+from tunetool.checkpoint.packed import Packed, PackedStored, Results, Stored
+from tunetool.checkpoint.pickle_rows import batches, columns, filled, integers, references
+from tunetool.checkpoint.tensor_table import TensorTable
+
+Content = list[bytes | memoryview]
+"""Bytes in parts."""
 
 _BATCH = 1000
 """Entries of a table or a list that are put there at a time, as by Python's pickler."""
@@ -137,20 +147,26 @@ def _batches(entries: Sequence[bytes], end: bytes) -> bytes:
 
 
 def _properties(properties: Any) -> bytes:
+    if type(properties) is not TensorProperties:
+        raise Unusual
+    its = properties
+    return _state_of(its.dtype, its.layout, its.requires_grad, its.memory_format, its.pin_memory)
+
+
+@lru_cache(256, typed=True)
+def _state_of(dtype: Any, layout: Any, requires_grad: Any, memory_format: Any, pin_memory: Any) -> bytes:
     if (
-        type(properties) is not TensorProperties
-        or properties.layout is not torch.strided
-        or properties.memory_format is not torch.contiguous_format
-        or type(properties.requires_grad) is not bool
-        or type(properties.pin_memory) is not bool
+        layout is not torch.strided
+        or memory_format is not torch.contiguous_format
+        or type(requires_grad) is not bool
+        or type(pin_memory) is not bool
     ):
         raise Unusual
-    name = str(properties.dtype).removeprefix("torch.")
-    if type(properties.dtype) is not torch.dtype or getattr(torch, name, None) is not properties.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if type(dtype) is not torch.dtype or getattr(torch, name, None) is not dtype:
         raise Unusual
-    dtype = _text("torch") + _text(name) + b"\x93"
-    grad, pinned = _TRUTH[properties.requires_grad], _TRUTH[properties.pin_memory]
-    state = b"(" + dtype + _STRIDED + grad + _CONTIGUOUS + pinned + b"t"
+    dtype_name = _text("torch") + _text(name) + b"\x93"
+    state = b"(" + dtype_name + _STRIDED + _TRUTH[requires_grad] + _CONTIGUOUS + _TRUTH[pin_memory] + b"t"
     return _KNOWN["TensorProperties"] + _NEW + state + b"b"
 
 
@@ -161,14 +177,19 @@ class Described:
     """
 
     def __init__(self, tensors: Any, planner_data: Any) -> None:
-        if type(tensors) is not dict or not set(map(type, tensors)) <= {str}:
+        if isinstance(tensors, TensorTable) and not tensors.is_as_planned:
+            tensors = dict(tensors)
+        if not isinstance(tensors, (dict, TensorTable)) or not set(map(type, tensors)) <= {str}:
             raise Unusual
         first = len(_KNOWN)
         self.names = {name: _get(number) for number, name in enumerate(tensors, first)}
         self.next_number = first + len(tensors)
         self.definitions = _remembered([_text(name) + _PUT for name in tensors])
         self._sizes = _Sizes()
-        entries = [self.names[name] + self._described(each) for name, each in tensors.items()]
+        if isinstance(tensors, TensorTable):
+            entries = list(self._of_columns(tensors))
+        else:
+            entries = [self.names[name] + self._described(each) for name, each in tensors.items()]
         self.tensors = b"}" + _batches(entries, b"u")
         self.planner = self._planner(planner_data)
         self._stored: dict[int, tuple[Packed[Stored], int, bytes]] = {}
@@ -185,6 +206,41 @@ class Described:
             chunks.append(_CHUNK + sizes[chunk.offsets] + _CHUNK_SIZES + sizes[chunk.sizes] + b"ub")
         head = _TENSOR + _properties(each.properties) + _KNOWN["size"] + sizes[each.size] + _KNOWN["chunks"]
         return head + b"]" + _batches(chunks, b"e") + b"ub"
+
+    def _of_columns(self, table: TensorTable) -> Iterable[bytes]:
+        """As ``_described`` for every tensor, in the order of the table. Chunks with the same number of dimensions are
+        rows of the same length."""
+        chunks: dict[int, Iterator[Numbers]] = {}
+        dimensions = np.array([len(size or ()) for _, size in table.described], np.int64)
+        of_chunk = np.repeat(dimensions, table.counts)
+        for count in set(dimensions.tolist()):
+            inside = np.repeat(of_chunk == count, of_chunk)
+            bounds = [part[inside].reshape(-1, count) for part in (table.offsets, table.sizes)] if count else []
+            number = int((of_chunk == count).sum())
+            offsets, sizes = bounds or [np.zeros((number, 0), np.uint8)] * 2
+            if offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
+                raise Unusual
+            size = _SIZE, b"\x85R"
+            parts = [
+                _CHUNK,
+                size[0],
+                *columns(offsets),
+                size[1],
+                _CHUNK_SIZES,
+                size[0],
+                *columns(sizes),
+                size[1],
+                b"ub",
+            ]
+            same = dimensions == count
+            chunks[count] = iter(np.split(filled(parts, number), np.cumsum(table.counts[same])[:-1]))
+        for reference, (properties, whole) in zip(self.names.values(), table.described, strict=True):
+            rows = next(chunks[len(whole or ())])
+            if properties is None or whole is None:
+                yield reference + _BYTES
+                continue
+            head = _TENSOR + _properties(properties) + _KNOWN["size"] + self._sizes[whole] + _KNOWN["chunks"] + b"]"
+            yield b"".join((reference, head, *batches(rows, _BATCH, b"e"), b"ub"))
 
     def _planner(self, data: Any) -> bytes:
         if data is None:
@@ -203,6 +259,52 @@ class Described:
             raise Unusual
         return self.names.get(value) or _text(value)
 
+    def rows(self, results: Sequence[Results]) -> Content | None:
+        """The table of files of all ranks. None if it is not all columns, or not what the tables describe."""
+        ranks = [_columns_of(result) for result in results]
+        if None in ranks or not ranks:
+            return None
+        every = [each for each in ranks if each is not None]
+        numbers = {name: number for number, name in enumerate(self.names, len(_KNOWN))}
+        memo: dict[int, Numbers] = {}
+        plain: dict[int, Numbers] = {}
+        for items, _ in every:
+            its = items.structure
+            if id(its) not in memo:
+                memo[id(its)] = np.array([numbers.get(name, -1) for name in its.names], np.int64)
+                plain[id(its)] = np.array([whole is None for _, _, whole in its.forms], bool)[its.which]
+        name = np.concatenate([memo[id(items.structure)] for items, _ in every])
+        whole = np.concatenate([plain[id(items.structure)] for items, _ in every])
+        dimensions = np.concatenate([items.structure.dimensions for items, _ in every])
+        bounds = np.concatenate([items.offsets for items, _ in every])
+        hints = np.concatenate([items.hints for items, _ in every]).astype(np.int64)
+        files = [len(result.names) for result in results]
+        firsts = (self.next_number + np.cumsum(files) - files).tolist()
+        file = np.concatenate([where[0].astype(np.int64) + at for (_, where), at in zip(every, firsts, strict=True)])
+        offset, length = (np.concatenate([where[which] for _, where in every]) for which in (1, 2))
+        # An object has no offset and no number, and a tensor has both.
+        if any((part < 0).any() for part in (name, bounds, offset, length)) or ((hints == 0) != whole).any():
+            return None
+        content: Content = [b"}"]
+        for count in [-1, *set(dimensions[~whole].tolist())]:
+            of = whole if count < 0 else (dimensions == count) & ~whole
+            table = bounds[np.repeat(of, dimensions)].reshape(int(of.sum()), max(0, count))
+            hint = [b"N"] if count < 0 else integers(hints[of] - 1)
+            at = [b"N"] if count < 0 else [_SIZE, *columns(table), b"\x85R"]
+            parts = [
+                _INDEX,
+                *references(name[of]),
+                _INDEX_HINT,
+                *hint,
+                _INDEX_OFFSET,
+                *at,
+                _INFO,
+                *references(file[of]),
+            ]
+            parts += [_INFO_OFFSET, *integers(offset[of]), _INFO_LENGTH, *integers(length[of]), b"ub"]
+            content += batches(filled(parts, int(of.sum())), _BATCH, b"u")
+        return content
+
     def stored(self, rank: int, stored: Packed[Stored], first_file: int) -> bytes:
         """The entries of a rank in the table of files, whose names begin at ``first_file`` in the memo. Made once
         while a rank's entries stay the same."""
@@ -210,6 +312,7 @@ class Described:
         if known is not None and known[1] == first_file and known[0].same_as(stored):
             return known[2]
         made = self._entries(stored, first_file)
+        stored.forget_parts()
         self._stored[rank] = stored, first_file, made
         return made
 
@@ -245,15 +348,24 @@ class Described:
         return _batches(entries, b"u")
 
 
-def write(described: Described, results: Sequence[Results], meta: Any, version: str | None) -> list[bytes]:
+def _columns_of(result: Results) -> tuple[Columns, tuple[Numbers, Numbers, Numbers]] | None:
+    """A rank's items and where they are, if both are columns and its files have names."""
+    stored = result.stored
+    items = stored.items.known_columns if isinstance(stored, PackedStored) else None
+    if items is None or not isinstance(stored, PackedStored) or len(items) != len(stored):
+        return None
+    return (items, stored.where) if int(stored.where[0].max(initial=0)) < max(1, len(result.names)) else None
+
+
+def write(described: Described, results: Sequence[Results], meta: Any, version: str | None) -> Content:
     """The content of `.metadata` in parts. Raises ``Unusual``."""
-    names: list[str] = []
-    at = described.next_number
-    tables = [b"}"]
-    for rank, result in enumerate(results):
-        tables.append(described.stored(rank, result.stored, at))
-        names += result.names
-        at += len(result.names)
+    names = [name for result in results for name in result.names]
+    tables = described.rows(results)
+    if tables is None:
+        at, tables = described.next_number, [b"}"]
+        for rank, result in enumerate(results):
+            tables.append(described.stored(rank, result.stored, at))
+            at += len(result.names)
     return [
         _BEGIN,
         described.definitions,

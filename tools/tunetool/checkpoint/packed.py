@@ -7,9 +7,13 @@ import pickle
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
+
+from tunetool.checkpoint.columns import Columns, Numbers, columns_of, narrow, received, sent
 
 T = TypeVar("T")
 
@@ -33,7 +37,7 @@ class Packed(Sequence[T], Generic[T]):
     def pickled(self) -> bytes:
         """The pickle of the list of parts."""
         if self._pickle is None:
-            self._pickle = pickle.dumps(self._parts, 4)
+            self._pickle = pickle.dumps(self.parts(), 4)
         return self._pickle
 
     def parts(self) -> list[T]:
@@ -83,8 +87,104 @@ class Packed(Sequence[T], Generic[T]):
     __hash__ = None  # type: ignore[assignment]  # compared by its parts, like a list
 
 
+class PackedItems(Packed[WriteItem]):
+    """Write items, which travel as columns where columns can say all of them, else as their pickle."""
+
+    __slots__ = ("_asked", "_columns")
+
+    def __init__(
+        self, parts: Iterable[WriteItem] | None, pickled: bytes | None = None, columns: Columns | None = None
+    ) -> None:
+        super().__init__(parts, pickled)
+        self._columns = columns
+        self._asked = columns is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = self.columns()
+        return PackedItems, (None, self.pickled(), None) if columns is None else (None, None, columns)
+
+    @property
+    def known_columns(self) -> Columns | None:
+        """The items as columns, if they are columns already."""
+        return self._columns
+
+    def columns(self) -> Columns | None:
+        """The items as columns; None if columns cannot say them."""
+        if not self._asked:
+            self._columns = columns_of(self.parts())
+            self._asked = True
+        return self._columns
+
+    def parts(self) -> list[WriteItem]:
+        # Read once: another thread may forget them meanwhile.
+        parts = self._parts
+        if parts is None and self._columns is not None:
+            parts = self._parts = self._columns.items()
+        return super().parts() if parts is None else parts
+
+    def same_as(self, other: Packed[WriteItem]) -> bool:
+        ours, others = self._columns, other._columns if isinstance(other, PackedItems) else None
+        if self is other or ours is None or others is None:
+            return super().same_as(other)
+        return ours.same_as(others)
+
+    def forget_parts(self) -> None:
+        if self._pickle is not None or self._columns is not None:
+            self._parts = None
+
+    def __len__(self) -> int:
+        return len(self.parts() if self._columns is None else self._columns)
+
+
 Stored = tuple[MetadataIndex, int, int, int]
 """An item: its index, the number of its file within the rank's files, its offset and its length there."""
+
+
+class PackedStored(Packed[Stored]):
+    """Where the items of a plan are: by item, the number of the file, the offset and the length."""
+
+    __slots__ = ("items", "where")
+
+    def __init__(self, items: PackedItems, where: tuple[Numbers, Numbers, Numbers]) -> None:
+        super().__init__(None)
+        self.items, self.where = items, where
+
+    @classmethod
+    def of(
+        cls, items: PackedItems, files: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
+    ) -> PackedStored:
+        file, offset, length = (narrow(np.array(each, np.int64)) for each in (files, offsets, lengths))
+        return cls(items, (file, offset, length))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stored, (self.items, *map(sent, self.where))
+
+    def parts(self) -> list[Stored]:
+        parts = self._parts
+        if parts is None:
+            indexes = [item.index for item in self.items.parts()]
+            parts = self._parts = list(zip(indexes, *(each.tolist() for each in self.where), strict=True))
+        return parts
+
+    def same_as(self, other: Packed[Stored]) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, PackedStored)
+            and self.items.same_as(other.items)
+            and all(map(np.array_equal, self.where, other.where))
+        )
+
+    def forget_parts(self) -> None:
+        self._parts = None
+
+    def __len__(self) -> int:
+        return len(self.where[0])
+
+
+def _stored(items: PackedItems, *where: tuple[str, bytes]) -> PackedStored:
+    file, offset, length = map(received, where)
+    return PackedStored(items, (file, offset, length))
 
 
 class Results(Sequence[WriteResult]):
@@ -116,11 +216,14 @@ class Results(Sequence[WriteResult]):
 
 
 class Locations(MutableMapping[MetadataIndex, _StorageInfo]):
-    """``storage_data``: where each item of all ranks is. The table is made when somebody looks into it; for pickles it
-    is a plain dict."""
+    """``storage_data``: where each item of all ranks is. The table is made when somebody looks into it.
 
-    def __init__(self, ranks: Sequence[Results]) -> None:
-        self._ranks = ranks
+    Pickles are plain dicts. ``travelling``: they are what the ranks have sent, if that is columns, for ranks that have
+    this package.
+    """
+
+    def __init__(self, ranks: Sequence[Results], travelling: bool = False) -> None:
+        self._ranks, self._travels = ranks, travelling
         self._table: dict[MetadataIndex, _StorageInfo] | None = None
 
     def _made(self) -> dict[MetadataIndex, _StorageInfo]:
@@ -129,6 +232,9 @@ class Locations(MutableMapping[MetadataIndex, _StorageInfo]):
         return self._table
 
     def __reduce__(self) -> tuple[Any, ...]:
+        columns = all(isinstance(rank.stored, PackedStored) for rank in self._ranks)
+        if self._travels and self._table is None and columns:
+            return Locations, (self._ranks, True)
         return dict, (self._made(),)
 
     def __repr__(self) -> str:

@@ -18,12 +18,14 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.tensor import DTensor
 
-from tunetool.checkpoint import global_plan
+from tunetool.checkpoint import column_plan, global_plan
 from tunetool.checkpoint.collections_off import without_collections
+from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.global_plan import share_out
 from tunetool.checkpoint.metadata_pickle import Described
-from tunetool.checkpoint.packed import Packed
+from tunetool.checkpoint.packed import PackedItems
 from tunetool.checkpoint.state_shape import PLAIN, StateShape, leaves_of, values_of
+from tunetool.checkpoint.tensor_table import TensorTable
 
 SPLIT_ABOVE = 256 << 20
 """Bytes. Small enough to distribute 8 GB evenly over 16 files, large enough for readers to see few chunks."""
@@ -46,8 +48,9 @@ class _LocalPlan:
     coordinates: bool
     names: list[str]
     mappings: dict[str, Any]
-    items: Packed[WriteItem]
-    finished: list[tuple[Packed[WriteItem], list[Cut]]] = field(default_factory=list)
+    sent_mappings: PackedTable
+    items: PackedItems
+    finished: list[tuple[PackedItems, list[Cut]]] = field(default_factory=list)
     """What the coordinator made of it, the newest first."""
 
 
@@ -56,9 +59,9 @@ class _GlobalPlan:
     """What the coordinator has made of the ranks' plans."""
 
     split_above: int
-    asked: list[tuple[Packed[WriteItem], Any]]
+    asked: list[tuple[PackedItems, Any]]
     """By rank: its items, and where in the state each name comes from."""
-    answered: list[Packed[WriteItem]]
+    answered: list[PackedItems]
     metadata: Metadata
     size: int
     """Number of items."""
@@ -99,6 +102,14 @@ def kept_bytes(metadata: Metadata) -> list[Described] | None:
     tables = metadata.state_dict_metadata
     for plan in _global_plans:
         known = plan.metadata.state_dict_metadata
+        if isinstance(known, TensorTable) or isinstance(tables, TensorTable):
+            if (
+                isinstance(tables, TensorTable)
+                and tables.is_of(known)
+                and plan.metadata.planner_data is metadata.planner_data
+            ):
+                return plan.described
+            continue
         if (
             plan.metadata.planner_data is metadata.planner_data
             and len(known) == len(tables)
@@ -177,16 +188,16 @@ class DirectSavePlanner(DefaultSavePlanner):
         self._whole = {}
         if self._local is not None:
             self._planned = self._local.items
-            self.plan = SavePlan(self._local.items, planner_data=self._local.mappings)
+            self.plan = SavePlan(self._local.items, planner_data=self._local.sent_mappings)
             return self.plan
         plan = self._planned_by_torch()
         # Not the items of `plan`, which is empty if torch has cached an equal plan.
         self._planned = self.plan.items
         if self._shape is not None:
-            items = Packed(plan.items)
-            self._local = _LocalPlan(self._shape, self.is_coordinator, list(self.state_dict), self.mappings, items)
+            items, sent, names = PackedItems(plan.items), PackedTable(self.mappings), list(self.state_dict)
+            self._local = _LocalPlan(self._shape, self.is_coordinator, names, self.mappings, sent, items)
             _local_plans = _with(_local_plans, self._local)
-            plan = self.plan = dataclasses.replace(plan, items=items)
+            plan = self.plan = dataclasses.replace(plan, items=items, planner_data=sent)
         return plan
 
     def _planned_by_torch(self) -> SavePlan:
@@ -208,7 +219,7 @@ class DirectSavePlanner(DefaultSavePlanner):
 
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         global _global_plans  # noqa: PLW0603  (one memory for each process)
-        keeps = self._keeps and all(isinstance(plan.items, Packed) for plan in all_plans)
+        keeps = self._keeps and all(isinstance(plan.items, PackedItems) for plan in all_plans)
         known = None
         if keeps:
             known = next(
@@ -217,29 +228,49 @@ class DirectSavePlanner(DefaultSavePlanner):
             )
         if known is None:
             with without_collections():
-                plans, metadata = global_plan.describe(share_out(all_plans, self.split_above))
+                plans, metadata = self._planned_together(all_plans)
                 if self.flatten_state_dict:
                     metadata.planner_data = global_plan.merged(plan.planner_data for plan in plans)
-                global_plan.check(plans, metadata)
             if not keeps:
                 return plans, metadata
             asked = [(plan.items, plan.planner_data) for plan in all_plans]
-            size = sum(len(plan.items) for plan in plans)
-            known = _GlobalPlan(self.split_above, asked, [Packed(plan.items) for plan in plans], metadata, size)
+            answered = [
+                plan.items if isinstance(plan.items, PackedItems) else PackedItems(plan.items) for plan in plans
+            ]
+            size = sum(map(len, answered))
+            known = _GlobalPlan(self.split_above, asked, answered, metadata, size)
         for items in (*(items for items, _ in known.asked), *known.answered):
             items.forget_parts()
         _global_plans = _within_memory(_with(_global_plans, known))
         # Tables of its own, so that a caller who changes them changes no other save.
-        tables = dict(known.metadata.state_dict_metadata)
-        answered = zip(all_plans, known.answered, strict=True)
+        tables = known.metadata.state_dict_metadata
+        tables = tables.fresh() if isinstance(tables, TensorTable) else dict(tables)
+        answers = zip(all_plans, known.answered, strict=True)
         return (
-            [dataclasses.replace(plan, items=items) for plan, items in answered],
+            [dataclasses.replace(plan, items=items) for plan, items in answers],
             dataclasses.replace(known.metadata, state_dict_metadata=tables),
         )
 
+    def _planned_together(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        planned = None
+        if len(all_plans) > 1:
+            asked = [plan.items.columns() if isinstance(plan.items, PackedItems) else None for plan in all_plans]
+            columns = [each for each in asked if each is not None]
+            planned = column_plan.plan(columns, self.split_above) if len(columns) == len(asked) else None
+        if planned is not None:
+            answers, tables = planned
+            shares = [
+                dataclasses.replace(plan, items=PackedItems(None, None, answer))
+                for plan, answer in zip(all_plans, answers, strict=True)
+            ]
+            return shares, Metadata(tables)
+        plans, metadata = global_plan.describe(share_out(all_plans, self.split_above))
+        global_plan.check(plans, metadata)
+        return plans, metadata
+
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         plan: SavePlan = super().finish_plan(new_plan)
-        if self._local is not None and isinstance(plan.items, Packed):
+        if self._local is not None and isinstance(plan.items, PackedItems):
             for items, _ in self._local.finished:
                 if items.same_as(plan.items):
                     plan = self.plan = dataclasses.replace(plan, items=items)
@@ -269,7 +300,7 @@ class DirectSavePlanner(DefaultSavePlanner):
             if known is items:
                 return cuts
         cuts = [self._cut(item) for item in items]
-        if local is not None and isinstance(items, Packed):
+        if local is not None and isinstance(items, PackedItems):
             local.finished = [(items, cuts), *local.finished][:_KEPT]
         return cuts
 

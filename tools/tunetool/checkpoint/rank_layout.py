@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from tunetool.checkpoint.host_buffers import Source, views
 from tunetool.checkpoint.items import Archive, Placed, place
 from tunetool.checkpoint.layout import Block, Part, cut, joined, share_out
-from tunetool.checkpoint.packed import Packed, Stored
+from tunetool.checkpoint.packed import Packed, PackedItems, PackedStored, Stored
 from tunetool.checkpoint.pipeline import Digest
 from tunetool.checkpoint.save_items import Item
 
@@ -79,8 +79,13 @@ class RankLayout:
         known = self._stored
         if known is not None and known[0] is writes:
             return known[1]
-        located = zip(writes, self.locations, strict=True)
-        stored = Packed((write.index, file, at.offset, at.length) for write, (file, at) in located)
+        stored: Packed[Stored]
+        if isinstance(writes, PackedItems):
+            files, placed = zip(*self.locations, strict=True) if self.locations else ((), ())
+            stored = PackedStored.of(writes, files, [at.offset for at in placed], [at.length for at in placed])
+        else:
+            located = zip(writes, self.locations, strict=True)
+            stored = Packed((write.index, file, at.offset, at.length) for write, (file, at) in located)
         if isinstance(writes, Packed):
             self._stored = writes, stored
         return stored
