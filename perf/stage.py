@@ -212,6 +212,7 @@ def make_small(directory: Path, count: int, size: int) -> None:
         if number < 100:
             path.parent.mkdir(parents=True)
         path.write_bytes(content)
+    os.sync()  # what is not on the disk yet stays in the page cache, whatever is asked for
 
 
 def small(options: argparse.Namespace, directory: Path, target: Path) -> int:
