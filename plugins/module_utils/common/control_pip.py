@@ -7,7 +7,7 @@ import sys
 from typing import Sequence
 
 from .commands import run
-from .node_wheel import from_installed, installed_files, without_collection
+from .node_wheel import from_installed, installed_files, is_carried, without_collection
 
 
 def own_pip() -> list[str]:
@@ -16,8 +16,8 @@ def own_pip() -> list[str]:
 
 
 def has_sources(source: str) -> bool:
-    """Whether this copy of the collection has the package's sources. The copy in tunetool's own wheel has none."""
-    return os.path.isdir(os.path.join(source, "tools/tunetool"))
+    """Whether pip can build the package from this copy of the collection: not from the one in tunetool's own wheel."""
+    return os.path.isdir(os.path.join(source, "tools")) or not is_carried(source)
 
 
 def package_files(source: str) -> list[str]:

@@ -49,6 +49,11 @@ def from_installed(source: str, directory: str) -> str:
     return path
 
 
+def is_carried(source: str) -> bool:
+    """Whether this copy of the collection lies where the wheel has it."""
+    return os.path.realpath(source).endswith("/" + COLLECTION)
+
+
 def installed_files(source: str) -> dict[str, str]:
     """Files of the installed package that the collection ``source`` came with: name in a wheel, and path.
 
