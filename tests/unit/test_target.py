@@ -28,8 +28,9 @@ def built(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a suspended array any of these would wait for ever: here they fail instead."""
+    assert tmp_path.is_dir()  # made, and what an earlier run left removed, before anything is replaced
 
     def guarded(name: str) -> None:
         real = getattr(os, name)
