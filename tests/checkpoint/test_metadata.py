@@ -103,7 +103,11 @@ def describing() -> Metadata:
         MetadataIndex("scalar", torch.Size([])): _StorageInfo("__1_0.distcp", 0, 8, ["zstd"]),
         MetadataIndex("step"): _StorageInfo("__1_0.distcp", 8, 1),
     }
-    planned = {"whole": ("model", "whole"), "list.0": ("list", 0), "more": [1.5, {"x": {1, 2}}, frozenset(["ab"]), None]}
+    planned = {
+        "whole": ("model", "whole"),
+        "list.0": ("list", 0),
+        "more": [1.5, {"x": {1, 2}}, frozenset(["ab"]), None],
+    }
     meta = StorageMeta(Path("/scratch/step-1"), "save", modules=["model"])
     return Metadata(kinds, planned, stored, meta, "1.0.0")
 
