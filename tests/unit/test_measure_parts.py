@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from tunetool.measure import busy, rundir, sampling
 from tunetool.measure.balance import balance
 from tunetool.measure.evidence import Counted, explain, obstacles, wrong_clock
 from tunetool.measure.facts import node_facts
-from tunetool.measure.sampling import Counting
+from tunetool.measure.sampling import Counting, Repeats, again, judgement_of_fio
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
 from tunetool.node.machine import busy as jobs
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
@@ -316,6 +318,24 @@ def test_a_program_s_clock_is_held_against_the_time_that_its_bytes_took(said: fl
     busy = {"nvme0n1": Counters(0, 0, 0, 0, 0, 0, 9000), "nvme1n1": Counters(0, 0, 0, 0, 0, 0, 5)}
     counted = Counted(1, 1, busy, moving_seconds=1.45)
     assert (wrong_clock([(None, 0.1), (counted, said)]) is None) is believed
+
+
+def test_a_sample_whose_bytes_took_longer_than_fio_says_is_taken_again() -> None:
+    # Jobs of fio that begin apart, on a node whose cores are all busy: once. A wrong clock: always.
+    def taken(*moving: float) -> tuple[float, list[str]]:
+        left, said = list(moving), []
+
+        def take(label: str) -> Any:
+            said.append(label)
+            counted = Counted(100, 100, {}, moving_seconds=left.pop(0))
+            return SimpleNamespace(counted=counted, outcome=SimpleNamespace(seconds=1.0))
+
+        sample = again("write-1", take, judgement_of_fio, Repeats(), lambda _: None)
+        return sample.counted.moving_seconds, said
+
+    assert taken(1.9, 1.1) == (1.1, ["write-1", "write-1-repeat-1"])
+    assert taken(1.1) == (1.1, ["write-1"])
+    assert taken(1.9, 1.9, 1.9, 1.8)[0] == 1.8
 
 
 def test_speed_hash_follows_the_drives_but_not_their_names(tmp_path: Path) -> None:

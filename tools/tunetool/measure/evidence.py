@@ -20,7 +20,7 @@ _CLOCK_FACTOR, _CLOCK_SLACK = 1.25, 0.25
 REPEATS = 3
 """Number of samples of one direction that may be repeated because something else used the drives."""
 
-Judgement = Literal["proven", "other-io", "missing"]
+Judgement = Literal["proven", "other-io", "other-time", "missing"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,15 @@ def obstacles(stack: BlockStack) -> list[str]:
     return [f"`{name}` counts nothing: run `echo 1 > /sys/block/{name}/queue/iostats`" for name in stack.silent]
 
 
+def took_longer(counted: Counted, seconds: float) -> bool:
+    """Whether the bytes of a sample moved for longer than the program says that they took.
+
+    One such sample may come from a node so busy that the program's jobs began apart; a wrong clock makes all of them
+    so.
+    """
+    return counted.moving_seconds > _CLOCK_FACTOR * seconds + _CLOCK_SLACK
+
+
 def wrong_clock(samples: Iterable[tuple[Counted | None, float]]) -> str | None:
     """Why fio's time cannot be true, from samples, each with the seconds that fio claims: its bytes took longer.
 
@@ -72,7 +81,7 @@ def wrong_clock(samples: Iterable[tuple[Counted | None, float]]) -> str | None:
     busy before and after.
     """
     for counted, seconds in samples:
-        if counted is not None and counted.moving_seconds > _CLOCK_FACTOR * seconds + _CLOCK_SLACK:
+        if counted is not None and took_longer(counted, seconds):
             return (
                 f"the drives moved its bytes for {counted.moving_seconds:.1f} s in a sample of which fio says that it "
                 f"took {seconds:.1f} s: its clock is wrong; see "

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS, Counted, Judgement
+from tunetool.measure.evidence import REPEATS, Counted, Judgement, took_longer
 from tunetool.measure.residency import resident_bytes
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 
@@ -149,6 +149,12 @@ class Repeats:
         return self.taken < REPEATS
 
 
+_WORTH_REPEATING: Mapping[Judgement, str] = {
+    "other-io": "something else used the drives meanwhile",
+    "other-time": "the drives moved its bytes for longer than fio says",
+}
+
+
 def again(
     name: str,
     take: Callable[[str], T],
@@ -156,15 +162,18 @@ def again(
     repeats: Repeats,
     say: Callable[[str], None],
 ) -> T:
-    """One sample by ``take``, which gets its label; the last one where something else uses the drives all the time."""
+    """One sample by ``take``, which gets its label; the last one where something else uses the drives, or the CPUs, all
+    the time."""
     label, tries = name, 0
     while True:
         sample = take(label)
-        if "other-io" not in judge(sample) or not repeats.left:
+        judgements = set(judge(sample))
+        if not judgements & set(_WORTH_REPEATING) or not repeats.left:
             return sample
         repeats.taken += 1
         tries += 1
-        say(f"{label}: something else used the drives meanwhile: repeated")
+        why = next(text for each, text in _WORTH_REPEATING.items() if each in judgements)
+        say(f"{label}: {why}: repeated")
         label = f"{name}-repeat-{tries}"
 
 
@@ -197,3 +206,27 @@ def collect(
 def judgement(sample: Sample) -> tuple[Judgement | None]:
     """Of a sample, for ``again`` and ``collect``."""
     return (sample.counted.judgement if sample.counted is not None else None,)
+
+
+class Timed(Protocol):
+    """What fio says of a sample."""
+
+    @property
+    def seconds(self) -> float:
+        """How long its requests took."""
+
+
+class TimedSample(Sample, Protocol):
+    """A sample by fio."""
+
+    @property
+    def outcome(self) -> Timed:
+        """What fio says."""
+
+
+def judgement_of_fio(sample: TimedSample) -> tuple[Judgement | None]:
+    """``judgement``, and whether fio's time agrees with that of the drives' counters."""
+    counted = sample.counted
+    if counted is not None and counted.judgement == "proven" and took_longer(counted, sample.outcome.seconds):
+        return ("other-time",)
+    return judgement(sample)

@@ -14,7 +14,7 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, arguments, run
 from tunetool.measure.progress import Progress
-from tunetool.measure.sampling import Counting, Repeats, collect, judgement
+from tunetool.measure.sampling import Counting, Repeats, collect, judgement_of_fio
 from tunetool.measure.statistics import LOOKS, estimate, next_look
 from tunetool.measure.stored import incomplete
 from tunetool.node.machine.block_stack import BlockStack
@@ -219,7 +219,7 @@ class Sequential:
             direction,
             FEWEST,
             lambda name: self._sample(name, job, self.shape.duration, self.shape.duration + 60),
-            judgement,
+            judgement_of_fio,
             self.results.repeated[direction],
             self.progress.say,
             lambda kept: more_where_open(direction, kept, self.shape.limits.get(direction), self.progress.say),

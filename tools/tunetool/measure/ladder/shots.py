@@ -14,7 +14,7 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Fio, FioFailed, Outcome, execute, shares
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.progress import Progress
-from tunetool.measure.sampling import Counting, Repeats, collect, judgement
+from tunetool.measure.sampling import Counting, Repeats, collect, judgement_of_fio
 from tunetool.measure.sequential import FEWEST, Sample, more_where_open
 from tunetool.node.machine.block_stack import BlockStack
 
@@ -78,7 +78,7 @@ class Shooter:
             name,
             SAMPLES if limit is None else FEWEST,
             lambda label: self.shoot(call(label)),
-            lambda samples: [each for sample in samples.values() for each in judgement(sample)],
+            lambda samples: [each for sample in samples.values() for each in judgement_of_fio(sample)],
             repeats,
             self.progress.say,
             more,
