@@ -13,6 +13,7 @@ import shutil
 import site
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,9 +95,14 @@ def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: 
     expected |= {f"tunetool/templates/{name}" for name in tree(ROOT / "templates")}
     for folder in ("inventory/h100", "inventory/h200", "meta", "playbooks", "plugins", "roles"):
         expected |= {f"{INSIDE}{folder}/{name}" for name in tree(ROOT / folder)}
-    expected |= {f"{INSIDE}{name}" for name in ("ansible.cfg", "constraints.txt", "pyproject.toml")}
+    expected |= {f"{INSIDE}{name}" for name in ("ansible.cfg", "constraints.txt", "hatch_build.py", "pyproject.toml")}
     assert names == expected
     assert wheel.stat().st_size < MOST_BYTES
+
+
+def test_an_editable_install_has_no_part_of_the_collection() -> None:
+    # Ansible would take it for an installed collection, and look no further.
+    assert not (Path(sysconfig.get_paths()["purelib"]) / "ansible_collections/tunetool/node/ansible.cfg").exists()
 
 
 def test_the_wheel_for_nodes_is_the_same_from_sources_and_from_what_is_installed(
