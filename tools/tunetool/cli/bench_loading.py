@@ -69,6 +69,7 @@ def loading(given: Options) -> int:
     Exit codes: 0 measured, and all tensors are equal; 1 an engine gives other bytes; 2 the call was wrong; 3 an engine
     failed, or the drives prove nothing.
     """
+    from tunetool.bench.loading.preflight import check_call
     from tunetool.bench.loading.request import Request
     from tunetool.bench.loading.run import bench
     from tunetool.cli.under_python import go_on_under
@@ -86,5 +87,6 @@ def loading(given: Options) -> int:
         seed=given.seed,
         run=given.run(),
     )
+    check_call(request)
     go_on_under(given.python, TORCH)
     return finish(bench(request, best_progress()), given.json_to)

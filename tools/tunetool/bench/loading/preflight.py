@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunetool.bench.loading.engines import select
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import State
 from tunetool.errors import CannotJudge, UsageProblem
@@ -16,6 +17,7 @@ from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_size
+from tunetool.origin import install_hint
 from tunetool.stage.whole_directory import need_room
 from tunetool.training.model import reference_model
 
@@ -85,10 +87,21 @@ def on_gpu(request: Request) -> bool:
     return request.device == "cuda" or (request.device == "auto" and bool(device_nodes("nvidia[0-9]*")))
 
 
+def engine_names(request: Request) -> list[str]:
+    """The engines that are asked for. Raises ``UsageProblem``."""
+    return select([] if list(request.engines) == ["*"] else request.engines)
+
+
+def check_call(request: Request) -> None:
+    """Raises ``UsageProblem`` for what is wrong under every Python, before one with torch is looked for."""
+    engine_names(request)
+    media(request)
+
+
 def need_torch() -> None:
     """Raises ``CannotJudge`` without torch."""
     if importlib.util.find_spec("torch") is None:
-        raise CannotJudge("torch is not installed beside tunetool", "install it: `pip install 'tunetool[checkpoint]'`")
+        raise CannotJudge("torch is not installed beside tunetool", install_hint("checkpoint"))
 
 
 def check_gpus(request: Request) -> None:

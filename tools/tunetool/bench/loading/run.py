@@ -10,7 +10,7 @@ from typing import Any
 
 from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.loading import figures, files_by_fio, preflight
-from tunetool.bench.loading.engines import ENGINES, select
+from tunetool.bench.loading.engines import ENGINES
 from tunetool.bench.loading.preflight import Medium
 from tunetool.bench.loading.ranks import Ranks
 from tunetool.bench.loading.request import KIND, Request
@@ -53,7 +53,7 @@ class _Loading:
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
         request, self.environment = self.request, session.environment
-        self.names = select([] if list(request.engines) == ["*"] else request.engines)
+        self.names = preflight.engine_names(request)
         self.media = preflight.media(request)
         preflight.need_torch()
         self.size = preflight.model_bytes(request)
