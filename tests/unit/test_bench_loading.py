@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import builders
+from tunetool.bench.engine_choice import choose
 from tunetool.bench.loading import figures
-from tunetool.bench.loading.engines import ENGINES, Engine, select
+from tunetool.bench.loading.engines import ENGINES, Engine
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
 from tunetool.cli.main import cli
 from tunetool.errors import ExitCode, UsageProblem
@@ -166,5 +167,5 @@ def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> Non
 
 
 def test_engines_are_chosen_by_globs() -> None:
-    assert select([]) == list(ENGINES)
-    assert select(["*safetensors"]) == ["fastsafetensors", "safetensors"]
+    assert choose(ENGINES, []) == choose(ENGINES, ["*"]) == list(ENGINES)
+    assert choose(ENGINES, ["*safetensors"]) == ["fastsafetensors", "safetensors"]

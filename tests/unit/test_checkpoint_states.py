@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import preset
-from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE, select
+from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE
 from tunetool.bench.checkpoint.states import BYTES_PER_PARAMETER, named, rank_bytes, rows_of, shape
+from tunetool.bench.engine_choice import choose
 from tunetool.errors import UsageProblem
 
 
@@ -135,11 +136,17 @@ def test_ranks_hold_the_state_together_or_each_all_of_it(world: int) -> None:
 
 
 def test_engines_are_chosen_by_globs_in_one_order() -> None:
-    assert select([]) == list(ENGINES)
+    assert choose(ENGINES, []) == list(ENGINES)
     assert REFERENCE in ENGINES
-    assert select(["direct*", "dcp-t4-*"]) == ["dcp-t4-single", "dcp-t4-multi", "direct", "direct-async", "direct-gds"]
+    assert choose(ENGINES, ["direct*", "dcp-t4-*"]) == [
+        "dcp-t4-single",
+        "dcp-t4-multi",
+        "direct",
+        "direct-async",
+        "direct-gds",
+    ]
     with pytest.raises(UsageProblem, match="`torch` is not an engine") as caught:
-        select(["direct", "torch"])
+        choose(ENGINES, ["direct", "torch"])
     assert "torch-save-zip" in str(caught.value.hint)
 
 

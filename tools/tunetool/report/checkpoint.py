@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.engine_figures import EngineFigures
 from tunetool.report.html import interval_of
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
@@ -24,23 +25,10 @@ _ONE_CORE = (0.85, 1.25)
 
 
 @dataclass(frozen=True)
-class Engine:
-    """One engine: its figures by the last part of their names, and its check that restores are equal."""
+class Engine(EngineFigures):
+    """An engine of checkpoints."""
 
-    name: str
-    family: str
-    figures: Mapping[str, Measurement]
-    check: CheckResult | None = None
-
-    def value(self, figure: str) -> float | None:
-        """The median of a figure; None where it was not measured."""
-        measurement = self.figures.get(figure)
-        return measurement.value if measurement else None
-
-    @property
-    def equal(self) -> bool:
-        """Whether every restored state was equal to the saved one."""
-        return self.check is not None and self.check.status == "pass"
+    family: str = ""
 
 
 @dataclass
@@ -94,7 +82,7 @@ def media(record: Record) -> list[Medium]:
         known = {check.id.removeprefix(head): check for check in checks}
         for name, figures in by_engine.items():
             family = str(next(iter(figures.values())).parameters.get("family", ""))
-            medium.engines.append(Engine(name, family, figures, known.get(name)))
+            medium.engines.append(Engine(name, figures, known.get(name), family))
         medium.left_out = [check for name, check in known.items() if name not in by_engine]
         result.append(medium)
     return result
@@ -162,7 +150,7 @@ def _cells(engine: Engine) -> list[Text]:
         Text(_rate(engine.value("restore"))),
         Text(_seconds(engine.value("cpu"))),
         Text(format_size(peak) if peak is not None else "-"),
-        Text("yes" if engine.equal else "NO", style="" if engine.equal else "bold red"),
+        Text("yes" if engine.is_equal else "NO", style="" if engine.is_equal else "bold red"),
         Text(_times(ratio)),
     ]
 
@@ -239,7 +227,7 @@ def advice(medium: Medium) -> list[str]:
 
     Empty where fewer than two engines restored equal states.
     """
-    good = [engine for engine in medium.measured if engine.equal]
+    good = [engine for engine in medium.measured if engine.is_equal]
     if len(good) < 2:
         return []
     best = good[0]

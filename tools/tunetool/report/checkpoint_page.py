@@ -63,7 +63,7 @@ def _row(engine: Engine) -> Mapping[str, Any]:
         "restore": shown("restore", 1e9),
         "cpu": shown("cpu", 1),
         "memory": shown("peak_memory", 1e9),
-        "equal": engine.equal,
+        "equal": engine.is_equal,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,27 +14,9 @@ from tunetool.bench.loading.figures import FIO, PINNED, PREFIX
 from tunetool.bench.loading.samples import TITLES, State, key_of, parse_key, title_of
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.engine_figures import EngineFigures
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
-
-
-@dataclass(frozen=True)
-class Engine:
-    """One engine: its figures by the last part of their names, and its check that the bytes are equal."""
-
-    name: str
-    figures: Mapping[str, Measurement]
-    check: CheckResult | None = None
-
-    def value(self, figure: str) -> float | None:
-        """The median of a figure; None where it was not measured."""
-        measurement = self.figures.get(figure)
-        return measurement.value if measurement else None
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether every load gave the bytes of the files."""
-        return self.check is not None and self.check.status == "pass"
 
 
 @dataclass
@@ -43,7 +25,7 @@ class Section:
 
     state: State
     gpus: int = 1
-    engines: list[Engine] = field(default_factory=list)
+    engines: list[EngineFigures] = field(default_factory=list)
     left_out: list[CheckResult] = field(default_factory=list)
     pinned: Measurement | None = None
     fio: Measurement | None = None
@@ -54,7 +36,7 @@ class Section:
         return title_of(self.state, self.gpus)
 
     @property
-    def measured(self) -> list[Engine]:
+    def measured(self) -> list[EngineFigures]:
         """Engines with a first load, the fastest first."""
         engines = [engine for engine in self.engines if engine.value("first")]
         return sorted(engines, key=lambda engine: -(engine.value("first") or 0.0))
@@ -82,7 +64,7 @@ def sections(record: Record) -> list[Section]:
                 elif figure == FIO:
                     section.fio = measurement
         known = {check.id.removeprefix(head): check for check in record.checks if check.id.startswith(head)}
-        section.engines = [Engine(name, figures, known.get(name)) for name, figures in by_engine.items()]
+        section.engines = [EngineFigures(name, figures, known.get(name)) for name, figures in by_engine.items()]
         section.left_out = [check for name, check in known.items() if name not in by_engine]
         if section.engines or section.left_out:
             result.append(section)
@@ -120,7 +102,7 @@ def ceiling(section: Section) -> str:
     return "of fio's read" if section.fio is not None else "of pinned copies"
 
 
-def cells(section: Section, engine: Engine) -> list[Text]:
+def cells(section: Section, engine: EngineFigures) -> list[Text]:
     """The row of an engine."""
     share = engine.value("first_of_fio" if section.fio is not None else "warm_of_pinned")
     return [

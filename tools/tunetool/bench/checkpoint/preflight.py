@@ -6,10 +6,11 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, select
+from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, ENGINES
 from tunetool.bench.checkpoint.request import Request
 from tunetool.bench.checkpoint.site import GUESS
 from tunetool.bench.checkpoint.states import Shape, shape
+from tunetool.bench.engine_choice import choose
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.target import check_target
@@ -53,7 +54,7 @@ def targets(request: Request) -> list[tuple[Path, BlockStack]]:
 
 def engines(request: Request) -> list[str]:
     """Names of the engines. Raises ``UsageProblem``, or ``CannotJudge`` without torch."""
-    names = select([] if list(request.engines) == ["*"] else request.engines)
+    names = choose(ENGINES, request.engines)
     if importlib.util.find_spec("torch") is None:
         raise CannotJudge("torch is not installed beside tunetool", f"install it: {install_hint('checkpoint')}")
     return names

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-
-from tunetool.errors import UsageProblem
 
 DIRECT = "direct"
 """``tunetool.loading``."""
@@ -39,12 +36,3 @@ ENGINES: Mapping[str, Engine] = {
     "transformers": Engine("transformers", "transformers accelerate"),
 }
 """kvikio has a package for each CUDA: kvikio-cu13 for CUDA 13."""
-
-
-def select(patterns: Sequence[str]) -> list[str]:
-    """Names that match any of the globs, in the order of ``ENGINES``; all names without globs. Raises
-    ``UsageProblem``."""
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in ENGINES):
-            raise UsageProblem(f"`{pattern}` is not an engine", f"known: {', '.join(ENGINES)}")
-    return [name for name in ENGINES if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]

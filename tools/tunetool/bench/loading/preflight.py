@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.bench.loading.engines import select
+from tunetool.bench.engine_choice import choose
+from tunetool.bench.loading.engines import ENGINES
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import State
 from tunetool.errors import CannotJudge, UsageProblem
@@ -89,7 +90,7 @@ def on_gpu(request: Request) -> bool:
 
 def engine_names(request: Request) -> list[str]:
     """The engines that are asked for. Raises ``UsageProblem``."""
-    return select([] if list(request.engines) == ["*"] else request.engines)
+    return choose(ENGINES, request.engines)
 
 
 def check_call(request: Request) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from typing import Any, cast
 
 from tunetool.bench.checkpoint.engines.base import Engine, Factory
-from tunetool.errors import UsageProblem
 
 DCP_THREADS = (1, 2, 4, 8, 16)
 REFERENCE = "torch-save-zip"
@@ -52,12 +50,3 @@ def _engines() -> Mapping[str, Factory]:
 
 
 ENGINES: Mapping[str, Factory] = _engines()
-
-
-def select(patterns: Sequence[str]) -> list[str]:
-    """Names that match any of the globs, in the order of ``ENGINES``; all names without globs. Raises
-    ``UsageProblem``."""
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in ENGINES):
-            raise UsageProblem(f"`{pattern}` is not an engine", f"known: {', '.join(ENGINES)}")
-    return [name for name in ENGINES if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
