@@ -15,7 +15,7 @@ COLLECTION = "ansible_collections/tunetool/node"
 FILES = ("ansible.cfg", "constraints.txt", "pyproject.toml", "hatch_build.py")
 
 
-class CollectionFiles(BuildHookInterface):  # type: ignore[misc]  # hatchling is there while a wheel is built, and only then
+class CollectionFiles(BuildHookInterface):
     """Adds the files to every wheel but an editable one."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
