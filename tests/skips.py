@@ -134,7 +134,11 @@ ALLOWED = (
     Allowed(r"it compresses: the tensor's bytes", "an engine to which the question does not apply", always),
     Allowed(r"^(it is for a state on a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),
     Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
-    Allowed(r"^(Orbax|nvidia-resiliency-ext) is not installed", "a licence, or a size: engines that nobody is made to install", always),
+    Allowed(
+        r"^(Orbax|nvidia-resiliency-ext) is not installed",
+        "a licence, or a size: engines that nobody is made to install",
+        always,
+    ),
     Allowed(
         r"Ansible's control side needs Python 3.11|^ansible-core is for control machines|could not import '(ansible|ansible_runner|numpy|yaml|xxhash)'",
         "another Python",
