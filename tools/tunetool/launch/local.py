@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge
 from tunetool.measure import worker
 from tunetool.measure.worker import TAIL, TICK, describe_end
@@ -144,16 +145,19 @@ class Ranks:
         return "\n".join([*parts, f"--- torchrun\n{torchrun_log}"] if torchrun_log else parts)
 
     def end(self) -> None:
-        """End torchrun, its ranks and what they started. A second Ctrl-C does not leave them behind."""
+        """End torchrun, its ranks and what they started. Ctrl-C counts once that is done."""
+        ctrl_c = CtrlC()
         if not self._started:
             # Ranks that have not reported their ids yet: torchrun knows them.
-            worker.end(self._process, _POLITE_SECONDS)
+            with ctrl_c.held():
+                worker.end(self._process, _POLITE_SECONDS)
         for pid in self._started:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # torchrun makes each rank the leader of a session; a recycled id is not one of ours.
                 if os.getpgid(pid) == pid and os.getsid(pid) == pid:
                     os.killpg(pid, signal.SIGKILL)
         worker.end(self._process, _POLITE_SECONDS)
+        ctrl_c.deliver()
 
 
 def run_ranks(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.commands import captured
 from tunetool.node.play.host_summary import one_line
@@ -89,20 +90,24 @@ class Submitted:
         return state
 
     def _cancel(self) -> None:
-        """Cancel the job and wait until its nodes are free, since only then its ranks have ended. Ignores a second
-        Ctrl-C."""
+        """Cancel the job and wait until its nodes are free, since only then its ranks have ended.
+
+        Ctrl-C counts once that is done.
+        """
+        ctrl_c = CtrlC()
         deadline = time.monotonic() + _END_SECONDS
         cancelled = False
         while self.job_id and time.monotonic() < deadline:
-            with contextlib.suppress(KeyboardInterrupt):
+            with ctrl_c.held():
                 try:
                     if self.state().ended:
-                        return
+                        break
                 except CannotJudge:
                     deadline = 0  # forgotten, or out of reach: try once more, then give up
                 if not cancelled:
                     cancelled = call(["scancel", self.job_id]).returncode == 0
                 time.sleep(_TICK)
+        ctrl_c.deliver()
 
 
 def refused(errors: str) -> UsageProblem | CannotJudge:

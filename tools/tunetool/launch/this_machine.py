@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tunetool.ctrl_c import CtrlC
 from tunetool.errors import UsageProblem
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
@@ -87,14 +88,16 @@ def _run_guard(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Ver
 
 
 def _wait(guard: subprocess.Popen[bytes]) -> None:
-    """End the guard; ignores a second Ctrl-C."""
+    """End the guard. Ctrl-C counts once that is done."""
+    ctrl_c = CtrlC()
     deadline = time.monotonic() + _END_SECONDS
     while guard.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+        with ctrl_c.held(), contextlib.suppress(subprocess.TimeoutExpired):
             guard.wait(_TICK)
     if guard.poll() is None:
         guard.kill()
         guard.wait()
+    ctrl_c.deliver()
 
 
 def judge(verdicts: list[Verdict], progress: Progress) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
 
 PREFIX = ".tunetool-"
@@ -123,14 +124,13 @@ def _is_dead(path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     # A second Ctrl-C while files of many GB are unlinked must not leave the rest.
+    ctrl_c = CtrlC()
     for _ in range(3):
-        try:
-            shutil.rmtree(path, ignore_errors=False)
-            return
-        except KeyboardInterrupt:
-            continue
-        except FileNotFoundError:
-            return
+        with ctrl_c.held():
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path, ignore_errors=False)
+            break
+    ctrl_c.deliver()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge
 from tunetool.node.common.commands import in_c_locale
 from tunetool.node.common.files import read_text
@@ -129,30 +130,34 @@ def finish(process: subprocess.Popen[bytes], timeout: float, tick: Callable[[], 
                 if time.monotonic() > deadline:
                     raise Overdue("" if end(process, POLITE) else f"; {stuck(process.pid)}") from None
     finally:
-        end(process, POLITE)
-        close_pipes(process)
+        try:
+            end(process, POLITE)
+        finally:
+            close_pipes(process)
 
 
 def end(process: subprocess.Popen[bytes], polite: float = 0.0) -> bool:
     """End a program and its process group: by SIGTERM for ``polite`` seconds, then by SIGKILL.
 
     False where it is still there, stuck in the kernel: nothing ends it then, and waiting for it would have no limit.
-    A second Ctrl-C does not leave it behind.
+    Ctrl-C does not leave it behind, and counts once it has ended.
     """
     if process.returncode is not None:
         return True
+    ctrl_c = CtrlC()
     waited = process in _left_behind
     if polite and not waited:
         _signal_group(process, signal.SIGTERM)
-        _has_ended(process, polite)
+        _has_ended(process, polite, ctrl_c)
     # Before its leader is reaped: until then no other group gets its number.
     _signal_group(process, signal.SIGKILL)
-    if not _has_ended(process, 0.0 if waited else KILL_PATIENCE):
-        if not waited:
-            _left_behind.append(process)
-        return False
-    process.wait()
-    return True
+    ended = _has_ended(process, 0.0 if waited else KILL_PATIENCE, ctrl_c)
+    if ended:
+        process.wait()
+    elif not waited:
+        _left_behind.append(process)
+    ctrl_c.deliver()
+    return ended
 
 
 _left_behind: list[subprocess.Popen[bytes]] = []
@@ -181,11 +186,11 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+def _has_ended(process: subprocess.Popen[bytes], patience: float, ctrl_c: CtrlC) -> bool:
     """Whether it ends in time. It is not reaped."""
     deadline = time.monotonic() + patience
     while True:
-        with contextlib.suppress(KeyboardInterrupt):
+        with ctrl_c.held():
             try:
                 if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     return True
@@ -222,9 +227,11 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
-        self._stderr.close()
-        close_pipes(self._process)
+        try:
+            self.end()
+        finally:
+            self._stderr.close()
+            close_pipes(self._process)
 
     @property
     def pid(self) -> int:
@@ -290,7 +297,10 @@ class Worker:
         return line.decode(errors="replace")
 
     def _dead(self) -> Failed:
-        if self._process.returncode is None and not _has_ended(self._process, 5):
+        ctrl_c = CtrlC()
+        closed = self._process.returncode is None and not _has_ended(self._process, 5, ctrl_c)
+        ctrl_c.deliver()
+        if closed:
             self.end()
             return Failed(f"{self.what} closed its output and went on", raw=self.messages())
         self.end()

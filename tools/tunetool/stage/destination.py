@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.machine.mounts import mount_at, read_mounts
 from tunetool.stage import manifest as manifests
@@ -208,15 +209,14 @@ def take_away(destination: Destination) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree, including read-only directories, even if Ctrl-C is pressed again."""
+    """Remove a tree, including read-only directories. Ctrl-C counts once that is done."""
+    ctrl_c = CtrlC()
     for _ in range(3):
-        try:
-            for directory, _, _ in os.walk(path):
-                if not os.access(directory, os.W_OK | os.X_OK):
-                    Path(directory).chmod(0o700)
-            shutil.rmtree(path)
-            return
-        except KeyboardInterrupt:
-            continue
-        except FileNotFoundError:
-            return
+        with ctrl_c.held():
+            with contextlib.suppress(FileNotFoundError):
+                for directory, _, _ in os.walk(path):
+                    if not os.access(directory, os.W_OK | os.X_OK):
+                        Path(directory).chmod(0o700)
+                shutil.rmtree(path)
+            break
+    ctrl_c.deliver()
