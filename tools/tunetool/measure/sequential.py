@@ -193,19 +193,10 @@ class Sequential:
 
     def _tester(self, direction: Direction, size: int) -> None:
         """What fio reaches by itself, by which a slow fio is told from slow drives."""
-        shape = self.shape
-        argv = arguments(self.fio, self._job(direction, size, shape.duration))
-        self.results.ceilings[direction] = tester.measure_ceiling(
-            self.fio,
-            argv,
-            direction,
-            shape.duration,
-            self.directory,
-            self.environment,
-            self.progress,
-            self.results.raw,
-            direction,
-        )
+        seconds = self.shape.duration
+        argv = arguments(self.fio, self._job(direction, size, seconds))
+        load = tester.Load(self.fio, argv, direction, seconds, self.directory, self.environment)
+        self.results.ceilings[direction] = tester.measure_ceiling(load, direction, self.progress, self.results.raw)
 
     def _look_at_files(self, size: int) -> None:
         """A sparse or short file is read without a drive; what is not stored was not written either."""

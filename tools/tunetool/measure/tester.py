@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Protocol
@@ -39,39 +40,32 @@ def without_storage(argv: Sequence[str], duration: float) -> list[str]:
     return [*kept, f"--ioengine={NULL_ENGINE}", "--time_based=1", runtime]
 
 
-def sample_ceiling(
-    fio: Fio,
-    argv: Sequence[str],
-    direction: Direction,
-    duration: float,
-    directory: Path,
-    environment: Mapping[str, str],
-    tick: Callable[[], None],
-) -> list[Outcome]:
-    """Samples of ``argv`` without storage. Raises ``FioFailed``."""
-    outcomes: list[Outcome] = []
-    call = without_storage(argv, duration)
-    for _ in range(SAMPLES):
-        stdout, stderr = execute(fio, call, directory, environment, duration + 60, tick)
-        outcomes += shares(fio, direction, stdout, stderr).values()
-    return outcomes
+@dataclass(frozen=True)
+class Load:
+    """What fio does for one figure: ``argv`` in ``directory``, whose samples take ``duration`` seconds."""
+
+    fio: Fio
+    argv: Sequence[str]
+    direction: Direction
+    duration: float
+    directory: Path
+    environment: Mapping[str, str]
+
+    def sample_ceiling(self, tick: Callable[[], None]) -> list[Outcome]:
+        """Samples of the same requests without storage. Raises ``FioFailed``."""
+        outcomes: list[Outcome] = []
+        call = without_storage(self.argv, self.duration)
+        for _ in range(SAMPLES):
+            stdout, stderr = execute(self.fio, call, self.directory, self.environment, self.duration + 60, tick)
+            outcomes += shares(self.fio, self.direction, stdout, stderr).values()
+        return outcomes
 
 
-def measure_ceiling(
-    fio: Fio,
-    argv: Sequence[str],
-    direction: Direction,
-    duration: float,
-    directory: Path,
-    environment: Mapping[str, str],
-    progress: Progress,
-    raw: MutableMapping[str, str],
-    name: str,
-) -> list[Outcome]:
-    """As ``sample_ceiling``; no sample where this fio cannot do that, which ``progress`` says."""
+def measure_ceiling(load: Load, name: str, progress: Progress, raw: MutableMapping[str, str]) -> list[Outcome]:
+    """Samples of ``load`` without storage; no sample where this fio cannot do that, which ``progress`` says."""
     try:
-        with progress.step(f"{name}: fio without storage", seconds(duration)) as tick:
-            outcomes = sample_ceiling(fio, argv, direction, duration, directory, environment, tick)
+        with progress.step(f"{name}: fio without storage", seconds(load.duration)) as tick:
+            outcomes = load.sample_ceiling(tick)
     except FioFailed as error:
         raw[f"fio-{name}-without-storage.txt"] = error.raw
         progress.say(f"{name}: the tester's limit is not known: {error.message}")

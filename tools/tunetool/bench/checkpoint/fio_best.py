@@ -92,10 +92,9 @@ class FioBest:
 
     def _ceiling(self, direction: Direction) -> list[Outcome]:
         argv = arguments(self.fio, self.job(direction, self.best(direction)))
+        load = tester.Load(self.fio, argv, direction, _CEILING_SECONDS, self.directory, self.environment)
         try:
-            return tester.sample_ceiling(
-                self.fio, argv, direction, _CEILING_SECONDS, self.directory, self.environment, self.tick
-            )
+            return load.sample_ceiling(self.tick)
         except FioFailed:
             # A figure less in the record: fio's own rows do not depend on it.
             return []

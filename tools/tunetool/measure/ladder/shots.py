@@ -87,9 +87,8 @@ class Shooter:
 
     def without_storage(self, name: str, argv: Sequence[str], direction: Direction, seconds: float) -> list[Outcome]:
         """What fio itself reaches by ``argv``, whose samples take ``seconds``; none where that failed."""
-        return tester.measure_ceiling(
-            self.fio, argv, direction, seconds, self.directory, self.environment, self.progress, self.raw, name
-        )
+        load = tester.Load(self.fio, argv, direction, seconds, self.directory, self.environment)
+        return tester.measure_ceiling(load, name, self.progress, self.raw)
 
     def shoot(self, call: Call) -> dict[str, Sample]:
         """One process. Raises ``CannotJudge`` (``FioFailed`` among it)."""
