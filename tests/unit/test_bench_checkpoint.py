@@ -53,7 +53,7 @@ MEMORY = BlockStack("/dev/shm", None, "tmpfs", None, None, "tmpfs", (), redundan
 
 
 def moved(seconds: float, ratio: float = 1.0, cpu: float = 0.5) -> Moved:
-    return Moved(seconds, STATE, cpu, Counted(STATE, int(STATE * ratio), {}, SLACK_BYTES))
+    return Moved(seconds, STATE, cpu, counted=Counted(STATE, int(STATE * ratio), {}, SLACK_BYTES))
 
 
 def row(name: str, family: str, seconds: list[float], **changed: object) -> Row:

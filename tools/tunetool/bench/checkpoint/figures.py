@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tunetool.bench import equality
 from tunetool.bench.checkpoint.ratios import Ratio, base, best_other, of_fio, restoring, saving
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
+from tunetool.bench.equality import Compared, Part
 from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles, summed
@@ -50,7 +52,7 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
     for direction, name, moves in (("write", "durable", writes), ("read", "restore", reads)):
         if moves:
             rates = [matrix.state_bytes / move.seconds for move in moves]
-            parameters = {**common, "direction": direction, "file_bytes": moves[0].file_bytes}
+            parameters = {**common, "direction": direction, "file_bytes": moves[0].bytes}
             yield _figure(
                 matrix, f"{row.name}.{name}", "bandwidth", rates, parameters, row.name, _evidence(matrix, moves)
             )
@@ -95,7 +97,7 @@ def _fio(matrix: Matrix, fio: FioRows, common: dict[str, Scalar]) -> Iterator[Me
 
 
 def _evidence(matrix: Matrix, moves: Sequence[Moved]) -> Evidence:
-    return summed(matrix.stack, [move.counted for move in moves], sum(move.file_bytes for move in moves))
+    return summed(matrix.stack, [move.counted for move in moves], sum(move.bytes for move in moves))
 
 
 def _figure(
@@ -148,26 +150,18 @@ def _check(matrix: Matrix, row: Row) -> CheckResult:
 
 def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:
     """The case for the verdict: only equality is judged, not speed."""
-    rows = [(matrix, row) for matrix in matrices for row in matrix.rows.values()]
-    return Case(
-        measurements=[each for matrix in matrices for each in measurements(matrix, conditions)],
-        checks=[each for matrix in matrices for each in checks(matrix)],
-        words={
-            _check_id(matrix, row): [
-                f"`{row.name}` on {matrix.stack.medium} restores something else than it saved: {row.different}"
-            ]
-            for matrix, row in rows
-            if row.different
-        },
-        failed={
-            _check_id(matrix, row): f"`{row.name}` on {matrix.stack.medium} could not be measured: {row.failed}"
-            for matrix, row in rows
-            if row.failed
-        },
-        errors=[error for matrix in matrices for error in matrix.errors],
-        doubts=[*doubts, *(line for matrix in matrices for line in unproven_reasons(matrix))],
-        judged="checks",
-    )
+    return equality.case([_part(matrix, conditions) for matrix in matrices], doubts)
+
+
+def _part(matrix: Matrix, conditions: dict[str, Scalar]) -> Part:
+    engines = [_compared(matrix, row) for row in matrix.rows.values()]
+    return Part(measurements(matrix, conditions), engines, unproven_reasons(matrix), matrix.errors)
+
+
+def _compared(matrix: Matrix, row: Row) -> Compared:
+    name = f"`{row.name}` on {matrix.stack.medium}"
+    differs = f"{name} restores something else than it saved: {row.different}" if row.different else None
+    return Compared(_check(matrix, row), differs, row.failed and f"{name} could not be measured: {row.failed}")
 
 
 def unproven_reasons(matrix: Matrix) -> list[str]:
@@ -176,7 +170,7 @@ def unproven_reasons(matrix: Matrix) -> list[str]:
         return []
     moves = [(row.name, side, moved) for row in matrix.rows.values() for side, moved in _directions(row).items()]
     for direction, samples in matrix.fio.samples.items() if matrix.fio else ():
-        taken = [Moved(1.0, each.claimed_bytes, 0.0, each.counted) for each in samples.values()]
+        taken = [Moved(1.0, each.claimed_bytes, 0.0, counted=each.counted) for each in samples.values()]
         moves.append((FIO, direction, taken))
     missing = [line for name, side, moved in moves if (line := _missing(name, side, moved))]
     return [*obstacles(matrix.stack), *missing, *_foreign(moves)]
@@ -192,11 +186,11 @@ def _directions(row: Row) -> dict[Direction, list[Moved]]:
 
 def _missing(name: str, direction: Direction, moves: Sequence[Moved]) -> str | None:
     """One line for a claim that the drives' counters contradict."""
-    missing = [move for move in moves if move.judgement == "missing"]
+    missing = [move for move in moves if "missing" in move.judgements]
     if not missing:
         return None
     least = min((move.counted.ratio for move in missing if move.counted), default=0.0)
-    size = format_size(missing[0].file_bytes)
+    size = format_size(missing[0].bytes)
     if direction == "write":
         return (
             f"`{name}`: the drives counted only {least:.3f} of the {size} that it calls durable: the rest was in "
@@ -212,7 +206,7 @@ def _foreign(moves: Sequence[tuple[str, Direction, Sequence[Moved]]]) -> list[st
         ratios = [move.counted.ratio for move in each if move.counted is not None]
         # What an engine itself moves besides its files is the same in each sample, and part of what it costs.
         steady = len(ratios) >= _STEADY_SAMPLES and max(ratios) - min(ratios) <= _STEADY * min(ratios)
-        if any(move.judgement == "other-io" for move in each) and not steady:
+        if any("other-io" in move.judgements for move in each) and not steady:
             disturbed.append((max(ratios), name, direction))
     if not disturbed:
         return []

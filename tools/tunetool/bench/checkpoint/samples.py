@@ -6,28 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunetool.bench.checkpoint.fio_best import FioSample
+from tunetool.bench.transfer import Transfer
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import Counted, Judgement
+from tunetool.measure.evidence import Judgement
 from tunetool.measure.fio_result import Outcome
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack
 
 
 @dataclass(frozen=True)
-class Moved:
-    """Evidence for one direction of one sample."""
+class Moved(Transfer):
+    """One direction of one sample."""
 
-    seconds: float
-    file_bytes: int
-    """Bytes of all files of the checkpoint."""
     cpu_seconds: float
-    counted: Counted | None = None
-    """Bytes that the drives counted; None if no block device counts."""
-
-    @property
-    def judgement(self) -> Judgement:
-        """``other-io``: something else used the drives, or the engine moves more than its files hold."""
-        return "proven" if self.counted is None else self.counted.judgement
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class Sample:
     @property
     def judgements(self) -> list[Judgement]:
         """Evidence of both directions."""
-        return [self.write.judgement, *([self.read.judgement] if self.read else [])]
+        return [*self.write.judgements, *(self.read.judgements if self.read else [])]
 
 
 @dataclass

@@ -148,7 +148,7 @@ class Site:
                 max(each["ended"] for each in answers) - began,
                 size,
                 sum(each["cpu_seconds"] for each in answers),
-                counted,
+                counted=counted,
             )
             stall = max(each["returned"] - each["began"] for each in answers)
             peaks = [each["peak_bytes"] for each in answers]
@@ -162,7 +162,7 @@ class Site:
             max(each["ended"] for each in answers) - min(each["began"] for each in answers),
             size,
             sum(each["cpu_seconds"] for each in answers),
-            counted,
+            counted=counted,
         )
         different = [f"rank {rank}: {each['different']}" for rank, each in enumerate(answers) if each["different"]]
         return Sample(stall, write, peak, read, different[0] if different else None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from tunetool.bench import equality
 from tunetool.bench.checkpoint.ratios import Ratio, ratio
+from tunetool.bench.equality import Compared, Part
 from tunetool.bench.loading.samples import Load, Matrix, Row
 from tunetool.measure.evidence import doubt, obstacles, summed
 from tunetool.measure.figure import Quantity, What, computed, figure
@@ -112,23 +114,17 @@ def _check(matrix: Matrix, row: Row) -> CheckResult:
 
 def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:
     """The case for the verdict: only equality is judged, not speed."""
-    rows = [(matrix, row) for matrix in matrices for row in matrix.rows.values()]
-    return Case(
-        measurements=[each for matrix in matrices for each in measurements(matrix, conditions)],
-        checks=[each for matrix in matrices for each in checks(matrix)],
-        words={
-            _check_id(matrix, row): [f"`{row.name}` {matrix.title} gives other bytes than the files hold"]
-            for matrix, row in rows
-            if row.differs
-        },
-        failed={
-            _check_id(matrix, row): f"`{row.name}` {matrix.title} could not be measured: {row.failed}"
-            for matrix, row in rows
-            if row.failed
-        },
-        doubts=[*doubts, *(line for matrix in matrices for line in unproven_reasons(matrix))],
-        judged="checks",
-    )
+    parts = []
+    for matrix in matrices:
+        engines = [_compared(matrix, row) for row in matrix.rows.values()]
+        parts.append(Part(measurements(matrix, conditions), engines, unproven_reasons(matrix)))
+    return equality.case(parts, doubts)
+
+
+def _compared(matrix: Matrix, row: Row) -> Compared:
+    name = f"`{row.name}` {matrix.title}"
+    differs = f"{name} gives other bytes than the files hold" if row.differs else None
+    return Compared(_check(matrix, row), differs, row.failed and f"{name} could not be measured: {row.failed}")
 
 
 def unproven_reasons(matrix: Matrix) -> list[str]:

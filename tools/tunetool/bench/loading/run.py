@@ -140,7 +140,7 @@ class _Loading:
         loads = again(
             f"{matrix.key} {row.name}-{number}",
             lambda label: self._loads(matrix, row.name, model, label, session),
-            lambda taken: [load.counted.judgement for load in taken if load.counted is not None],
+            lambda taken: [judgement for load in taken for judgement in load.judgements],
             matrix.repeated,
             session.progress.say,
         )
@@ -164,7 +164,7 @@ class _Loading:
 
     def _load(self, answers: Sequence[Mapping[str, Any]], counted: Counted | None = None) -> Load:
         equal = all(answer["digest"] == self.digest for answer in answers)
-        return Load(max(answer["seconds"] for answer in answers), answers[0]["bytes"], equal, counted)
+        return Load(max(answer["seconds"] for answer in answers), answers[0]["bytes"], equal, counted=counted)
 
     def findings(self) -> Findings:
         """See ``session.Work``."""

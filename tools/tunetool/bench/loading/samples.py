@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tunetool.measure.evidence import Counted
+from tunetool.bench.transfer import Transfer
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack
 
@@ -42,16 +42,10 @@ def title_of(state: State, gpus: int) -> str:
 
 
 @dataclass(frozen=True)
-class Load:
+class Load(Transfer):
     """One load of all tensors, to each GPU."""
 
-    seconds: float
-    """Until the last GPU has them."""
-    bytes: int
-    """Of the tensors, once."""
     is_equal: bool
-    counted: Counted | None = None
-    """Bytes that the drives counted; None where they were not to be read."""
 
 
 @dataclass
