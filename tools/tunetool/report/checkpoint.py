@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
-from tunetool.report.engine_figures import EngineFigures
+from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
 from tunetool.report.html import interval_of
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
@@ -200,26 +200,9 @@ def _footnotes(medium: Medium) -> Iterator[str]:
         direct = next(iter(medium.fio.values())).parameters["direct"]
         yield f"best of fio: {jobs}, each searched over 1 to 16; direct={int(bool(direct))}, end_fsync=1"
     if not medium.memory:
-        yield from _evidence(medium)
-    for engine in medium.engines:
-        if engine.check is not None and engine.check.status == "unknown":
-            yield f"{engine.name}: failed, {engine.check.found}"
-    for check in medium.left_out:
-        word = "left out" if check.status == "skip" else "failed"
-        yield f"{check.id.rpartition('.')[2]}: {word}, {check.found}"
-
-
-def _evidence(medium: Medium) -> Iterator[str]:
-    for figure, words in (("durable", "written"), ("restore", "read")):
-        ratios = [
-            measurement.evidence.ratio
-            for engine in medium.measured
-            if (measurement := engine.figures.get(figure))
-            and measurement.evidence
-            and measurement.evidence.ratio is not None
-        ]
-        if ratios:
-            yield f"evidence: block, {words} {min(ratios):.4f} to {max(ratios):.4f} of what the files hold"
+        yield from counted_by_drives(medium.measured, "durable", "written")
+        yield from counted_by_drives(medium.measured, "restore", "read")
+    yield from without_figures(medium.engines, medium.left_out)
 
 
 def advice(medium: Medium) -> list[str]:

@@ -1,8 +1,8 @@
-"""One engine of a benchmark, as a record has it."""
+"""The engines of a benchmark, as a record has them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tunetool.record import CheckResult, Measurement
@@ -25,3 +25,21 @@ class EngineFigures:
     def is_equal(self) -> bool:
         """Whether everything that it gave was equal to what it was to give."""
         return self.check is not None and self.check.status == "pass"
+
+
+def without_figures(engines: Iterable[EngineFigures], left_out: Iterable[CheckResult]) -> Iterator[str]:
+    """A line for each engine that failed or did not run; ``left_out``: the checks of those without any figure."""
+    for engine in engines:
+        if engine.check is not None and engine.check.status == "unknown":
+            yield f"{engine.name}: failed, {engine.check.found}"
+    for check in left_out:
+        word = "left out" if check.status == "skip" else "failed"
+        yield f"{check.id.rpartition('.')[2]}: {word}, {check.found}"
+
+
+def counted_by_drives(engines: Iterable[EngineFigures], figure: str, word: str) -> Iterator[str]:
+    """A line with the range of what the drives counted for ``figure``; none where no drive counted."""
+    proofs = [measurement.evidence for engine in engines if (measurement := engine.figures.get(figure))]
+    ratios = [proof.ratio for proof in proofs if proof is not None and proof.ratio is not None]
+    if ratios:
+        yield f"evidence: block, {word} {min(ratios):.4f} to {max(ratios):.4f} of what the files hold"

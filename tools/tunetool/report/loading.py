@@ -14,7 +14,7 @@ from tunetool.bench.loading.figures import FIO, PINNED, PREFIX
 from tunetool.bench.loading.samples import TITLES, State, key_of, parse_key, title_of
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
-from tunetool.report.engine_figures import EngineFigures
+from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -132,16 +132,8 @@ def notes(section: Section) -> Iterator[str]:
         yield f"copies from pinned memory: {format_bandwidth(section.pinned.value)}, which no loader can exceed"
     if section.fio is not None:
         yield f"fio's read of the same files, past the page cache: {format_bandwidth(section.fio.value)}"
-    proofs = [figure.evidence for engine in section.measured if (figure := engine.figures.get("first"))]
-    ratios = [proof.ratio for proof in proofs if proof is not None and proof.ratio is not None]
-    if ratios:
-        yield f"evidence: block, read {min(ratios):.4f} to {max(ratios):.4f} of what the files hold"
-    for engine in section.engines:
-        if engine.check is not None and engine.check.status == "unknown":
-            yield f"{engine.name}: failed, {engine.check.found}"
-    for check in section.left_out:
-        word = "left out" if check.status == "skip" else "failed"
-        yield f"{check.id.rpartition('.')[2]}: {word}, {check.found}"
+    yield from counted_by_drives(section.measured, "first", "read")
+    yield from without_figures(section.engines, section.left_out)
 
 
 def advice(section: Section) -> list[str]:
