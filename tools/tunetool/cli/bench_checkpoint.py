@@ -11,7 +11,7 @@ from tunetool.bench.defaults import CHECKPOINT_ROUNDS
 from tunetool.cli import options
 from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DURATION, NAMES
+from tunetool.cli.values import DURATION
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,9 @@ class Options(Measuring):
         default=None,
         help="Number of tensors into which the state is cut, such as 1344; the bytes stay the same.",
     )
-    device: str = option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        help="Device that holds the state. auto: the GPU if torch has one, else the CPU.",
-    )
+    device: str = options.device("Device that holds the state. auto: the GPU if torch has one, else the CPU.")
     ranks: int = number("--ranks", default=1, help="Number of processes that share the state.")
-    engines: tuple[str, ...] = option(
-        "--engines",
-        type=NAMES,
-        default="*",
-        metavar="GLOB,...",
-        help="Names of the engines to measure, such as `direct*,torch-save-zip`.",
-    )
+    engines: tuple[str, ...] = options.engines("direct*,torch-save-zip")
     rounds: int = options.rounds(CHECKPOINT_ROUNDS)
     budget: float | None = option(
         "--budget",

@@ -11,31 +11,23 @@ from tunetool.bench.defaults import CHECKPOINT_ROUNDS
 from tunetool.cli import options
 from tunetool.cli.options import Measuring, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import COUNTS, NAMES, TEXT
+from tunetool.cli.values import COUNTS
 
 
 @dataclass(frozen=True)
 class Options(Measuring):
     """What the call says."""
 
-    model: str = option(
-        "--model",
-        type=TEXT,
-        default="7b",
-        metavar="7b|3b|tiny|PATH",
-        help="Model that is loaded: a size of Qwen2.5-VL, made with random weights, or a directory with .safetensors "
+    model: str = options.model_files(
+        "Model that is loaded: a size of Qwen2.5-VL, made with random weights, or a directory with .safetensors "
         "files, read where it is.",
+        default="7b",
     )
     target: Path | None = options.target("Directory on drives where the model is made; removed at the end.")
     memory_target: tuple[Path, ...] = options.memory_target(
         "Directory in memory where the model is made, such as /dev/shm; may be given several times.", multiple=True
     )
-    device: str = option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        help="Device that gets the tensors. auto: the GPU if there is one, else the CPU.",
-    )
+    device: str = options.device("Device that gets the tensors. auto: the GPU if there is one, else the CPU.")
     gpus: tuple[int, ...] = option(
         "--gpus",
         type=COUNTS,
@@ -44,13 +36,7 @@ class Options(Measuring):
         help="Numbers of GPUs, such as `1,2,4`, that load the whole model at the same time; with `--device cpu`, of "
         "processes.",
     )
-    engines: tuple[str, ...] = option(
-        "--engines",
-        type=NAMES,
-        default="*",
-        metavar="GLOB,...",
-        help="Names of the engines to measure, such as `direct,instanttensor`.",
-    )
+    engines: tuple[str, ...] = options.engines("direct,instanttensor")
     rounds: int = options.rounds(CHECKPOINT_ROUNDS)
     python: str | None = options.python()
     seed: int = options.seed("the weights and of the order of engines")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tunetool.cli.values import DIRECTORY, DURATION, JSON_FILE, PATH, SIZE, TEXT
+from tunetool.cli.values import DIRECTORY, DURATION, JSON_FILE, NAMES, PATH, SIZE, TEXT
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -123,6 +123,22 @@ def python(hosts: bool = False) -> Any:
         help=f"Python interpreter with torch and DeepSpeed, for benchmarks also with tunetool{everywhere}. Default: "
         f"the one that /etc/tunetool/node.json names on {node}, else the one that runs tunetool.",
     )
+
+
+def device(text: str) -> Any:
+    """``--device``."""
+    return option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help=text)
+
+
+def engines(example: str) -> Any:
+    """``--engines`` of a benchmark that compares several."""
+    help_text = f"Names of the engines to measure, such as `{example}`."
+    return option("--engines", type=NAMES, default="*", metavar="GLOB,...", help=help_text)
+
+
+def model_files(text: str, **settings: Any) -> Any:
+    """``--model``: a size of Qwen2.5-VL, whose files are made, or a directory with a model's files."""
+    return option("--model", type=TEXT, metavar="7b|3b|tiny|PATH", help=text, **settings)
 
 
 MODEL = "7b|70b|tiny|PATH"

@@ -11,6 +11,8 @@ import click
 from tunetool.cli.options import (
     Measuring,
     OnHosts,
+    device,
+    model_files,
     need_inventory,
     number,
     option,
@@ -20,7 +22,7 @@ from tunetool.cli.options import (
     seed,
     target,
 )
-from tunetool.cli.values import DIRECTORY, TEXT
+from tunetool.cli.values import DIRECTORY
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -66,12 +68,7 @@ def full() -> Any:
 class TrainingOptions(Measuring, OnHosts):
     """The options as given. None: not given, so that a command's own defaults and presets apply."""
 
-    model: str | None = option(
-        "--model",
-        type=TEXT,
-        metavar="7b|3b|tiny|PATH",
-        help="Qwen2.5-VL of that size with random weights, or a directory that holds one.",
-    )
+    model: str | None = model_files("Qwen2.5-VL of that size with random weights, or a directory that holds one.")
     dataset: Path | None = option(
         "--dataset", type=DIRECTORY, help="Dataset in LLaMA-Factory's format. Default: synthetic images."
     )
@@ -84,20 +81,13 @@ class TrainingOptions(Measuring, OnHosts):
         help="Launcher of the ranks. auto: torchrun on this node, or over ssh with -i.",
     )
     slurm: tuple[str, ...] = repeatable(
-        "--slurm",
-        metavar="KEY=VALUE",
-        help="With --launcher slurm: setting of the batch script. Repeatable.",
+        "--slurm", metavar="KEY=VALUE", help="With --launcher slurm: setting of the batch script. Repeatable."
     )
     python: str | None = python(hosts=True)
     ranks_per_node: int | None = number(
         "--ranks-per-node", help="Number of ranks on each node. Default: its number of GPUs, or 1."
     )
-    device: str = option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        help="Device of the ranks. auto: GPUs if there are any, else the CPU.",
-    )
+    device: str = device("Device of the ranks. auto: GPUs if there are any, else the CPU.")
     precision: Asked = precision()
     steps: int | None = number("--steps", help="Number of steps, instead of --epochs.")
     epochs: int | None = number("--epochs", help="Number of passes over the data. Default: 1.")
