@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunetool.measure.claim import Claim
 from tunetool.measure.direction import Direction
 from tunetool.measure.worker import Failed
 from tunetool.node.common import documents
@@ -27,22 +28,15 @@ class Fio:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The claim of one fio process."""
+class Outcome(Claim):
+    """The claim of one fio process; ``seconds`` are those of its longest-running job."""
 
-    claimed_bytes: int
-    seconds: float
     percentiles: dict[str, float]
     """Completion latency in seconds, by percentile (``p50``)."""
     raw: str
     requests: int = 0
     cores: float = 0.0
     """How many cores' worth of time the jobs spent."""
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second, over the longest-running job."""
-        return self.claimed_bytes / self.seconds
 
     @property
     def rate(self) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tunetool.errors import CannotJudge
+from tunetool.measure.claim import Claim
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, explain
 from tunetool.measure.figure import What, measured
@@ -16,14 +17,6 @@ from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Measurement, Scalar
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
-
-
-@dataclass(frozen=True)
-class Move:
-    """The claim of a driver for one transfer."""
-
-    claimed_bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,7 @@ class Driver(Protocol):
     def engine(self) -> str:
         """The engine, with its version."""
 
-    def move(self, settings: AioSettings, direction: Direction) -> Move:
+    def move(self, settings: AioSettings, direction: Direction) -> Claim:
         """Take one sample. Raises ``SettingFailed`` if the settings cannot be used."""
 
 
@@ -86,8 +79,8 @@ class Samples:
     def _try(self, settings: AioSettings, direction: Direction) -> Sample:
         what = f"a {direction} by `{settings}`"
         with Counting(self.stack, what, self.clock, self.direct) as counting:
-            move = self.driver.move(settings, direction)
-        counted = counting.count(direction, move.claimed_bytes)
+            claim = self.driver.move(settings, direction)
+        counted = counting.count(direction, claim.claimed_bytes)
         if counted is not None and (counted.judgement == "missing" or counted.cached_bytes):
             reason = explain(self.stack, direction, counted, self.driver.engine)
             if counted.cached_bytes:
@@ -95,7 +88,7 @@ class Samples:
             if settings == DEFAULTS:
                 raise CannotJudge(reason, "look for a full disk or I/O errors: `df`, `dmesg | tail`")
             raise SettingFailed(reason)
-        return Sample(move.claimed_bytes / move.seconds, move.claimed_bytes, counted, counting.moment)
+        return Sample(claim.bandwidth, claim.claimed_bytes, counted, counting.moment)
 
 
 def figures(samples: Samples, conditions: Mapping[str, Scalar]) -> list[Measurement]:

@@ -15,6 +15,7 @@ from typing import Any
 from tunetool.measure import worker
 from tunetool.measure.aio.ops import Probe, need, probe
 from tunetool.measure.aio.spec import FILE, Spec, check_limits, check_shape, granule, script
+from tunetool.measure.claim import Claim
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.progress import Progress
@@ -34,12 +35,9 @@ _CAP_IPC_LOCK = 14
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One sample: whole passes over the file."""
+class Pass(Claim):
+    """One sample: whole passes over the file; ``seconds`` until the last pass was done, as ds_io counts."""
 
-    claimed_bytes: int
-    seconds: float
-    """Until the last pass was done, as ds_io counts."""
     durable_seconds: float
     """For a write: until it was synced as well."""
     passes: tuple[float, ...]
