@@ -13,16 +13,8 @@ from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from tunetool.checkpoint.pickled import Call, Kind, Refused, Vocabulary
 from tunetool.checkpoint.plain import Malformed, as_complex, as_frozenset, as_set, check_plain, ordered_dict
@@ -92,7 +84,7 @@ _METADATA_FIELDS: dict[str, Callable[[Any], bool]] = {
     "state_dict_metadata": lambda _: True,
     "planner_data": lambda _: True,
     "storage_data": lambda _: True,
-    "storage_meta": _is(_NONE, StorageMeta),
+    "storage_meta": _is(_NONE, dcp_metadata.StorageMeta),
     "version": _is(_NONE, str),
 }
 _META_FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -135,7 +127,7 @@ def _fill_tensor(instance: Any, state: Any) -> bool:
     fields = instance.__dict__
     fields["properties"], fields["size"], fields["chunks"] = state["properties"], state["size"], state["chunks"]
     return (
-        type(fields["properties"]) is TensorProperties
+        type(fields["properties"]) is dcp_metadata.TensorProperties
         and type(fields["size"]) is torch.Size
         and type(fields["chunks"]) is list
     )
@@ -207,13 +199,13 @@ _NAMES: dict[tuple[str, str], Any] = {
     **{
         (_TORCH_METADATA, kind.of.__name__): kind
         for kind in (
-            _kind(Metadata, _fill_metadata),
-            _kind(TensorStorageMetadata, _fill_tensor),
-            _kind(BytesStorageMetadata, None),
-            _kind(ChunkStorageMetadata, _fill_chunk),
-            _kind(TensorProperties, _fill_properties),
-            _kind(MetadataIndex, _fill_index),
-            _kind(StorageMeta, _fill_storage_meta),
+            _kind(dcp_metadata.Metadata, _fill_metadata),
+            _kind(dcp_metadata.TensorStorageMetadata, _fill_tensor),
+            _kind(dcp_metadata.BytesStorageMetadata, None),
+            _kind(dcp_metadata.ChunkStorageMetadata, _fill_chunk),
+            _kind(dcp_metadata.TensorProperties, _fill_properties),
+            _kind(dcp_metadata.MetadataIndex, _fill_index),
+            _kind(dcp_metadata.StorageMeta, _fill_storage_meta),
         )
     },
     (_TORCH_METADATA, "_MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
@@ -254,17 +246,17 @@ def _of_torch(module: str, name: str) -> Any:
     return value
 
 
-VOCABULARY = Vocabulary(_NAMES, _of_torch, keys=frozenset({MetadataIndex, torch.Size}))
+VOCABULARY = Vocabulary(_NAMES, _of_torch, keys=frozenset({dcp_metadata.MetadataIndex, torch.Size}))
 _LEAVES = (
     torch.dtype,
     torch.layout,
     torch.memory_format,
     torch.Size,
     PurePath,
-    MetadataIndex,
-    ChunkStorageMetadata,
-    BytesStorageMetadata,
-    TensorProperties,
+    dcp_metadata.MetadataIndex,
+    dcp_metadata.ChunkStorageMetadata,
+    dcp_metadata.BytesStorageMetadata,
+    dcp_metadata.TensorProperties,
 )
 
 
