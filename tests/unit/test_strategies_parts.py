@@ -25,7 +25,8 @@ from tunetool.bench.strategies.link import Fit, Network, fit
 from tunetool.bench.strategies.matrix import ALONE, Cell, Fitted, Layout, layouts, parse
 from tunetool.bench.strategies.matrix import fit as fitted
 from tunetool.bench.strategies.network import RankFigures
-from tunetool.bench.strategies.predict import LEFT_OUT, Hooks, Job, Layouts, Prediction, compute_of, predict, replay
+from tunetool.bench.strategies.predict import LEFT_OUT, Hooks, Job, Layouts, Prediction, predict
+from tunetool.bench.strategies.replay import compute_of, replay
 from tunetool.bench.strategies.samples import Row, Sample, Study, sample
 from tunetool.cli.bench_strategies import strategies
 from tunetool.errors import CannotJudge, UsageProblem

@@ -17,7 +17,8 @@ from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Event, events, uses
 from tunetool.bench.strategies.link import Network
 from tunetool.bench.strategies.matrix import Layout
-from tunetool.bench.strategies.predict import Hooks, Job, compute_of, gathers
+from tunetool.bench.strategies.predict import Hooks, Job
+from tunetool.bench.strategies.replay import compute_of, gathers
 
 MODULE = "tunetool.bench.strategies.hooks_rank"
 FILE = "hooks.json"
