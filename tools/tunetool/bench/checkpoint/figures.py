@@ -34,18 +34,19 @@ def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurem
     for row in matrix.rows.values():
         figures += _row(matrix, row, {**common, "engine": row.name, "family": row.family})
     if matrix.baseline:
-        figures.append(_figure(matrix, "training.baseline", "duration", matrix.baseline, common, "training loop"))
+        what = _what(matrix, "training.baseline", "duration", common, "training loop")
+        figures.append(figure(what, matrix.baseline))
     return figures
 
 
 def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measurement]:
     samples = list(row.samples.values())
     if row.first is not None:
-        yield _figure(matrix, f"{row.name}.first_stall", "duration", [row.first.stall], common, row.name)
+        yield figure(_of(matrix, row, "first_stall", "duration", common), [row.first.stall])
     if row.lost:
         loop = {**common, "every": row.every}
-        yield _figure(matrix, f"{row.name}.lost_time", "duration", row.lost, loop, row.name)
-        yield _figure(matrix, f"{row.name}.held", "duration", row.held, loop, row.name)
+        yield figure(_of(matrix, row, "lost_time", "duration", loop), row.lost)
+        yield figure(_of(matrix, row, "held", "duration", loop), row.held)
     if not samples:
         return
     writes, reads = [each.write for each in samples], [each.read for each in samples if each.read]
@@ -53,17 +54,17 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
         if moves:
             rates = [matrix.state_bytes / move.seconds for move in moves]
             parameters = {**common, "direction": direction, "file_bytes": moves[0].bytes}
-            yield _figure(
-                matrix, f"{row.name}.{name}", "bandwidth", rates, parameters, row.name, _evidence(matrix, moves)
-            )
-    yield _figure(matrix, f"{row.name}.durable_time", "duration", [move.seconds for move in writes], common, row.name)
-    yield _figure(matrix, f"{row.name}.stall", "duration", [each.stall for each in samples], common, row.name)
-    yield _figure(matrix, f"{row.name}.cpu", "duration", [move.cpu_seconds for move in writes], common, row.name)
+            what = _of(matrix, row, name, "bandwidth", parameters)
+            yield figure(what, rates, evidence=_evidence(matrix, moves))
+    yield figure(_of(matrix, row, "durable_time", "duration", common), [move.seconds for move in writes])
+    yield figure(_of(matrix, row, "stall", "duration", common), [each.stall for each in samples])
+    yield figure(_of(matrix, row, "cpu", "duration", common), [move.cpu_seconds for move in writes])
     peaks = [float(each.peak_bytes) for each in samples if each.peak_bytes is not None]
     if peaks:
-        yield _figure(matrix, f"{row.name}.peak_memory", "memory", peaks, common, row.name)
+        yield figure(_of(matrix, row, "peak_memory", "memory", common), peaks)
     for name, ratio in ratios(matrix, row).items():
-        yield _ratio(matrix, f"{row.name}.{name}", ratio, common, row.name)
+        parameters = {**common, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs}
+        yield computed(_of(matrix, row, name, "ratio", parameters), ratio.value, ratio.interval)
 
 
 def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio]:
@@ -93,28 +94,16 @@ def _fio(matrix: Matrix, fio: FioRows, common: dict[str, Scalar]) -> Iterator[Me
         parameters = {**common, **shape, **searched, **limits}
         evidence = summed(matrix.stack, [each.counted for each in taken], sum(each.claimed_bytes for each in taken))
         rates = [each.bandwidth for each in taken]
-        yield _figure(matrix, f"{FIO}.{direction}", "bandwidth", rates, parameters, f"fio {fio.version}", evidence)
+        what = _what(matrix, f"{FIO}.{direction}", "bandwidth", parameters, f"fio {fio.version}")
+        yield figure(what, rates, evidence=evidence)
 
 
 def _evidence(matrix: Matrix, moves: Sequence[Moved]) -> Evidence:
     return summed(matrix.stack, [move.counted for move in moves], sum(move.bytes for move in moves))
 
 
-def _figure(
-    matrix: Matrix,
-    name: str,
-    quantity: Quantity,
-    samples: Sequence[float],
-    parameters: dict[str, Scalar],
-    engine: str,
-    evidence: Evidence | None = None,
-) -> Measurement:
-    return figure(_what(matrix, name, quantity, parameters, engine), samples, evidence=evidence)
-
-
-def _ratio(matrix: Matrix, name: str, ratio: Ratio, common: dict[str, Scalar], engine: str) -> Measurement:
-    parameters = {**common, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs}
-    return computed(_what(matrix, name, "ratio", parameters, engine), ratio.value, ratio.interval)
+def _of(matrix: Matrix, row: Row, name: str, quantity: Quantity, parameters: dict[str, Scalar]) -> What:
+    return _what(matrix, f"{row.name}.{name}", quantity, parameters, row.name)
 
 
 def _what(matrix: Matrix, name: str, quantity: Quantity, parameters: dict[str, Scalar], engine: str) -> What:
