@@ -38,6 +38,11 @@ class Facts:
     nvidia_fs: bool = False
     """Whether the kernel module nvidia-fs is loaded."""
 
+    @property
+    def data_drives(self) -> list[Drive]:
+        """The drives for the volume: those in it, or free for it."""
+        return [drive for drive in self.shown.drives if drive.data]
+
 
 def findings(facts: Facts) -> list[Finding]:
     """All findings: of the hardware first, then of what was built on it, then of the container."""
@@ -110,7 +115,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
 
 def _different_drives(facts: Facts) -> Iterator[Finding]:
     """Differences between the data drives, which form one array."""
-    data = [drive for drive in facts.shown.drives if drive.data]
+    data = facts.data_drives
     rows: tuple[tuple[str, str, Sequence[tuple[Drive, str]], str], ...] = (
         (
             "drives.firmware",
@@ -176,7 +181,7 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
 
 
 def _nothing_built(facts: Facts) -> list[Finding]:
-    free = [drive for drive in facts.shown.drives if drive.data]
+    free = facts.data_drives
     if facts.shown.arrays or len(free) < 2 or facts.shown.host.container is not None:
         return []
     sizes = " and ".join(sorted({format_size(drive.size_bytes) for drive in free}))
@@ -230,36 +235,28 @@ def _shared(facts: Facts) -> list[Finding]:
     ]
 
 
-def _memory(facts: Facts) -> list[Finding]:
-    memory, problems = facts.shown.memory, []
+def _memory(facts: Facts) -> Iterator[Finding]:
+    memory = facts.shown.memory
     if facts.shown.host.container is not None:
-        return []
+        return
     if memory.memlock not in (None, "unlimited"):
-        problems.append(
-            Finding(
-                id="memory.memlock",
-                found=f"this session may lock {memory.memlock_in_words} of memory: larger pinned buffers of DeepSpeed "
-                "fail",
-                remedy="role `host_memory` raises the limit (`host_memory_memlock: unlimited`), then log in again",
-            )
+        yield Finding(
+            id="memory.memlock",
+            found=f"this session may lock {memory.memlock_in_words} of memory: larger pinned buffers of DeepSpeed fail",
+            remedy="role `host_memory` raises the limit (`host_memory_memlock: unlimited`), then log in again",
         )
     if memory.shm is None:
-        problems.append(
-            Finding(
-                id="memory.shm",
-                found="no tmpfs at /dev/shm: DataLoader workers and NCCL need one",
-                remedy="`mount -t tmpfs tmpfs /dev/shm`, or role `host_memory`, which makes the mount permanent",
-            )
+        yield Finding(
+            id="memory.shm",
+            found="no tmpfs at /dev/shm: DataLoader workers and NCCL need one",
+            remedy="`mount -t tmpfs tmpfs /dev/shm`, or role `host_memory`, which makes the mount permanent",
         )
     if memory.shm_huge == "never":
-        problems.append(
-            Finding(
-                id="memory.shm_huge",
-                found="/dev/shm has pages of 4 KiB: large files there are written and mapped more slowly",
-                remedy="role `host_memory` mounts it with `huge=within_size`, now and at boot",
-            )
+        yield Finding(
+            id="memory.shm_huge",
+            found="/dev/shm has pages of 4 KiB: large files there are written and mapped more slowly",
+            remedy="role `host_memory` mounts it with `huge=within_size`, now and at boot",
         )
-    return problems
 
 
 def _cufile(facts: Facts) -> list[Finding]:
@@ -273,31 +270,24 @@ def _cufile(facts: Facts) -> list[Finding]:
     ]
 
 
-def _manifest(facts: Facts) -> list[Finding]:
+def _manifest(facts: Facts) -> Iterator[Finding]:
     manifest = facts.manifest
-    if manifest is None and facts.manifest_problem:
-        remedy = "run `site.yml` on this node, which writes it again"
-        return [Finding(id="manifest.damaged", found=facts.manifest_problem, remedy=remedy)]
     if manifest is None:
-        return []
-    problems = []
+        if facts.manifest_problem:
+            remedy = "run `site.yml` on this node, which writes it again"
+            yield Finding(id="manifest.damaged", found=facts.manifest_problem, remedy=remedy)
+        return
     if manifest.get("reboot_required"):
-        problems.append(
-            Finding(
-                id="node.reboot",
-                found="changes of the last `site.yml` run take effect at the next boot",
-                remedy="reboot the node, then run `site.yml` again",
-            )
+        yield Finding(
+            id="node.reboot",
+            found="changes of the last `site.yml` run take effect at the next boot",
+            remedy="reboot the node, then run `site.yml` again",
         )
     point = manifest["filesystem"]["mount_point"]
-    if facts.shown.host.container is None and point not in {
-        filesystem.mount_point for filesystem in facts.shown.filesystems
-    }:
-        problems.append(
-            Finding(
-                id="filesystem.mounted",
-                found=f"`{point}` was built on this node, but is not mounted",
-                remedy="`tunetool verify --level config` shows what is missing below it",
-            )
+    mounted = {filesystem.mount_point for filesystem in facts.shown.filesystems}
+    if facts.shown.host.container is None and point not in mounted:
+        yield Finding(
+            id="filesystem.mounted",
+            found=f"`{point}` was built on this node, but is not mounted",
+            remedy="`tunetool verify --level config` shows what is missing below it",
         )
-    return problems
