@@ -10,15 +10,7 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import FleetHost, Measurement, Record
-from tunetool.report.page import (
-    add_number_columns,
-    line_of,
-    new_table,
-    number,
-    print_block,
-    print_verdict_line,
-    word,
-)
+from tunetool.report import page
 
 _BINDS = {
     "cpu": "the CPUs were busy, with this or with other work",
@@ -29,23 +21,23 @@ _BINDS = {
 
 def print_stage(record: Record, path: Path | None, console: Console) -> None:
     """Print the copy's figures and checks, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+    console.print(page.line_of(f"{record.node.host}: `{record.target}`"))
     for measurement in record.measurements:
         for line in _lines(measurement):
-            print_block(console, line, 2)
+            page.print_block(console, line, 2)
     for check in record.checks:
-        print_block(console, f"{check.status.upper():8}{check.id}: {check.found}; {check.expected}", 8)
+        page.print_block(console, f"{check.status.upper():8}{check.id}: {check.found}; {check.expected}", 8)
         if check.remedy:
-            print_block(console, f"        remedy: {check.remedy}", 10)
-    print_verdict_line(record, path, console)
+            page.print_block(console, f"        remedy: {check.remedy}", 10)
+    page.print_verdict_line(record, path, console)
 
 
 def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
     """Print one line for each host."""
-    table = new_table()
+    table = page.new_table()
     table.add_column("host", overflow="fold")
     table.add_column("result")
-    add_number_columns(table, "GB", "s", "GB/s")
+    page.add_number_columns(table, "GB", "s", "GB/s")
     table.add_column("binds")
     table.add_column("reason", ratio=1, overflow="fold")
     for host, record in hosts:
@@ -53,16 +45,16 @@ def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console:
         findings = [check.found for check in record.checks] if record is not None else []
         cells = (
             [
-                number(float(figure.parameters["bytes"]) / 1e9),
-                number(float(figure.parameters["seconds"])),
-                number(figure.value / 1e9),
+                page.number(float(figure.parameters["bytes"]) / 1e9),
+                page.number(float(figure.parameters["seconds"])),
+                page.number(figure.value / 1e9),
                 str(figure.parameters["binds"]),
             ]
             if figure is not None
             else ["-"] * 4
         )
         reason = next(iter([*host.reasons, *findings]), "")
-        table.add_row(Text(host.host), word(host.status.upper()), *map(Text, cells), Text(reason))
+        table.add_row(Text(host.host), page.word(host.status.upper()), *map(Text, cells), Text(reason))
     console.print(table)
 
 
