@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tunetool.cli.provision import command
 from tunetool.errors import ExitCode, UsageProblem
+from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.provision import (
     Listener,
     ProvisionRequest,
@@ -28,7 +29,7 @@ from tunetool.report.progress import PlainProgress
 from tunetool.report.table import print_provision, table_console
 from waiting import PATIENCE
 
-INVENTORY = Path("inventory")
+INVENTORY = HostSelection(Path("inventory"))
 
 
 def listener(**changes: object) -> Listener:

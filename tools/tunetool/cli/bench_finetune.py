@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,14 @@ def finetune(given: Options) -> int:
     from tunetool.bench.finetune.run import bench
     from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
-    from tunetool.training.settings import BATCH_SIZE, Settings
     from tunetool.training_python import DEEPSPEED, TORCH
 
     chosen: dict[str, Any] = dict(PRESETS[given.preset]) if given.preset is not None else {}
     images = None if given.dataset is not None else chosen.get("images")
-    settings = Settings(
+    settings = replace(
+        given.settings(chosen.get("epochs", 1), chosen.get("batch_size")),
         trainer=given.trainer,  # type: ignore[arg-type]  # click holds it to the choices
         zero_stage=given.zero,
-        epochs=given.epochs or chosen.get("epochs", 1),
-        steps=given.steps,
-        batch_size=given.micro_batch or chosen.get("batch_size", BATCH_SIZE),
         learning_rate=given.learning_rate,
         lora_rank=given.lora_rank,
         full=given.full,
@@ -85,7 +82,6 @@ def finetune(given: Options) -> int:
         checkpoint=given.checkpoint.absolute() if given.checkpoint is not None else None,
         curves=given.curves if isinstance(given.curves, float) else None,
         workers=given.workers,
-        precision=given.precision,
     )
     if given.steps is not None and given.epochs is not None:
         raise UsageProblem("`--steps` and `--epochs` contradict each other", "leave out one of them")

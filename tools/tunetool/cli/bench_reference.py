@@ -76,7 +76,6 @@ def reference(given: Options) -> int:
     from tunetool.bench.reference.run import reference as run
     from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
-    from tunetool.training.settings import BATCH_SIZE, Settings
 
     need_inventory(given.inventory, all_or_nothing=given.all_or_nothing)
     asked = Asked(
@@ -88,12 +87,7 @@ def reference(given: Options) -> int:
         expect=parse_expectations(given.expect),
         duration=given.duration,
         cluster=given.cluster(),
-        settings=Settings(
-            epochs=given.epochs or 1,
-            steps=given.steps,
-            batch_size=given.micro_batch or BATCH_SIZE,
-            precision=given.precision,
-        ),
+        settings=given.settings(),
         memory=given.memory_target,
         rounds=given.rounds,
         checkpoint_model=given.checkpoint_model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -52,19 +52,15 @@ def staging(given: Options) -> int:
     from tunetool.bench.staging.scenarios import parse
     from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
-    from tunetool.training.settings import BATCH_SIZE, Settings
 
     request = Request(
         material=given.material(),
         cluster=given.cluster(),
-        settings=Settings(
+        settings=replace(
+            given.settings(),
             zero_stage=given.zero,
-            epochs=given.epochs or 1,
-            steps=given.steps,
-            batch_size=given.micro_batch or BATCH_SIZE,
             loader=given.loader,  # type: ignore[arg-type]  # click holds it to the choices
             workers=given.workers,
-            precision=given.precision,
         ),
         memory=given.memory_target,
         scenarios=parse(given.scenarios),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -48,7 +48,6 @@ def strategies(given: Options) -> int:
     from tunetool.bench.strategies.run import bench
     from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
-    from tunetool.training.settings import BATCH_SIZE, Settings
     from tunetool.training_python import DEEPSPEED
 
     if given.epochs is not None:
@@ -59,12 +58,11 @@ def strategies(given: Options) -> int:
         material=given.material(),
         matrix=parse(given.matrix),
         cluster=given.cluster(),
-        settings=Settings(
+        settings=replace(
+            given.settings(),
             steps=given.steps or STRATEGIES_STEPS,
-            batch_size=given.micro_batch or BATCH_SIZE,
             lora_rank=given.lora_rank,
             full=given.full,
-            precision=given.precision,
             curves=None,
         ),
         rounds=given.rounds,

@@ -104,13 +104,11 @@ def _show(source: Source, json_to: str | None, gds_in_full: bool) -> int:
 
 def _fleet(given: Options, inventory: Path) -> int:
     from tunetool.fleet.inspect import FleetRequest, exit_code, inspect_fleet
-    from tunetool.fleet.playbook import HostSelection
     from tunetool.inspect.fleet_model import dumps
     from tunetool.report.fleet_inspection import screen, write_page
     from tunetool.report.progress import best_progress
 
-    selection = HostSelection(inventory, given.limit, given.forks, given.ansible_options())
-    request = FleetRequest(selection, not given.no_become, options.command_line())
+    request = FleetRequest(given.selection(inventory), not given.no_become, options.command_line())
     fleet = inspect_fleet(request, best_progress())
     write_text(dumps(fleet), given.json_to)
     if given.page is not None:

@@ -20,6 +20,7 @@ from tunetool.cli.values import DIRECTORY, DURATION, JSON_FILE, NAMES, PATH, SIZ
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from tunetool.fleet.playbook import HostSelection
     from tunetool.measure.session import Run
 
 OptionsT = TypeVar("OptionsT")
@@ -299,6 +300,12 @@ class OnManyHosts(OnHosts):
     """The hosts of an inventory, several at the same time."""
 
     forks: int | None = number("--forks", help="With -i: number of hosts at the same time. Default: all, up to 100.")
+
+    def selection(self, inventory: Path) -> HostSelection:
+        """The hosts, and how Ansible reaches them. Raises ``UsageProblem``."""
+        from tunetool.fleet.playbook import HostSelection
+
+        return HostSelection(inventory, self.limit, self.forks, self.ansible_options())
 
 
 def no_become() -> Any:

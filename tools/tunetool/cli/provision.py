@@ -88,15 +88,12 @@ def command(given: Options) -> int:
     from tunetool.report.table import print_provision
 
     request = ProvisionRequest(
-        inventory=given.inventory,
-        limit=given.limit,
-        forks=given.forks,
+        selection=given.selection(given.inventory),
         plan=given.plan,
         apply=given.apply,
         check=given.dry_run,
         batch=given.hosts_per_batch or (),
         max_fail=given.max_fail,
-        ansible=given.ansible_options(),
     )
     result = provision(request, best_progress())
     try:

@@ -89,14 +89,12 @@ class _Options(AsJson, InRuns, Dry, OnManyHosts):
         return finish(run(request, best_progress()), self.json_to)
 
     def _run_on_hosts(self, request: Request, inventory: Path) -> int:
-        from tunetool.fleet.playbook import HostSelection
         from tunetool.fleet.stage import FleetRequest, stage_fleet
         from tunetool.report.progress import best_progress
         from tunetool.report.stage import print_stage_fleet
         from tunetool.report.table import print_fleet_verdict
 
-        selection = HostSelection(inventory, self.limit, self.forks, self.ansible_options())
-        asked = FleetRequest(request, selection, not self.no_become)
+        asked = FleetRequest(request, self.selection(inventory), not self.no_become)
         result = stage_fleet(asked, best_progress())
 
         def show(record: Record, path: Path | None, console: Console) -> None:

@@ -27,7 +27,7 @@ from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
     from tunetool.advise.precision import Asked
-    from tunetool.training.settings import Cluster, Material
+    from tunetool.training.settings import Cluster, Material, Settings
 
 LAUNCHERS = ("auto", "local", "ssh", "deepspeed", "slurm")
 LOADERS = ("parallel", "transformers")
@@ -141,4 +141,15 @@ class TrainingOptions(Measuring, OnHosts):
             images=self.images or images or IMAGES,
             target=self.target,
             seed=self.seed,
+        )
+
+    def settings(self, epochs: int = 1, batch_size: int | None = None) -> Settings:
+        """The training; ``epochs`` and ``batch_size`` are defaults. A command replaces what it has options for."""
+        from tunetool.training.settings import BATCH_SIZE, Settings
+
+        return Settings(
+            epochs=self.epochs or epochs,
+            steps=self.steps,
+            batch_size=self.micro_batch or batch_size or BATCH_SIZE,
+            precision=self.precision,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,15 +122,12 @@ def _node(given: Options, expectations: dict[str, float]) -> int:
 
 
 def _fleet(given: Options, inventory: Path, expectations: dict[str, float]) -> int:
-    from tunetool.fleet.playbook import HostSelection
     from tunetool.fleet.verify import FleetRequest, verify_fleet
     from tunetool.report.progress import best_progress
     from tunetool.report.table import print_fleet, print_fleet_verdict
 
     request = FleetRequest(
-        selection=HostSelection(
-            inventory, given.limit, 1 if given.one_at_a_time else given.forks, given.ansible_options()
-        ),
+        selection=replace(given.selection(inventory), forks=1 if given.one_at_a_time else given.forks),
         **given.demands(expectations),
         target=given.target,
         python=given.python,

@@ -28,9 +28,10 @@ _SECONDS_TO_PLAN = 10.0
 
 
 @dataclass(frozen=True)
-class ProvisionRequest(HostSelection):
+class ProvisionRequest:
     """The options of the command."""
 
+    selection: HostSelection
     plan: Path | None = None
     apply: Path | None = None
     check: bool = False
@@ -54,14 +55,15 @@ def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
     """Plan or build every host. Raises ``UsageProblem`` for invalid options before it changes any host."""
     check_request(request)
     name = "plan" if request.plan is not None else "provision"
-    playbook, names = choose_hosts(name, request)
-    forks = announce(names, request.forks, progress)
+    playbook, names = choose_hosts(name, request.selection)
+    forks = announce(names, request.selection.forks, progress)
     listener = Listener(names, request, progress)
     seconds = _SECONDS_TO_PLAN if request.plan is not None else _SECONDS_TO_BUILD
     with tempfile.TemporaryDirectory(prefix="tunetool-summary-") as directory:
         counted = Path(directory) / "summary.json"
         playbook = replace(playbook, environment={**playbook.environment, SUMMARY_FILE: str(counted)})
-        run = Run(playbook, request.inventory, request.limit, forks, variables(request), request.check)
+        selection = request.selection
+        run = Run(playbook, selection.inventory, selection.limit, forks, variables(request), request.check)
         run_playbook(run, listener, progress, format_count(len(names), "host"), seconds)
         add_trips(listener.summary, counted)
     hosts = list(listener.summary.hosts.values())
