@@ -1,9 +1,12 @@
-"""Fixtures of tests that do real I/O: a disk, and DeepSpeed with its op built (`pytest_plugins = ["disks"]`)."""
+"""Fixtures of tests that do real I/O: a disk, memory, and DeepSpeed with its op built (`pytest_plugins = ["disks"]`)."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,16 @@ def disk(tmp_path: Path) -> Path:
     if obstacles(read_stack(str(path))):
         pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
     return path
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in memory that no other run uses. It must be empty after the test."""
+    path = Path(tempfile.mkdtemp(prefix="tunetool-test-", dir="/dev/shm"))
+    yield path
+    left = [each.name for each in path.iterdir()]
+    shutil.rmtree(path)
+    assert left == []
 
 
 def has_deepspeed() -> bool:

@@ -5,10 +5,17 @@ Tests on a virtual node (tests/lab), which have a disk of their own, show that a
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tunetool.measure.marked_processes import marked
 from tunetool.record import Measurement, Record, read
+from waiting import PATIENCE, until
 
 OTHERS = (
     "something else uses the drives",
@@ -57,6 +64,28 @@ def interrupted(runs: Path) -> Record:
     assert record.verdict is not None
     assert (record.verdict.status, record.verdict.reasons[0]) == ("error", "interrupted before it was done")
     return record
+
+
+@contextlib.contextmanager
+def leaves_nothing(
+    command: Sequence[str], number: int, directory: Path, runs: Path
+) -> Iterator[tuple[subprocess.Popen[str], Callable[[], list[int]]]]:
+    """Run a measurement in ``directory`` and send it SIGINT or SIGKILL at the end of the block, which gets the process
+    and a function for the ids of all that it started. Nothing of it may be left but the record of an interrupted run.
+    """
+    name, value = "TUNETOOL_TEST_MARK", str(runs)
+    with subprocess.Popen(
+        command, env={**os.environ, name: value}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        yield process, lambda: marked(name, value)
+        process.send_signal(number)
+        said = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
+    until(lambda: not marked(name, value) and not list(directory.iterdir()), "the end of all that the run had")
+    if number == signal.SIGKILL:
+        assert list(runs.glob("*")) == []
+    else:
+        interrupted(runs)
 
 
 def proven(measurement: Measurement, alone: bool = False) -> None:

@@ -8,6 +8,13 @@ from pathlib import Path
 from tunetool.node.machine import recording
 
 RECORDED = Path(__file__).parent / "data/machines"
+ARRAY_CURES = {
+    "broken": "replace_drive.yml",
+    "clear": "mdadm --assemble --scan",
+    "readonly": "mdadm --readwrite",
+    "suspended": "md/suspend_lo",
+}
+"""States of an array that takes no writes, and part of the remedy."""
 
 
 def lay_out(name: str, root: Path) -> Path:

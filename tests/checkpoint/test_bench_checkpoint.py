@@ -19,7 +19,7 @@ if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from calls import TUNETOOL, call
-from judged import interrupted, undisturbed
+from judged import leaves_nothing, undisturbed
 from tunetool.bench.checkpoint.figures import case, checks
 from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request, Training
@@ -27,7 +27,6 @@ from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.site import Site
 from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
-from tunetool.measure.marked_processes import marked
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
 from tunetool.verdict import judge
@@ -51,15 +50,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_text(json.dumps(SMALL))
     return str(path)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    path = SHM / f"tunetool-test-{os.getpid()}"
-    path.mkdir()
-    yield path
-    # It is empty unless a test has failed.
-    path.rmdir()
 
 
 def command(model: str, runs: Path, *arguments: str) -> list[str]:
@@ -255,24 +245,10 @@ def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing(model: str, disk: Path, tmp_path: Path, number: int) -> None:
-    name, value = "TUNETOOL_TEST_MARK", str(tmp_path)
     arguments = ("--target", str(disk), "--engines", "dcp-t4-multi,torch-save-zip", "--rounds", "1000")
-    with subprocess.Popen(
-        command(model, tmp_path / "runs", *arguments),
-        env={**os.environ, name: value},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    runs = tmp_path / "runs"
+    with leaves_nothing(command(model, runs, *arguments), number, disk, runs) as (process, _):
         until(lambda: list(disk.glob(".tunetool-*/*-1")), "the first save", process)
-        process.send_signal(number)
-        said = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
-    until(lambda: not marked(name, value) and not list(disk.iterdir()), "the end of all that the run had")
-    if number == signal.SIGKILL:
-        assert list((tmp_path / "runs").glob("*")) == []
-    else:
-        interrupted(tmp_path / "runs")
 
 
 def test_calls_that_cannot_be_done_do_nothing(model: str, disk: Path, tmp_path: Path) -> None:

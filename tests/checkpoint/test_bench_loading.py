@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 from calls import TUNETOOL, call
-from judged import interrupted, proven, undisturbed
-from tunetool.measure.marked_processes import marked
+from judged import leaves_nothing, proven, undisturbed
 from tunetool.record import Record, parse
-from waiting import PATIENCE, until
+from waiting import until
 
 pytest_plugins = ["disks"]
-SHM = Path("/dev/shm")
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    path = SHM / f"tunetool-loading-{os.getpid()}"
-    path.mkdir()
-    yield path
-    # It is empty unless a test has failed.
-    path.rmdir()
 
 
 def command(runs: Path, *arguments: object) -> list[str]:
@@ -166,26 +155,12 @@ def test_a_bad_model_is_refused_by_name(damage: Callable[[Path], None], words: s
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing(memory: Path, tmp_path: Path, number: int) -> None:
-    name, value = "TUNETOOL_TEST_MARK", str(tmp_path)
     arguments = ("--model", "tiny", "--memory-target", memory, "--engines", "direct", "--rounds", 1000)
-    with subprocess.Popen(
-        command(tmp_path / "runs", *arguments),
-        env={**os.environ, name: value},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    runs = tmp_path / "runs"
+    with leaves_nothing(command(runs, *arguments), number, memory, runs) as (process, processes):
         until(lambda: list(memory.glob(".tunetool-*/model/*.safetensors")), "the model", process)
         # The program, its janitor, and a process that loads.
-        until(lambda: len(marked(name, value)) > 2, "a load", process)
-        process.send_signal(number)
-        said = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
-    until(lambda: not marked(name, value) and not list(memory.iterdir()), "the end of all that the run had")
-    if number == signal.SIGKILL:
-        assert list((tmp_path / "runs").glob("*")) == []
-    else:
-        interrupted(tmp_path / "runs")
+        until(lambda: len(processes()) > 2, "a load", process)
 
 
 def test_a_model_that_cannot_be_written_whole_is_removed(memory: Path, tmp_path: Path) -> None:

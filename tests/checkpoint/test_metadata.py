@@ -25,15 +25,6 @@ import torch.distributed.checkpoint.metadata as torch_metadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -80,36 +71,43 @@ def state_of_the_process() -> list[Any]:
     return parts
 
 
-def describing() -> Metadata:
+def describing() -> torch_metadata.Metadata:
     """Metadata with one of everything."""
     size, zeros = torch.Size([4, 3]), torch.Size([0, 0])
     half = torch.Size([2, 3])
     kinds: dict[str, Any] = {
-        "whole": TensorStorageMetadata(TensorProperties(torch.bfloat16), size, [ChunkStorageMetadata(zeros, size)]),
-        "cut": TensorStorageMetadata(
-            TensorProperties(memory_format=torch.channels_last, requires_grad=True),
+        "whole": torch_metadata.TensorStorageMetadata(
+            torch_metadata.TensorProperties(torch.bfloat16), size, [torch_metadata.ChunkStorageMetadata(zeros, size)]
+        ),
+        "cut": torch_metadata.TensorStorageMetadata(
+            torch_metadata.TensorProperties(memory_format=torch.channels_last, requires_grad=True),
             size,
-            [ChunkStorageMetadata(zeros, half), ChunkStorageMetadata(torch.Size([2, 0]), half)],
+            [
+                torch_metadata.ChunkStorageMetadata(zeros, half),
+                torch_metadata.ChunkStorageMetadata(torch.Size([2, 0]), half),
+            ],
         ),
-        "scalar": TensorStorageMetadata(
-            TensorProperties(torch.float64), torch.Size([]), [ChunkStorageMetadata(torch.Size([]), torch.Size([]))]
+        "scalar": torch_metadata.TensorStorageMetadata(
+            torch_metadata.TensorProperties(torch.float64),
+            torch.Size([]),
+            [torch_metadata.ChunkStorageMetadata(torch.Size([]), torch.Size([]))],
         ),
-        "step": BytesStorageMetadata(),
+        "step": torch_metadata.BytesStorageMetadata(),
     }
     stored = {
-        MetadataIndex("whole", zeros, 0): _StorageInfo("__0_0.distcp", 0, 24),
-        MetadataIndex("cut", zeros, 0): _StorageInfo("__0_0.distcp", 24, 300),
-        MetadataIndex("cut", torch.Size([2, 0]), 1): _StorageInfo("a/__1_0.distcp", 2**40, 70000),
-        MetadataIndex("scalar", torch.Size([])): _StorageInfo("__1_0.distcp", 0, 8, ["zstd"]),
-        MetadataIndex("step"): _StorageInfo("__1_0.distcp", 8, 1),
+        torch_metadata.MetadataIndex("whole", zeros, 0): _StorageInfo("__0_0.distcp", 0, 24),
+        torch_metadata.MetadataIndex("cut", zeros, 0): _StorageInfo("__0_0.distcp", 24, 300),
+        torch_metadata.MetadataIndex("cut", torch.Size([2, 0]), 1): _StorageInfo("a/__1_0.distcp", 2**40, 70000),
+        torch_metadata.MetadataIndex("scalar", torch.Size([])): _StorageInfo("__1_0.distcp", 0, 8, ["zstd"]),
+        torch_metadata.MetadataIndex("step"): _StorageInfo("__1_0.distcp", 8, 1),
     }
     planned = {
         "whole": ("model", "whole"),
         "list.0": ("list", 0),
         "more": [1.5, {"x": {1, 2}}, frozenset(["ab"]), None],
     }
-    meta = StorageMeta(Path("/scratch/step-1"), "save", modules=["model"])
-    return Metadata(kinds, planned, stored, meta, "1.0.0")
+    meta = torch_metadata.StorageMeta(Path("/scratch/step-1"), "save", modules=["model"])
+    return torch_metadata.Metadata(kinds, planned, stored, meta, "1.0.0")
 
 
 REAL = [pickle.dumps(describing(), protocol) for protocol in range(2, 6)]
@@ -265,17 +263,19 @@ def nested(levels: int, opening: str) -> Any:
 
 @pytest.mark.parametrize("opening", ["[", "{"])
 def test_planner_data_is_nested_within_reason(opening: str) -> None:
-    content = pickle.dumps(Metadata({}, nested(40, opening), {}))
+    content = pickle.dumps(torch_metadata.Metadata({}, nested(40, opening), {}))
     assert metadata.loads(content, PLACE).planner_data == nested(40, opening)
     # Python's own pickler would not nest deeper than the interpreter's stack.
     inner = b"]" * 5000 + b"a" * 4999
     with pytest.raises(UsageProblem, match="nested too deeply"):
-        metadata.loads(pickle.dumps(Metadata({}, "x", {}), 4).replace(short("x") + b"\x94", inner), PLACE)
+        metadata.loads(
+            pickle.dumps(torch_metadata.Metadata({}, "x", {}), 4).replace(short("x") + b"\x94", inner), PLACE
+        )
 
 
 def test_a_class_is_no_data() -> None:
     """The object that replaces a class while reading must not be returned."""
-    content = pickle.dumps(Metadata({}, "x", {}), 4)
+    content = pickle.dumps(torch_metadata.Metadata({}, "x", {}), 4)
     for name in (named("builtins", "set"), named("pathlib", "PosixPath"), named("torch", "Size")):
         with pytest.raises(UsageProblem, match="planner's data"):
             metadata.loads(content.replace(short("x") + b"\x94", name), PLACE)
@@ -289,7 +289,7 @@ def test_a_fifo_in_place_of_metadata_does_not_hold_the_reader(tmp_path: Path) ->
         metadata.named_in(tmp_path)
 
 
-def judge(content: bytes) -> Metadata | None:
+def judge(content: bytes) -> torch_metadata.Metadata | None:
     """The result; None if the content is refused in the right way."""
     before = state_of_the_process()
     refusal: UsageProblem | None = None
@@ -305,12 +305,12 @@ def judge(content: bytes) -> Metadata | None:
     return loaded
 
 
-def valid(loaded: Metadata) -> None:
+def valid(loaded: torch_metadata.Metadata) -> None:
     """Assert what the readers rely on."""
     for name, entry in loaded.state_dict_metadata.items():
         assert type(name) is str
-        assert type(entry) in (TensorStorageMetadata, BytesStorageMetadata)
-        if type(entry) is TensorStorageMetadata:
+        assert type(entry) in (torch_metadata.TensorStorageMetadata, torch_metadata.BytesStorageMetadata)
+        if type(entry) is torch_metadata.TensorStorageMetadata:
             assert all(len(chunk.offsets) == len(chunk.sizes) == len(entry.size) for chunk in entry.chunks)
             assert type(entry.properties.dtype) is torch.dtype
     for index, stored in (loaded.storage_data or {}).items():

@@ -20,15 +20,11 @@ from typing import Any
 
 import pytest
 
+import container
 import skips
 from machines import RECORDED
 from tunetool.user_directories import cache
 from waiting import PATIENCE
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools/dev"))
-import container
-
-sys.path.remove(str(Path(__file__).parents[2] / "tools/dev"))
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "debian12"

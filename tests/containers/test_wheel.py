@@ -17,15 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.node.common.node_wheel import COLLECTION
-from waiting import PATIENCE
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools/dev"))
 import container
 import dist
 import fresh
-
-sys.path.remove(str(Path(__file__).parents[2] / "tools/dev"))
+from tunetool.node.common.node_wheel import COLLECTION
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PYTHON_VERSION = "3.11"

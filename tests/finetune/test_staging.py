@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from tunetool.record import Record, read
 from tunetool.training.data.pictures import make
 from waiting import PATIENCE, until
 
-SHM = Path("/dev/shm")
+pytest_plugins = ["disks"]
 SLOW = 50 * 10**6
 
 
@@ -50,16 +48,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory in memory that no other run uses. It must be empty after the test."""
-    path = Path(tempfile.mkdtemp(prefix="tunetool-test-", dir=SHM))
-    yield path
-    left = [each.name for each in path.iterdir()]
-    shutil.rmtree(path)
-    assert left == []
 
 
 @contextlib.contextmanager

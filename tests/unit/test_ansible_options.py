@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from hosts_commands import ON_HOSTS, with_inventory
 from tunetool.cli.main import cli
 from tunetool.cli.options import HostsCommand
 from tunetool.errors import UsageProblem
@@ -24,17 +24,6 @@ from waiting import PATIENCE, until
 
 pytest.importorskip("ansible_runner", reason="Ansible's control side needs Python 3.11")
 PREFIX = Path(sys.executable).parent.parent
-COMMANDS = {
-    ("provision",): [],
-    ("verify",): [],
-    ("stage", "copy"): ["/source", "/copy"],
-    ("stage", "verify"): ["/copy"],
-    ("stage", "evict"): ["/copy"],
-    ("bench", "finetune"): ["--model", "tiny", "--target", "/bulk"],
-    ("bench", "staging"): ["--model", "tiny", "--target", "/bulk"],
-    ("bench", "strategies"): ["--model", "tiny", "--target", "/bulk"],
-    ("bench", "reference"): ["--model", "tiny", "--target", "/bulk"],
-}
 
 
 def call(*arguments: object, answer: str | None = None) -> Result:
@@ -43,17 +32,6 @@ def call(*arguments: object, answer: str | None = None) -> Result:
 
 def code_of(done: Result) -> int:
     return int(getattr(done.exception, "exit_code", done.return_value))
-
-
-def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from walk(command, (*path, name))
-        else:
-            yield (*path, name), command
 
 
 @pytest.fixture(autouse=True)
@@ -72,18 +50,14 @@ def inventory(tmp_path: Path) -> Path:
 
 
 def test_every_command_with_an_inventory_takes_them() -> None:
-    commands = {
-        path: command for path, command in walk(cli, ()) if any("-i" in parameter.opts for parameter in command.params)
-    }
-    assert set(COMMANDS) <= set(commands)
-    for path, command in commands.items():
+    for path, command in with_inventory(cli):
         assert isinstance(command, HostsCommand), path
         assert "[-- ANSIBLE_OPTION...]" in command.get_usage(click.Context(command)), path
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", ON_HOSTS, ids=" ".join)
 def test_ansible_s_own_words_end_a_call_that_is_wrong(command: tuple[str, ...], inventory: Path) -> None:
-    done = call(*command, *COMMANDS[command], "-i", inventory, "--", "--privat-key-file", "x")
+    done = call(*command, *ON_HOSTS[command], "-i", inventory, "--", "--privat-key-file", "x")
     assert code_of(done) == 2
     assert isinstance(done.exception, UsageProblem)
     expected = "Ansible refuses what follows `--`: unrecognized arguments: --privat-key-file"
@@ -169,7 +143,7 @@ def test_they_reach_the_play_that_starts_ranks(tmp_path: Path) -> None:
     options = ["-i", inventory, "--runs-dir", tmp_path / "runs", "--allow-busy"]
     # Without them the host is unreachable; with them its Python is one that does not exist.
     words = ["--", "-e", local, "-e", "launch_python=/nowhere/bin/python"]
-    done = call("bench", "finetune", *COMMANDS[("bench", "finetune")], *options, *words)
+    done = call("bench", "finetune", *ON_HOSTS[("bench", "finetune")], *options, *words)
     assert code_of(done) == 3, done.output
     assert "/nowhere/bin/python" in str(getattr(done.exception, "message", done.output))
 

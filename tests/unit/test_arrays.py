@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import nvme_drive
+from machines import ARRAY_CURES
 from tunetool.node.array import create
 from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine
 from tunetool.node.array.mdadm_conf import conf_with_array
@@ -111,15 +112,7 @@ def test_a_broken_array_is_refused() -> None:
     assert "broken" in step.reasons[0]
 
 
-@pytest.mark.parametrize(
-    ("state", "cure"),
-    [
-        ("broken", "replace_drive.yml"),
-        ("clear", "mdadm --assemble --scan"),
-        ("readonly", "mdadm --readwrite"),
-        ("suspended", "md/suspend_lo"),
-    ],
-)
+@pytest.mark.parametrize(("state", "cure"), ARRAY_CURES.items())
 def test_an_array_that_cannot_be_written_is_refused_with_cause_and_cure(state: str, cure: str) -> None:
     array = replace(ASSEMBLED, state=state)
     step = decide(WANTED, SUPERBLOCKS, [array])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machines import RECORDED, lay_out
+from machines import ARRAY_CURES, RECORDED, lay_out
 from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common import manifest as manifests
@@ -173,15 +173,7 @@ def test_each_difference_is_found_by_name(
     assert check.remedy
 
 
-@pytest.mark.parametrize(
-    ("state", "cure"),
-    [
-        ("broken", "replace_drive.yml"),
-        ("clear", "mdadm --assemble --scan"),
-        ("readonly", "mdadm --readwrite"),
-        ("suspended", "md/suspend_lo"),
-    ],
-)
+@pytest.mark.parametrize(("state", "cure"), ARRAY_CURES.items())
 def test_each_state_of_the_array_has_its_cure(built: Path, state: str, cure: str) -> None:
     edit(built, "sys/devices/virtual/block/md127/md/array_state", lambda text: state + "\n")
     check = failed(run_checks(MANIFEST, str(built)))["array.state"]

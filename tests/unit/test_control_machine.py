@@ -6,30 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
+from hosts_commands import ON_HOSTS, with_inventory
 from tunetool.cli.main import cli
 from tunetool.fleet import playbook
 from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-WITH_HOSTS = {
-    ("verify",): [],
-    ("inspect",): [],
-    ("provision",): [],
-    ("stage", "copy"): ["/srv/data", "/mnt/data"],
-    ("stage", "verify"): ["/mnt/data"],
-    ("stage", "evict"): ["/mnt/data"],
-    ("bench", "finetune"): ["--model", "tiny", "--target", "/mnt/data"],
-    ("bench", "staging"): ["--model", "tiny", "--target", "/mnt/data"],
-    ("bench", "strategies"): ["--model", "tiny", "--target", "/mnt/data"],
-    ("bench", "reference"): [],
-}
-"""Every command with `-i`, and what it needs beside it."""
 
 
 def tunetool(*arguments: str, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -52,22 +38,11 @@ def error_and_hint(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
     return error, hint
 
 
-def with_inventory(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from with_inventory(child, (*path, name))
-    elif any("-i" in parameter.opts for parameter in command.params):
-        yield path
-
-
 def test_every_command_with_an_inventory_is_tried_here() -> None:
-    assert set(with_inventory(cli)) == set(WITH_HOSTS)
+    assert {path for path, _ in with_inventory(cli)} == set(ON_HOSTS)
 
 
-@pytest.mark.parametrize("path", WITH_HOSTS, ids=" ".join)
+@pytest.mark.parametrize("path", ON_HOSTS, ids=" ".join)
 def test_a_command_for_hosts_names_the_missing_ansible_before_anything_else(
     path: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -76,7 +51,7 @@ def test_a_command_for_hosts_names_the_missing_ansible_before_anything_else(
     inventory.write_text("node1\n")
     run = ["--runs-dir", str(tmp_path / "runs")] if path[0] in ("verify", "bench") else []
     search = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    done = tunetool(*path, "-i", str(inventory), *WITH_HOSTS[path], *run, PYTHONPATH=search)
+    done = tunetool(*path, "-i", str(inventory), *ON_HOSTS[path], *run, PYTHONPATH=search)
     assert done.returncode == 2, done.stderr
     error, hint = error_and_hint(done)
     assert error.startswith("error: `-i` needs Ansible, ")

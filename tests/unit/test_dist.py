@@ -20,15 +20,11 @@ from pathlib import Path
 
 import pytest
 
+import dist
 from tunetool.node.common import node_wheel
 from tunetool.node.common.commands import CommandError
 from tunetool.node.common.control_pip import package_wheel
 from waiting import PATIENCE
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools/dev"))
-import dist
-
-sys.path.remove(str(Path(__file__).parents[2] / "tools/dev"))
 
 ROOT = Path(__file__).parents[2]
 INSIDE = f"{node_wheel.COLLECTION}/"

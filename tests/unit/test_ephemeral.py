@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from copy import deepcopy
 from dataclasses import replace
@@ -18,6 +17,7 @@ from builders import nvme_drive
 from calls import imported_by
 from machines import RECORDED, lay_out
 from programs import need_program
+from systemd_units import applied, complaints, left, refuses_another
 from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.common import manifest as manifests
 from tunetool.node.ephemeral import boot_decision, boot_unit
@@ -26,7 +26,7 @@ from tunetool.node.ephemeral.boot_unit import UNIT, changes
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, read_drives
 from tunetool.node.volume.make_xfs import half_made
-from tunetool.node.volume.unit_dropins import ForeignDropIn, apply, escape
+from tunetool.node.volume.unit_dropins import escape
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 UUID = MANIFEST["array"]["uuid"]
@@ -312,28 +312,16 @@ def test_the_unit_comes_before_mount_and_services() -> None:
 
 def test_systemd_accepts_the_files(tmp_path: Path) -> None:
     need_program("systemd-analyze")
-    for change in changes(files(), str(tmp_path)):
-        apply(change)
+    converge(tmp_path, files())
     units = tmp_path / "etc/systemd/system"
     (units / UNIT).write_text((units / UNIT).read_text().replace("/opt/tunetool/bin/tunetool", "/bin/true"))
     (units / "mnt-nvme_raid0.mount").write_text("[Mount]\nWhat=/dev/x\nWhere=/mnt/nvme_raid0\n")
-    done = subprocess.run(
-        ["systemd-analyze", "verify", UNIT, "mnt-nvme_raid0.mount", *[path.name[:-2] for path in units.glob("*.d")]],
-        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    # Other units of this machine may have other faults.
-    ours = [line for line in done.stderr.splitlines() if "tunetool" in line or "nvme" in line or "cycle" in line]
-    assert not ours, done.stderr
+    dropins = [path.name[:-2] for path in units.glob("*.d")]
+    assert not complaints(units, [UNIT, "mnt-nvme_raid0.mount", *dropins], "tunetool", "nvme")
 
 
 def converge(root: Path, wanted: dict[str, str]) -> list[str]:
-    needed = changes(wanted, str(root))
-    for change in needed:
-        apply(change)
-    return sorted("/" + os.path.relpath(change.path, root) for change in needed)
+    return applied(changes(wanted, str(root)), root)
 
 
 def test_files_come_and_go(tmp_path: Path) -> None:
@@ -343,24 +331,21 @@ def test_files_come_and_go(tmp_path: Path) -> None:
     assert converge(tmp_path, files()) == []
     assert converge(tmp_path, files("a.service")) == [UNIT_PATH]
     assert converge(tmp_path, {}) == sorted(files())
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()]
+    assert left(tmp_path) == set()
 
 
 def test_another_mount_point_and_file_system_leave_nothing_behind(tmp_path: Path) -> None:
     converge(tmp_path, files())
     after = files(uuid="0-1", mount_point="/mnt/other")
     converge(tmp_path, after)
-    there = [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()]
-    assert {"/" + str(path.relative_to(tmp_path)) for path in there} == set(after)
+    assert left(tmp_path) == set(after)
 
 
 def test_a_unit_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
     path = tmp_path / UNIT_PATH[1:]
     path.parent.mkdir(parents=True)
     path.write_text("[Unit]\n")
-    assert changes({}, str(tmp_path)) == []
-    with pytest.raises(ForeignDropIn):
-        changes(files(), str(tmp_path))
+    refuses_another(changes, files(), tmp_path)
 
 
 def test_the_program_says_that_it_is_off_and_imports_nothing_heavy() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools/dev"))
 import fresh_node
 import settings
-
-sys.path.remove(str(Path(__file__).parents[2] / "tools/dev"))
 
 
 def test_only_what_package_clients_go_by_is_passed_on() -> None:

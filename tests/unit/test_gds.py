@@ -164,26 +164,20 @@ def test_a_ready_node_takes_the_direct_path() -> None:
     assert [path.mode for path in choose(READY).paths] == list(MODES)
 
 
-@pytest.mark.parametrize(("changes", "identity", "curable", "chosen", "now"), NVFS_ROWS)
-def test_what_stands_in_the_way_of_nvidia_fs(
-    changes: dict[str, Any], identity: str, curable: bool, chosen: str, now: str
+@pytest.mark.parametrize(
+    ("way", "changes", "identity", "curable", "chosen", "now"),
+    [*(("nvidia-fs", *row) for row in NVFS_ROWS), *(("p2pdma", *row) for row in PEER_ROWS)],
+)
+def test_what_stands_in_a_way(
+    way: str, changes: dict[str, Any], identity: str, curable: bool, chosen: str, now: str
 ) -> None:
-    facts = ready(**changes)
-    assert blockers(facts, "nvidia-fs").get(identity) is curable
+    facts = ready(**changes) if way == "nvidia-fs" else peer(**changes)
+    assert blockers(facts, way).get(identity) is curable
     assert (choose(facts).mode, current(facts).mode) == (chosen, now)
-    if chosen != "nvidia-fs":
+    if chosen != way:
         assert any(identity in reason for reason in choose(facts).reasons)
         with pytest.raises(Impossible, match=rf"`{identity}`.*hint: "):
-            choose(facts, "nvidia-fs")
-
-
-@pytest.mark.parametrize(("changes", "identity", "curable", "chosen", "now"), PEER_ROWS)
-def test_what_stands_in_the_way_of_p2pdma(
-    changes: dict[str, Any], identity: str, curable: bool, chosen: str, now: str
-) -> None:
-    facts = peer(**changes)
-    assert blockers(facts, "p2pdma").get(identity) is curable
-    assert (choose(facts).mode, current(facts).mode) == (chosen, now)
+            choose(facts, way)
 
 
 def test_compat_can_be_forbidden_and_the_role_can_allow_it() -> None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools/dev"))
 import groups
-
-sys.path.remove(str(Path(__file__).parents[2] / "tools/dev"))
 
 WHOLE = "tests/unit"
 

@@ -14,10 +14,11 @@ import pytest
 
 from machines import RECORDED
 from programs import need_program
+from systemd_units import applied, complaints, left, refuses_another
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.check_result import Check
 from tunetool.node.volume.late_mount import SCRIPT, UNIT, changes, check_boot, files
-from tunetool.node.volume.unit_dropins import ForeignDropIn, apply, device_unit, escape
+from tunetool.node.volume.unit_dropins import device_unit, escape
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 FILESYSTEM = MANIFEST["filesystem"]
@@ -28,14 +29,7 @@ LINK_PATH = f"/etc/systemd/system/{device_unit(UUID)}.wants/{UNIT}"
 
 
 def converge(root: Path, wanted: dict[str, str]) -> list[str]:
-    needed = changes(wanted, str(root))
-    for change in needed:
-        apply(change)
-    return sorted("/" + os.path.relpath(change.path, root) for change in needed)
-
-
-def left(root: Path) -> set[str]:
-    return {"/" + str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() or path.is_symlink()}
+    return applied(changes(wanted, str(root)), root)
 
 
 def test_files_come_and_go(tmp_path: Path) -> None:
@@ -62,9 +56,7 @@ def test_a_unit_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
     path = tmp_path / UNIT_PATH[1:]
     path.parent.mkdir(parents=True)
     path.symlink_to("/dev/null")
-    assert changes({}, str(tmp_path)) == []
-    with pytest.raises(ForeignDropIn):
-        changes(files(POINT, UUID), str(tmp_path))
+    refuses_another(changes, files(POINT, UUID), tmp_path)
 
 
 def test_nothing_waits_for_the_unit_and_only_the_device_starts_it() -> None:
@@ -81,16 +73,7 @@ def test_systemd_accepts_the_files(tmp_path: Path) -> None:
     units = tmp_path / "etc/systemd/system"
     mount = escape(point) + ".mount"
     (units / mount).write_text(f"[Mount]\nWhat=/dev/x\nWhere={point.replace('%', '%%')}\n")
-    done = subprocess.run(
-        ["systemd-analyze", "verify", UNIT, mount, device_unit(UUID)],
-        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    # Other units of this machine may have other faults.
-    ours = [line for line in done.stderr.splitlines() if "tunetool" in line or "mnt" in line or "cycle" in line]
-    assert not ours, done.stderr
+    assert not complaints(units, [UNIT, mount, device_unit(UUID)], "tunetool", "mnt")
 
 
 SYSTEMCTL = """#!{python} -IS

@@ -9,16 +9,7 @@ from rich.console import Console
 
 import builders
 from builders import PROVEN, measurement
-from tunetool.record import (
-    CheckResult,
-    Confidence,
-    FleetHost,
-    Measurement,
-    Node,
-    Record,
-    Status,
-    Verdict,
-)
+from tunetool.record import CheckResult, Confidence, FleetHost, Measurement, Node, Record, Status, Verdict
 from tunetool.report import kinds
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import BarProgress, PlainProgress

@@ -16,12 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
+import slices
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools/dev"))
-import slices  # noqa: E402  (tools/dev is no package)
-
-sys.path.remove(str(ROOT / "tools/dev"))
 TABLE = slices.read(ROOT / "tests/slices.toml")
 SOME = st.lists(
     st.builds(slices.Slice, st.text(), st.just(()), st.none() | st.integers(1, 2000)), min_size=1, max_size=15

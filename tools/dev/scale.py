@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import container
 import yaml
+
+import container
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
