@@ -12,6 +12,7 @@ from itertools import zip_longest
 
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure.worker import start_talking
 from tunetool.node.common.commands import captured
 from tunetool.node.play.host_summary import one_line
 
@@ -33,15 +34,7 @@ class Submitted:
     def __enter__(self) -> Submitted:
         self._began = self._last_answer = time.monotonic()
         # In its own session: a Ctrl-C between the job's start and its number must not lose the number.
-        process = subprocess.Popen(
-            ["sbatch", "--parsable"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process = start_talking(["sbatch", "--parsable"], subprocess.PIPE, subprocess.PIPE)
         try:
             out, errors = process.communicate(self.script, timeout=_CALL_SECONDS)
         except BaseException as error:

@@ -113,6 +113,24 @@ def start(
     )
 
 
+def start_talking(
+    argv: Sequence[str], stdin: int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
+) -> subprocess.Popen[str]:
+    """Start a program with the user's environment, whose messages are text. The caller reads them, and ends it.
+
+    Raises ``OSError`` where it does not start.
+    """
+    return subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
 def finish(process: subprocess.Popen[bytes], timeout: float, tick: Callable[[], None] = lambda: None) -> Finished:
     """Wait for the end of a program whose output goes to pipes, calling ``tick`` a few times a second.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure.worker import start_talking
 from tunetool.stage.tree import Entry
 
 TRANSFERS = 8
@@ -97,15 +98,7 @@ def _row(line: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    with start_talking(command) as process:
         try:
             yield process
         except BaseException:
