@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunetool.record import CheckResult, Measurement
@@ -29,9 +29,8 @@ class Part:
     errors: Sequence[str] = ()
 
 
-def case(parts: Iterable[Part], doubts: Sequence[str]) -> Case:
+def case(parts: Sequence[Part], doubts: Sequence[str]) -> Case:
     """The case for the verdict; ``doubts`` are those of every part."""
-    parts = list(parts)
     engines = [engine for part in parts for engine in part.engines]
     return Case(
         measurements=[measurement for part in parts for measurement in part.measurements],
