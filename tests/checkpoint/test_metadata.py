@@ -273,6 +273,15 @@ def test_planner_data_is_nested_within_reason(opening: str) -> None:
         )
 
 
+def test_a_field_that_the_class_has_no_value_for_is_there() -> None:
+    """A newer torch may have renamed it."""
+    loaded = metadata.loads(pickle.dumps(describing(), 4).replace(short("modules"), short("m0dules")), PLACE)
+    assert loaded.storage_meta is not None
+    assert loaded.storage_meta.modules == []
+    assert "m0dules" in vars(loaded.storage_meta)
+    valid(loaded)
+
+
 def test_a_class_is_no_data() -> None:
     """The object that replaces a class while reading must not be returned."""
     content = pickle.dumps(torch_metadata.Metadata({}, "x", {}), 4)

@@ -100,7 +100,10 @@ def _fill_metadata(instance: Any, state: Any) -> bool:
 
 
 def _fill_storage_meta(instance: Any, state: Any) -> bool:
-    return _set_fields(instance, state, _META_FIELDS)
+    accepted = _set_fields(instance, state, _META_FIELDS)
+    # The only field whose default the class itself does not have. Set last: pickles keep the order of fields.
+    instance.__dict__.setdefault("modules", [])
+    return accepted
 
 
 def _fill_storage_info(instance: Any, state: Any) -> bool:
