@@ -13,6 +13,7 @@ import pytest
 
 from tunetool.cli.main import cli
 
+pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ROOT / "docs/reference/commands.md"

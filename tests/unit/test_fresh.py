@@ -11,6 +11,8 @@ import pytest
 import fresh_node
 import settings
 
+pytestmark = pytest.mark.any_python
+
 
 def test_only_what_package_clients_go_by_is_passed_on() -> None:
     given = {

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
 import groups
+import other_python
 
 WHOLE = "tests/unit"
 
@@ -40,13 +41,14 @@ def test_all_run_here_whatever_passed_there_where_slow_tests_are_wanted(skipped:
     assert not any("not slow" in command for command in commands)
 
 
-def test_machines_run_beside_all_others() -> None:
-    everything = ["lint", "unit", "fresh", "containers", "checkpoint", "node"]
+def test_machines_and_disks_run_beside_all_others_and_what_measures_a_disk_comes_last() -> None:
+    everything = ["lint", "unit", "fresh", "containers", "measurement", "checkpoint", "node"]
     assert groups.rows(everything, fresh_first=True) == [
-        ["fresh", "lint", "unit", "checkpoint"],
+        ["fresh", "lint", "unit"],
         ["containers", "node"],
+        ["checkpoint", "measurement"],
     ]
-    assert groups.rows(everything, fresh_first=False)[0] == ["lint", "unit", "fresh", "checkpoint"]
+    assert groups.rows(everything, fresh_first=False)[0] == ["lint", "unit", "fresh"]
     assert groups.rows(["unit", "lint"], fresh_first=False) == [["unit", "lint"]]
     assert groups.rows(["node"], fresh_first=False) == [["node"]]
 
@@ -115,3 +117,13 @@ def test_a_tool_that_is_stopped_ends_nothing_else(
 def test_a_clone_that_did_not_write_its_list_is_a_fault(skipped: Path) -> None:
     with pytest.raises(FileNotFoundError):
         groups.commands_of("unit", slow=False, pythons=False, fresh_passed=True)
+
+
+def test_of_the_venvs_of_a_version_the_lock_s_alone_is_kept(tmp_path: Path) -> None:
+    kept = other_python.venv_of(tmp_path, "3.10")
+    others = [kept.with_name(f"3.10-{0:012}"), tmp_path / "python3.10-0123456789ab"]
+    newer = kept.with_name(f"3.12-{0:012}")
+    for folder in (kept, newer, *others):
+        (folder / "lib").mkdir(parents=True)
+    assert other_python.venv_of(tmp_path, "3.10") == kept
+    assert [folder.exists() for folder in (kept, newer, *others)] == [True, True, False, False]

@@ -12,6 +12,7 @@ import pytest
 
 import programs
 
+pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 NO_GROUPS = {"setup", "deepspeed", "cluster"}
 """Names in the list that are not groups of tests with a time box."""

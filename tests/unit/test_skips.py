@@ -14,6 +14,7 @@ import pytest
 
 import skips
 
+pytestmark = pytest.mark.any_python
 TESTS = Path(__file__).parents[1]
 MODULE = """
 import pytest
