@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -134,6 +134,7 @@ def test_collectives_queue_and_then_pay_less_latency() -> None:
     assert replay([*asks, Wait(3)], line, 0.0).seconds == pytest.approx(1.2)
 
 
+@settings(max_examples=25)  # each replays a whole step
 @given(st.floats(0.01, 10), st.floats(1e6, 1e10))
 def test_computation_is_found_again_in_a_measured_step(compute: float, bandwidth: float) -> None:
     events = tiny().events(cell("2x1:z3"))
@@ -208,6 +209,7 @@ def probed_steps(hooks: Hooks, layout: Layout, network: Network | None, compute:
     return steps
 
 
+@settings(max_examples=25)  # each replays three whole steps
 @given(st.floats(0.0, 2e-3), st.floats(0.0, 2e-3), st.sampled_from(["1x1", "1x2", "2x1"]), st.floats(0.01, 1.0))
 def test_a_probe_finds_what_each_module_and_each_gather_cost(
     per_use: float, per_gather: float, where: str, compute: float
