@@ -58,6 +58,7 @@ def test_everything_is_there_after_a_reboot(built: Lab) -> None:
     assert text.split() == ["xfs", "kept"]
 
 
+@pytest.mark.slow  # the name and the verdict are in tests/unit/test_verify.py, that drives of a node are measured is above
 def test_a_slow_drive_is_named_by_its_serial(built: Lab) -> None:
     built.lab("fault", "node1", "slow-drive", "--drive", "LAB1NV5")
     done = built.verify(*REACHABLE)
