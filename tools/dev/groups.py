@@ -4,8 +4,8 @@ Every group runs even after one failed, so that one run shows all that is wrong.
 `fresh` checks the very same files, so it runs first, and of `lint` and `unit` there remains only what it cannot show:
 other Pythons, and the tests that a container skips.
 
-The container and the virtual node keep about one core busy, and tests on a disk often wait for it. So these two groups
-run beside all others; each line of the output then begins with its group's name.
+The container and the virtual node keep about one core busy, tests on a disk often wait for it, and the rest computes.
+So groups run in three rows at the same time; each line of the output then begins with its group's name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ON_A_DISK = {
     "checkpoint": ["tests/checkpoint"],
     "finetune": ["tests/finetune"],
 }
-"""Groups whose tests measure or fill the disk under the temporary directory: one after another."""
+"""Groups whose tests measure or fill the disk under the temporary directory: one after another, beside all others."""
 ON_A_MACHINE = ("containers", "node")
 """Groups whose tests bring their machine with them: one after another, beside all others."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
@@ -68,6 +68,7 @@ def pytest(*arguments: str) -> list[str]:
 
 
 def lint_commands() -> list[list[str]]:
+    cache = os.environ.get("MYPY_CACHE_DIR", ".mypy_cache")
     scripts = [str(path) for path in [*ROOT.glob("tools/dev/*.sh"), ROOT / ".ci/run"]]
     commands = [
         [str(VENV / "ruff"), "format", "--check", "--quiet"],
@@ -77,7 +78,7 @@ def lint_commands() -> list[list[str]]:
         # the same time, which one cache is not made for.
         [
             *("env", "MYPYPATH=.ansible/collections", str(VENV / "mypy"), "--namespace-packages"),
-            *("--cache-dir", ".mypy_cache/collection"),
+            *("--cache-dir", f"{cache}/collection"),
             *("--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"),
             *("-p", f"{COLLECTION}.callback"),
         ],
@@ -293,11 +294,15 @@ def run_group(
 
 
 def rows(wanted: Sequence[str], fresh_first: bool) -> list[list[str]]:
-    """The wanted groups in rows that run at the same time, so that no core waits long for a guest or a disk."""
+    """The wanted groups in rows that run at the same time, so that no core waits long for a guest or a disk.
+
+    On the disk, what measures it comes last: `fresh` fills the disk at its beginning.
+    """
     machine = [group for group in wanted if group in ON_A_MACHINE]
-    rest = [group for group in wanted if group not in ON_A_MACHINE]
+    disk = [group for group in reversed(ON_A_DISK) if group in wanted]
+    rest = [group for group in wanted if group not in (*machine, *disk)]
     ordered = sorted(rest, key=lambda group: fresh_first and group != "fresh")
-    return [row for row in (ordered, machine) if row]
+    return [row for row in (ordered, machine, disk) if row]
 
 
 def run_rows(rows: list[list[str]], run_one: Callable[[str], Outcome]) -> list[Outcome]:
