@@ -95,13 +95,24 @@ fi
 # It may be installed only now.
 need_new_python
 
+# pip compiles on one core, and every module. Here all cores compile, and packages of which hardly a module is ever imported
+# are left to the first import.
+compile_packages() {
+  local packages
+  packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  # A package may carry files that this Python cannot compile. Whoever imports one gets the message.
+  .venv/bin/python -m compileall -q -j 0 -x 'site-packages/(.*/)?(tests?|testing|networkx|transformers/models)/' \
+    "$packages" >/dev/null || true
+}
+
 # The stamp holds what the venv was made from, so that a changed lock makes it anew and an unchanged one costs nothing.
 key=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/.stamp 2>/dev/null)" != "$key" ]; then
   echo "making .venv"
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --no-compile \
     --editable '.[control,dev]'
+  compile_packages
   printf '%s' "$key" >.venv/.stamp
 fi
 
@@ -117,7 +128,8 @@ if $deepspeed && [ "$(cat .venv/.stamp-deepspeed 2>/dev/null)" != "$key" ]; then
     touch .venv/.deepspeed-left-out
   else
     echo "installing torch and DeepSpeed"
-    "${pip[@]}" --editable '.[control,dev,deepspeed,checkpoint,engines,finetune,lightning]'
+    "${pip[@]}" --no-compile --editable '.[control,dev,deepspeed,checkpoint,engines,finetune,lightning]'
+    compile_packages
     printf '%s' "$key" >.venv/.stamp-deepspeed
   fi
 fi
