@@ -30,12 +30,14 @@ class House:
         self.index = base / "index"
         self.source = base / "source"
         self.directory = base / "house"
+
+    def make(self) -> None:
         self.source.mkdir()
         (self.source / "constraints.txt").write_text(tiny_wheels.LOCK)
         (self.source / "pyproject.toml").write_text(PYPROJECT)
-        tool = tiny_wheels.tool(base / "tool")[0]
+        tool = tiny_wheels.tool(self.base / "tool")[0]
         (self.source / "backend.py").write_text(f"WHEEL = {str(tool)!r}\n{BACKEND}")
-        self.publish(tiny_wheels.libraries(base / "published"))
+        self.publish(tiny_wheels.libraries(self.base / "published"))
 
     def publish(self, wheels: list[Path], wrong: str = "") -> None:
         """Put wheels into the index with their hashes; ``wrong`` gets the hash of another file."""
@@ -69,7 +71,25 @@ class House:
 
 @pytest.fixture
 def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+    house = House(tmp_path)
+    house.make()
+    return house
+
+
+@pytest.fixture(scope="module")
+def filled_once(tmp_path_factory: pytest.TempPathFactory) -> House:
+    house = House(tmp_path_factory.mktemp("filled"))
+    house.make()
+    done = house.call()
+    assert (done.returncode, "9 files" in done.stdout) == (0, True), done.stderr
+    return house
+
+
+@pytest.fixture
+def filled(filled_once: House, tmp_path: Path) -> House:
+    """A house that one call has filled."""
+    shutil.copytree(filled_once.base, tmp_path / "copy")
+    return House(tmp_path / "copy")
 
 
 def test_it_is_filled_once_and_the_second_call_fetches_nothing(house: House) -> None:
@@ -98,26 +118,24 @@ def test_it_is_filled_once_and_the_second_call_fetches_nothing(house: House) -> 
     assert times == {path.name: path.stat().st_mtime_ns for path in house.directory.glob("*.whl")}
 
 
-def test_a_set_without_a_trainer_that_is_asked_for_is_filled_again(house: House) -> None:
-    assert "9 files" in house.call().stdout
-    done = house.call("--trainer", "lightning")
+def test_a_set_without_a_trainer_that_is_asked_for_is_filled_again(filled: House) -> None:
+    done = filled.call("--trainer", "lightning")
     assert "10 files" in done.stdout, done.stderr
     assert "1 fetched" in done.stdout
 
 
-def test_a_changed_extra_is_another_lock(house: House) -> None:
-    assert house.call().returncode == 0
-    before = house.manifest["lock_sha256"]
-    path = house.source / "pyproject.toml"
+def test_a_changed_extra_is_another_lock(filled: House) -> None:
+    before = filled.manifest["lock_sha256"]
+    path = filled.source / "pyproject.toml"
     path.write_text(path.read_text().replace('"peft"', '"peft", "lightning"'))
     # What the package is built from asks for it as well.
-    tool = tiny_wheels.tool(house.base / "new", {"finetune": ["peft", "lightning"]})[0]
-    (house.source / "backend.py").write_text(f"WHEEL = {str(tool)!r}\n{BACKEND}")
-    done = house.call()
+    tool = tiny_wheels.tool(filled.base / "new", {"finetune": ["peft", "lightning"]})[0]
+    (filled.source / "backend.py").write_text(f"WHEEL = {str(tool)!r}\n{BACKEND}")
+    done = filled.call()
     assert "the lock has changed" in done.stderr
     assert "1 fetched" in done.stdout
-    assert house.manifest["lock_sha256"] != before
-    assert "lightning-1.0-py3-none-any.whl" in house.manifest["files"]  # type: ignore[operator]  # a dict
+    assert filled.manifest["lock_sha256"] != before
+    assert "lightning-1.0-py3-none-any.whl" in filled.manifest["files"]  # type: ignore[operator]  # a dict
 
 
 def test_a_call_that_was_cut_off_goes_on_where_it_was(house: House) -> None:
@@ -135,12 +153,11 @@ def test_a_call_that_was_cut_off_goes_on_where_it_was(house: House) -> None:
     assert "peft-1.0-py3-none-any.whl" in after
 
 
-def test_a_damaged_file_is_fetched_again_and_named(house: House) -> None:
-    assert house.call().returncode == 0
-    wheel = house.directory / "torch-2.13.0-py3-none-any.whl"
+def test_a_damaged_file_is_fetched_again_and_named(filled: House) -> None:
+    wheel = filled.directory / "torch-2.13.0-py3-none-any.whl"
     whole = wheel.read_bytes()
     wheel.write_bytes(whole[:100] + b"x" + whole[101:])
-    done = house.call()
+    done = filled.call()
     assert done.returncode == 0, done.stderr
     assert f"`{wheel}` has another hash than the manifest has" in done.stderr
     assert "1 fetched" in done.stdout
