@@ -41,14 +41,15 @@ def test_all_run_here_whatever_passed_there_where_slow_tests_are_wanted(skipped:
     assert not any("not slow" in command for command in commands)
 
 
-def test_machines_and_disks_run_beside_all_others_and_what_measures_a_disk_comes_last() -> None:
+def test_a_node_and_a_disk_are_beside_all_others_and_what_measures_the_disk_comes_last() -> None:
     everything = ["lint", "unit", "fresh", "containers", "measurement", "checkpoint", "node"]
     assert groups.rows(everything, fresh_first=True) == [
-        ["fresh", "lint", "unit"],
-        ["containers", "node"],
+        ["containers", "fresh", "lint", "unit"],
+        ["node"],
         ["checkpoint", "measurement"],
     ]
-    assert groups.rows(everything, fresh_first=False)[0] == ["lint", "unit", "fresh"]
+    assert groups.rows(everything, fresh_first=False)[0] == ["containers", "lint", "unit", "fresh"]
+    assert sorted(group for row in groups.rows(everything, fresh_first=False) for group in row) == sorted(everything)
     assert groups.rows(["unit", "lint"], fresh_first=False) == [["unit", "lint"]]
     assert groups.rows(["node"], fresh_first=False) == [["node"]]
 

@@ -4,8 +4,8 @@ Every group runs even after one failed, so that one run shows all that is wrong.
 `fresh` checks the very same files, so it runs first, and of `lint` and `unit` there remains only what it cannot show:
 other Pythons, and the tests that a container skips.
 
-The container and the virtual node keep about one core busy, tests on a disk often wait for it, and the rest computes.
-So groups run in three rows at the same time; each line of the output then begins with its group's name.
+The virtual node keeps about one core busy, tests on a disk often wait for it, and the rest computes. So groups run in
+three rows at the same time; each line of the output then begins with its group's name.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ON_A_DISK = {
     "finetune": ["tests/finetune"],
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another, beside all others."""
-ON_A_MACHINE = ("containers", "node")
-"""Groups whose tests bring their machine with them: one after another, beside all others."""
+ON_A_NODE = ("node",)
+"""Groups whose tests wait for a virtual node: beside all others."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
 """Node ids of the unit tests that the container skipped, once it has passed."""
 CLEAN_UP_SECONDS = 60
@@ -141,7 +141,9 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         everywhere = other_pythons(slow) if pythons else []
         # Whoever runs the slow tests wants all that Hypothesis can find in them here.
         left = SKIPPED_IN_FRESH.read_text().splitlines() if fresh_passed and not slow else ["tests/unit"]
-        here = [pytest("-q", *PARALLEL, *left, *marks)] if left else []
+        # The few that are left are not worth a second process, which would import as much as the first.
+        parallel = () if fresh_passed and not slow else PARALLEL
+        here = [pytest("-q", *parallel, *left, *marks)] if left else []
         return [*here, *compiled_by_the_oldest(), *everywhere]
     if group == "containers":
         systems = ["debian12", "debian13"] if slow else ["debian12"]
@@ -296,13 +298,14 @@ def run_group(
 def rows(wanted: Sequence[str], fresh_first: bool) -> list[list[str]]:
     """The wanted groups in rows that run at the same time, so that no core waits long for a guest or a disk.
 
-    On the disk, what measures it comes last: `fresh` fills the disk at its beginning.
+    Unit tests come last in their row, since they use whatever cores are left. On the disk, what measures it comes last:
+    containers and `fresh` fill the disk.
     """
-    machine = [group for group in wanted if group in ON_A_MACHINE]
+    node = [group for group in wanted if group in ON_A_NODE]
     disk = [group for group in reversed(ON_A_DISK) if group in wanted]
-    rest = [group for group in wanted if group not in (*machine, *disk)]
-    ordered = sorted(rest, key=lambda group: fresh_first and group != "fresh")
-    return [row for row in (ordered, machine, disk) if row]
+    first = ["containers", *(["fresh"] if fresh_first else [])]
+    rest = [group for group in wanted if group not in (*first, *node, *disk)]
+    return [row for row in ([*(group for group in first if group in wanted), *rest], node, disk) if row]
 
 
 def run_rows(rows: list[list[str]], run_one: Callable[[str], Outcome]) -> list[Outcome]:
