@@ -6,7 +6,7 @@ GROUPS := lint unit fresh containers measurement tune checkpoint finetune node
 comma := ,
 empty :=
 GROUPS_COMMA := $(subst $(empty) $(empty),$(comma),$(GROUPS))
-.PHONY: help setup setup-deepspeed check fresh test test-all bench rehearse rehearse-training dist clean
+.PHONY: help setup setup-deepspeed check fresh test test-all bench rehearse rehearse-training dist docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -53,6 +53,10 @@ rehearse-training: ## two virtual nodes from blank drives to one record of the r
 dist: ## dist/: the wheel, which carries the collection, the sdist, and the collection for ansible-galaxy
 	@tools/dev/setup.sh
 	@.venv/bin/python tools/dev/dist.py
+
+docs: ## build/site/index.html: the documents as a site that needs no server and no network
+	@tools/dev/setup.sh
+	@.venv/bin/python tools/dev/website.py
 
 clean: ## .venv and what tests left; never the cached image
 	@rm -rf .venv .ansible build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

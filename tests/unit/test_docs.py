@@ -1,4 +1,7 @@
-"""Documents: links and paths lead to existing files, and every command line has a real command and options."""
+"""Documents: links and paths lead to existing files, and every command line has a real command and options.
+
+What runs anywhere is run; a guide with any other command line says what it needs. A quoted message can still be printed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+import printed
 from tunetool.cli.main import cli
 
 pytestmark = pytest.mark.any_python
@@ -26,6 +31,14 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]")
 SPAN = re.compile(r"`(tunetool [^`]+)`")
 SHELL = ("", "console", "sh")
+SYMPTOM = re.compile(r"^\| (?:`` ?(.+?) ?``|`([^`]+)`) \|", re.MULTILINE)
+QUOTING = re.compile(r"^\| (?:it says|the reason contains) \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
+"""A table whose first column quotes messages."""
+NEEDS = re.compile(r"^# .+\n\nNeeds: \w", re.MULTILINE)
+ANYWHERE = (["advise"], ["inspect"], ["init"], ["report", "list"])
+"""Commands that need no node, no disk and no GPU."""
+ELSEWHERE = re.compile(r"-i|--capture|--page|[A-Z]{3,}")
+"""Words of a call of these that does: an inventory, a file that a reader names."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,23 @@ def options_of(command: click.Command) -> set[str]:
     return {name for parameter in command.get_params(context) for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
+def missing(path: list[str], command: click.Command, arguments: list[str]) -> str | None:
+    """What a whole line lacks to be a call: a value of an option, a required option, one of the possible values."""
+    context = click.Context(command, info_name=path[-1], help_option_names=["-h", "--help"])
+    try:
+        values, _, _ = command.make_parser(context).parse_args(list(arguments))
+        for option in command.get_params(context):
+            given = values.get(option.name) if isinstance(option, click.Option) else "an operand"
+            if option.required and given is None and "help" not in values:
+                return f"`{' '.join(path)}` lacks `{option.opts[0]}`"
+            if isinstance(option.type, click.Choice) and given not in (None, "an operand"):
+                for value in given if option.multiple else [given]:
+                    option.type.convert(value, option, context)
+    except click.UsageError as error:
+        return f"`{' '.join(path)}`: {error.format_message()}"
+    return None
+
+
 def children(group: click.Group) -> list[click.Command]:
     context = click.Context(group)
     return [child for name in group.list_commands(context) if (child := group.get_command(context, name)) is not None]
@@ -83,12 +113,12 @@ def no_option(path: list[str], word: str, known: set[str]) -> str | None:
     return f"`{' '.join(path)}` has no option `{name}`" if unknown else None
 
 
-def problem(words: list[str]) -> str | None:
-    """The problem of a call of tunetool, by the real commands; None if there is none."""
+def problem(words: list[str], whole: bool = False) -> str | None:
+    """The problem of a call of tunetool, by the real commands; None if there is none. ``whole``: nothing is left out."""
     command: click.Command = cli
     path = ["tunetool"]
     known = options_of(command)
-    for word in words:
+    for at, word in enumerate(words):
         if said := no_option(path, word, known):
             return said
         if not word.startswith("-") and isinstance(command, click.Group):
@@ -102,6 +132,10 @@ def problem(words: list[str]) -> str | None:
             command = child
             path.append(word)
             known = known | options_of(command)
+            if whole and not isinstance(command, click.Group):
+                left = words[at + 1 :]
+                unknown = (said for each in left if (said := no_option(path, each, known)))
+                return next(unknown, None) or missing(path, command, left)
     return None
 
 
@@ -138,7 +172,7 @@ def test_every_path_of_the_repository_that_a_page_names_is_there(page: Path) -> 
 )
 def test_every_command_line_names_a_command_and_its_options(page: Path) -> None:
     lines = [line for block in blocks(page) for line in command_lines(block) if "tunetool" in line]
-    wrong = [f"{line}: {said}" for line in lines for words in calls(line) if (said := problem(words))]
+    wrong = [f"{line}: {said}" for line in lines for words in calls(line) if (said := problem(words, whole=True))]
     spans = [span.rstrip(".,:") for span in SPAN.findall(prose(page))]
     wrong += [f"{span}: {said}" for span in spans for words in calls(span) if (said := problem(words))]
     assert not wrong
@@ -151,15 +185,85 @@ def test_every_command_line_names_a_command_and_its_options(page: Path) -> None:
         ("tunetool report lst", "`tunetool report` has no command `lst`"),
         ("tunetool verify --gsd require", "`tunetool verify` has no option `--gsd`"),
         ("A=b tunetool verify --gds=require --nothing", "`tunetool verify` has no option `--nothing`"),
+        ("tunetool verify --target", "`tunetool verify`: Option '--target' requires an argument."),
+        (
+            "tunetool verify --level half",
+            "`tunetool verify`: Invalid value for '--level': 'half' is not one of 'config', 'quick', 'full'.",
+        ),
+        ("tunetool ds-config zero2 --target /x", "`tunetool ds-config` lacks `-o`"),
         ("tunetool lab ssh node1 -- lsblk -o NAME", None),
         ("tunetool report list | head -1", None),
     ],
 )
 def test_a_wrong_command_line_is_seen(line: str, said: str | None) -> None:
-    assert [problem(words) for words in calls(line)] == [said]
+    assert [problem(words, whole=True) for words in calls(line)] == [said]
 
 
 def test_there_are_command_lines_to_look_at() -> None:
     lines = [line for page in PAGES for block in blocks(page) for line in command_lines(block) if "tunetool" in line]
     counted = [words for line in lines for words in calls(line)]
     assert len(counted) > 100
+
+
+def runs_anywhere(words: list[str]) -> bool:
+    return any(words[: len(each)] == each for each in ANYWHERE) and not any(map(ELSEWHERE.match, words))
+
+
+def typed() -> list[tuple[Path, list[str]]]:
+    """Every call of tunetool that a page shows, with its page."""
+    pages = [page for page in PAGES if page != GENERATED]
+    lines = [(page, line) for page in pages for block in blocks(page) for line in command_lines(block)]
+    return [(page, words) for page, line in lines if "tunetool" in line for words in calls(line)]
+
+
+CHEAP = sorted({" ".join(words) for _, words in typed() if runs_anywhere(words)})
+
+
+@pytest.mark.parametrize("line", CHEAP)
+def test_what_needs_nothing_runs_as_the_documents_show_it(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("docs", "inventory"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "docs/machines").symlink_to(ROOT / "docs/machines")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    done = CliRunner().invoke(cli, shlex.split(line), standalone_mode=False)
+    assert done.exception is None, done.output
+    assert done.return_value in (None, 0), done.output
+
+
+def test_something_of_each_kind_is_run() -> None:
+    assert all(any(line.split()[: len(each)] == each for line in CHEAP) for each in ANYWHERE)
+
+
+def test_a_guide_whose_commands_need_something_says_what() -> None:
+    folders = {ROOT / "docs/guides", ROOT / "docs/tutorials"}
+    pages = {page for page, words in typed() if page.parent in folders and not runs_anywhere(words)}
+    assert [str(page.relative_to(ROOT)) for page in sorted(pages) if not NEEDS.search(page.read_text())] == []
+    assert len(pages) > 20
+
+
+def quoted(page: Path) -> list[str]:
+    rows = "".join(QUOTING.findall(page.read_text()))
+    return [both or plain for both, plain in SYMPTOM.findall(rows)]
+
+
+def test_every_message_that_a_page_quotes_can_still_be_printed() -> None:
+    messages = {f"{page.name}: {message}": message for page in PAGES for message in quoted(page)}
+    assert [name for name, message in messages.items() if not printed.can_be_printed(message)] == []
+    assert len(messages) > 70
+
+
+@pytest.mark.parametrize(
+    ("message", "there"),
+    [
+        ("x slower to ... than the median of the other", True),
+        ("x slower to ... than the mean of the other", False),
+        ("median of the other ... x slower to", False),
+        ("busy: another tunetool run is measuring", True),
+        ("busy: another tunetool run is resting", False),
+    ],
+)
+def test_a_message_that_nothing_prints_is_seen(message: str, there: bool) -> None:
+    assert printed.can_be_printed(message) is there

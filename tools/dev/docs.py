@@ -1,5 +1,8 @@
 """Write docs/reference/ and the roles' README.md from what the code says: argument_specs, --help texts, JSON Schemas.
 
+Also the site's menu (the end of mkdocs.yml) from the index in docs/README.md, and the pictures of docs/pictures/ from
+what a command printed.
+
 Without an option it writes; with ``--check`` it ends with 1 and names what is out of date.
 """
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pictures
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +30,14 @@ UNITS = (
     (r"^Time ", "time"),
 )
 """The unit of a variable by how its description says it; ``unit`` is the group of that name, or else the second."""
+PICTURES = {
+    "verify-slow-drive": "tunetool verify prints FAIL. Drive LAB1NV5 is 498.6 times slower to write than the median of "
+    "the other 7; the remedy: look at /dev/nvme5n1, replace it if it stays slow.",
+}
+"""Text alternatives of docs/pictures/."""
+LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
+MENU = "nav:\n"
+"""The first line of the menu: all below it is generated."""
 MARKUP = re.compile(r"\b([VOBCI]|RV)\(([^)]*)\)")
 
 
@@ -144,6 +156,25 @@ def commands() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def menu() -> str:
+    """mkdocs.yml with the sections and pages of the index. A page that the index lacks ends this program."""
+    lines, listed = [f"  - {json.dumps('Documents')}: README.md"], {"README.md"}
+    for line in (ROOT / "docs/README.md").read_text().splitlines():
+        if line.startswith("## "):
+            lines.append(f"  - {json.dumps(line[3:])}:")
+        for title, page in LINK.findall(line) if len(lines) > 1 else ():
+            if page not in listed:
+                lines.append(f"      - {json.dumps(title)}: {page}")
+                listed.add(page)
+    missing = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - listed
+    if missing:
+        raise SystemExit(
+            f"error: docs/README.md has no line for `{min(missing)}`\nhint: add one to the section where it belongs"
+        )
+    settings = (ROOT / "mkdocs.yml").read_text().partition(MENU)[0]
+    return settings + MENU + "\n".join(lines) + "\n"
+
+
 def schema(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2) + "\n"
 
@@ -163,7 +194,10 @@ def pages() -> dict[str, str]:
         "record.schema.json": schema(record.json_schema()),
     }
     readmes = {f"roles/{path.name}/README.md": readme(path.name) for path in sorted((ROOT / "roles").iterdir())}
-    return {f"docs/reference/{name}": text for name, text in reference.items()} | readmes
+    printed = {name: (ROOT / f"docs/pictures/{name}.txt").read_text() for name in PICTURES}
+    drawn = {f"docs/pictures/{name}.svg": pictures.picture(text, PICTURES[name]) for name, text in printed.items()}
+    listed = {f"docs/reference/{name}": text for name, text in reference.items()}
+    return listed | readmes | drawn | {"mkdocs.yml": menu()}
 
 
 def main() -> int:

@@ -84,6 +84,7 @@ def lint_commands() -> list[list[str]]:
         ],
         ["env", "PYTHONPATH=tools", str(VENV / "lint-imports"), "--no-logo", "--no-cache"],
         [str(VENV / "python"), "tools/dev/docs.py", "--check"],
+        [str(VENV / "python"), "tools/dev/website.py"],
         [str(VENV / "yamllint"), "--strict", "."],
         [str(VENV / "ansible-lint"), "--offline", "-q"],
     ]

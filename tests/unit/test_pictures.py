@@ -1,0 +1,132 @@
+"""The documents' pictures show what the tool prints; their site needs nothing from elsewhere, and its search is whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+import printed
+from builders import measurement, record
+from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Measurement, Node, Verdict
+from tunetool.report.page import WIDTH
+from tunetool.report.table import print_verdict
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools/dev"))
+import pictures  # noqa: E402  (tools/dev is no package)
+import website  # noqa: E402
+
+sys.path.remove(str(ROOT / "tools/dev"))
+
+PRINTED = ROOT / "docs/pictures/verify-slow-drive.txt"
+FOUND = "`LAB1NV5` 498.6x slower to write than the median of the other 7"
+EXPECTED = "no member over 3x slower than the median of the others"
+REMEDY = (
+    "look at `/dev/nvme5n1`: `nvme smart-log` for wear, temperature and media errors, `lspci -vv` for its link; "
+    "replace it if it stays slow"
+)
+
+
+def figure(direction: str, low: float, value: float, high: float, ratio: float) -> Measurement:
+    return measurement(
+        f"sequential.{direction}",
+        value * 1e9,
+        medium="md RAID0 (8 x nvme)",
+        samples=[value * 1e9] * 6,
+        confidence=Confidence(low=low * 1e9, high=high * 1e9, method="range of 6 samples", level=0.969),
+        parameters={"direction": direction, "sample_seconds": 2.0},
+        evidence=Evidence(kind="block", device="md127", claimed_bytes=100, counted_bytes=100, ratio=ratio),
+    )
+
+
+def page() -> str:
+    """The page of a record with the figures of the picture."""
+    passed = [CheckResult(id=f"c{n}", status="pass", expected="", found="", remedy="") for n in range(20)]
+    slow = CheckResult(
+        id="drives.balance",
+        status="fail",
+        expected=EXPECTED,
+        found=FOUND,
+        remedy=REMEDY,
+    )
+    shown = record(
+        figure("read", 0.16, 0.161, 0.161, 1.0),
+        figure("write", 0.159, 0.162, 0.164, 1.0002),
+        measurement("ceiling.link", 2e9, parameters={"drives": 8}),
+        node=Node(host="node1"),
+        target="/mnt/nvme_raid0",
+        expectations=[Expectation(name="sequential.read", value=5e7, source="--expect", status="pass")],
+        checks=[*passed, slow],
+        verdict=Verdict(status="fail", reasons=[f"drives.balance: {FOUND}"]),
+    )
+    stream = io.StringIO()
+    path = Path("/var/lib/tunetool/runs/20261121T151023Z-verify-node1/record.json")
+    print_verdict(shown, path, Console(file=stream, width=WIDTH, highlight=False))
+    return stream.getvalue()
+
+
+def test_verify_prints_the_failure_as_the_picture_shows_it() -> None:
+    assert [line.rstrip() for line in page().splitlines()] == PRINTED.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        FOUND.replace("`LAB1NV5` 498.6", "...").replace("write", "...").replace("7", "..."),
+        EXPECTED.replace("3", "..."),
+        REMEDY.replace("`/dev/nvme5n1`", "..."),
+    ],
+)
+def test_its_cause_and_its_cure_are_the_tool_s_own_words(message: str) -> None:
+    assert printed.can_be_printed(message)
+
+
+def test_a_picture_has_every_line_and_fetches_nothing() -> None:
+    drawn = ElementTree.fromstring(pictures.picture(PRINTED.read_text(), "a & b"))
+    texts = [(each.text or "").replace("\xa0", " ") for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if not text.startswith("the c")] == [
+        line.strip() for line in PRINTED.read_text().splitlines()
+    ]
+    assert {text for text in texts if text.startswith("the c")} == {"the cause", "the cure"}
+    assert next(drawn.iter("{http://www.w3.org/2000/svg}title")).text == "a & b"
+    values = [value for each in drawn.iter() for value in each.attrib.values()]
+    assert not [value for value in values if "//" in value or "url(" in value]
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ('<script src="assets/a.js"></script>', None),
+        ('<link rel="next" href="https://example.org/b.html">', None),
+        ('<script src="https://example.org/a.js"></script>', "`index.html` asks for `https://example.org/a.js`"),
+        ('<link rel="stylesheet" href="//example.org/a.css">', "`index.html` asks for `//example.org/a.css`"),
+        ('<img src="gone.svg">', "`index.html` asks for `gone.svg`, which is not there"),
+        ('<img src="assets/a.js?v=1#x">', None),
+    ],
+)
+def test_a_page_that_asks_for_something_else_is_seen(head: str, said: str | None, tmp_path: Path) -> None:
+    made_site(tmp_path, head, ["index.html"])
+    assert website.problems(tmp_path) == ([said] if said else [])
+
+
+def test_a_page_that_the_search_lacks_and_a_style_sheet_that_fetches_are_seen(tmp_path: Path) -> None:
+    made_site(tmp_path, "", [])
+    (tmp_path / "assets/a.css").write_text("@import 'https://example.org/font.css';")
+    assert website.problems(tmp_path) == [
+        "`assets/a.css` asks another machine for something",
+        "the search does not know `index.html`",
+    ]
+
+
+def made_site(folder: Path, head: str, known: list[str]) -> None:
+    (folder / "assets").mkdir()
+    (folder / "assets/a.js").write_text("")
+    (folder / "index.html").write_text(f"<html><head>{head}</head></html>")
+    (folder / "404.html").write_text('<script src="/assets/a.js"></script>')
+    (folder / "search.json").write_text(json.dumps({"items": [{"location": f"{name}#top"} for name in known]}))

@@ -1,0 +1,86 @@
+"""Build the documents as a site, build/site, strictly; then look whether each page needs nothing but the site itself.
+
+Ends with 1 where a link leads nowhere, a page asks another machine for something, or the search lacks a page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "build/site"
+LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+"""Elements for which a browser fetches something by itself, with the attribute that names it."""
+ERROR_PAGE = "404.html"
+"""Shown by a server for any address, so its own addresses begin at the server's root."""
+ELSEWHERE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+
+
+FETCHED = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", re.IGNORECASE)
+"""What a style sheet fetches from another machine."""
+
+
+class Loaded(HTMLParser):
+    """Collects the addresses that a browser fetches when it opens a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        # rel=canonical, next and prev are read, not fetched.
+        if tag in LOADING and not (tag == "link" and given.get("rel") in ("canonical", "next", "prev")):
+            self.addresses.append(given.get(LOADING[tag]) or "")
+
+
+def build() -> None:
+    """Raises ``SystemExit`` where a link leads nowhere."""
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(ROOT / "mkdocs.yml")]
+    environment = {**os.environ, "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stdout.partition("Traceback")[0] + done.stderr.partition("Traceback")[0], file=sys.stderr)
+        raise SystemExit("error: the documents cannot be built\nhint: the lines above name each link")
+
+
+def problems(site: Path) -> list[str]:
+    """What each page fetches from elsewhere or does not find, and what the search does not know."""
+    pages = sorted(page for page in site.rglob("*.html") if page.name != ERROR_PAGE)
+    styles = [style for style in sorted(site.rglob("*.css")) if FETCHED.search(style.read_text())]
+    wrong = [f"`{style.relative_to(site)}` asks another machine for something" for style in styles]
+    for page in pages:
+        loaded = Loaded()
+        loaded.feed(page.read_text())
+        for address in loaded.addresses:
+            file = page.parent / re.split(r"[?#]", address)[0]
+            if ELSEWHERE.match(address):
+                wrong.append(f"`{page.relative_to(site)}` asks for `{address}`")
+            elif not address.startswith("data:") and not file.exists():
+                wrong.append(f"`{page.relative_to(site)}` asks for `{address}`, which is not there")
+    searched = json.loads((site / "search.json").read_text())
+    known = {item["location"].partition("#")[0] for item in searched["items"]}
+    for page in pages:
+        name = str(page.relative_to(site))
+        if name not in known:
+            wrong.append(f"the search does not know `{name}`")
+    return wrong
+
+
+def main() -> int:
+    build()
+    wrong = problems(SITE)
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    print(f"{SITE / 'index.html'}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
