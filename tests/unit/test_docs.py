@@ -267,3 +267,20 @@ def test_every_message_that_a_page_quotes_can_still_be_printed() -> None:
 )
 def test_a_message_that_nothing_prints_is_seen(message: str, there: bool) -> None:
     assert printed.can_be_printed(message) is there
+
+
+def test_every_target_of_make_that_a_page_names_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        target
+        for page in PAGES
+        for text in (*(line for block in blocks(page) for line in command_lines(block)), prose(page))
+        for target in re.findall(r"(?:^|[`&] *)make ([a-z-]+)", text)
+    }
+    assert named - targets == set()
+    assert {"setup", "check", "test", "docs", "rehearse"} <= named
+
+
+def test_the_readme_shows_how_to_test() -> None:
+    lines = [line.partition("#")[0].strip() for block in blocks(ROOT / "README.md") for line in command_lines(block)]
+    assert {"make check", "make test"} <= set(lines)
