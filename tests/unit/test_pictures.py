@@ -106,6 +106,8 @@ def test_a_picture_has_every_line_and_fetches_nothing() -> None:
         ('<link rel="next" href="https://example.org/b.html">', None),
         ('<script src="https://example.org/a.js"></script>', "`index.html` asks for `https://example.org/a.js`"),
         ('<link rel="stylesheet" href="//example.org/a.css">', "`index.html` asks for `//example.org/a.css`"),
+        ("<script>let inline;</script>", None),
+        ('<script src="assets">', "`index.html` asks for `assets`, which is not there"),
         ('<img src="gone.svg">', "`index.html` asks for `gone.svg`, which is not there"),
         ('<img src="assets/a.js?v=1#x">', None),
     ],

@@ -35,9 +35,9 @@ class Loaded(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        # rel=canonical, next and prev are read, not fetched.
-        if tag in LOADING and not (tag == "link" and given.get("rel") in ("canonical", "next", "prev")):
-            self.addresses.append(given.get(LOADING[tag]) or "")
+        # rel=canonical, next and prev are read, not fetched; a script without an address has its text in the page.
+        if LOADING.get(tag) in given and not (tag == "link" and given.get("rel") in ("canonical", "next", "prev")):
+            self.addresses.append(given[LOADING[tag]] or "")
 
 
 def build() -> None:
@@ -62,7 +62,7 @@ def problems(site: Path) -> list[str]:
             file = page.parent / re.split(r"[?#]", address)[0]
             if ELSEWHERE.match(address):
                 wrong.append(f"`{page.relative_to(site)}` asks for `{address}`")
-            elif not address.startswith("data:") and not file.exists():
+            elif not address.startswith("data:") and not file.is_file():
                 wrong.append(f"`{page.relative_to(site)}` asks for `{address}`, which is not there")
     searched = json.loads((site / "search.json").read_text())
     known = {item["location"].partition("#")[0] for item in searched["items"]}
