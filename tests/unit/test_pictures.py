@@ -95,6 +95,10 @@ def test_a_picture_has_every_line_and_fetches_nothing() -> None:
     ]
     assert {text for text in texts if text.startswith("the c")} == {"the cause", "the cure"}
     assert next(drawn.iter("{http://www.w3.org/2000/svg}title")).text == "a & b"
+    ends = [float(each.attrib["x"]) + float(each.attrib["textLength"]) for each in drawn.iter() if "x" in each.attrib]
+    assert max(ends) <= float(drawn.attrib["width"])
+    notes = [float(each.attrib["x"]) for each in drawn.iter() if (each.text or "").startswith("the\xa0c")]
+    assert min(notes) > pictures.MARGIN + pictures.WIDTH * pictures.ADVANCE
     values = [value for each in drawn.iter() for value in each.attrib.values()]
     assert not [value for value in values if "//" in value or "url(" in value]
 

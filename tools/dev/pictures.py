@@ -12,8 +12,8 @@ from html import escape
 ADVANCE, LINE, MARGIN = 8.0, 18, 16
 """Pixels: width of a character, height of a line, distance to the edge."""
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
-WIDTH = 100
-"""Columns of the tool's pages."""
+WIDTH, NOTES = 100, 12
+"""Columns of the tool's pages, and right of them those of the notes."""
 TEXT, DIM, RED, GREEN, BACK = "#d8dee9", "#8a94a6", "#ff7b72", "#7ee787", "#161b22"
 MARKS = {"FAIL ": ("the cause", RED), "remedy:": ("the cure", GREEN)}
 """First words of a line, the note beside it, and their colour; lines that are indented deeper belong to it."""
@@ -22,7 +22,7 @@ MARKS = {"FAIL ": ("the cause", RED), "remedy:": ("the cure", GREEN)}
 def picture(printed: str, title: str) -> str:
     """An SVG of what a command printed; ``title`` is its text alternative."""
     lines = printed.rstrip("\n").splitlines()
-    width = WIDTH * ADVANCE + 2 * MARGIN
+    width = (WIDTH + NOTES) * ADVANCE + 2 * MARGIN
     height = len(lines) * LINE + 2 * MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
@@ -39,7 +39,7 @@ def picture(printed: str, title: str) -> str:
         for words, (note, its_colour) in MARKS.items():
             if line.lstrip().startswith(words):
                 colour, depth = its_colour, indent
-                parts.append(text(note, number, WIDTH - len(note), DIM))
+                parts.append(text(note, number, WIDTH + NOTES - len(note), DIM))
         parts.append(text(line, number, 0, RED if line == "FAIL" else colour))
     return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
 
