@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import printed
-from builders import measurement, record
-from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Measurement, Node, Verdict
+from builders import PROVEN, measurement, record, sampled
+from tunetool.record import CheckResult, Expectation, Measurement, Node, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.table import print_verdict
 
@@ -33,16 +33,11 @@ REMEDY = (
 )
 
 
-def figure(direction: str, low: float, value: float, high: float, ratio: float) -> Measurement:
-    return measurement(
-        f"sequential.{direction}",
-        value * 1e9,
-        medium="md RAID0 (8 x nvme)",
-        samples=[value * 1e9] * 6,
-        confidence=Confidence(low=low * 1e9, high=high * 1e9, method="range of 6 samples", level=0.969),
-        parameters={"direction": direction, "sample_seconds": 2.0},
-        evidence=Evidence(kind="block", device="md127", claimed_bytes=100, counted_bytes=100, ratio=ratio),
-    )
+def figure(direction: str, ratio: float, *samples: float) -> Measurement:
+    proof = PROVEN.model_copy(update={"ratio": ratio})
+    asked = {"direction": direction, "sample_seconds": 2.0}
+    values = [sample * 1e9 for sample in samples]
+    return sampled(f"sequential.{direction}", *values, medium="md RAID0 (8 x nvme)", parameters=asked, evidence=proof)
 
 
 def page() -> str:
@@ -56,8 +51,8 @@ def page() -> str:
         remedy=REMEDY,
     )
     shown = record(
-        figure("read", 0.16, 0.161, 0.161, 1.0),
-        figure("write", 0.159, 0.162, 0.164, 1.0002),
+        figure("read", 1.0, 0.161, 0.16, 0.161, 0.161, 0.1605, 0.161),
+        figure("write", 1.0002, 0.162, 0.159, 0.164, 0.162, 0.161, 0.163),
         measurement("ceiling.link", 2e9, parameters={"drives": 8}),
         node=Node(host="node1"),
         target="/mnt/nvme_raid0",
