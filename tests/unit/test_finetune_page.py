@@ -126,10 +126,14 @@ def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
     path = write_page(*run)
     assert path == run[1] / "report.html"
     text = path.read_text()
-    assert re.findall("<h2>(.*)</h2>", text) == ["Figures", "1x2-z2", "1x2-z3", "Curves that are missing"]
+    assert re.findall("<h2>(.*)</h2>", text) == [
+        *("Figures", "1x2-z2", "1x2-z3", "Curves that are missing", "Evidence", "How to repeat", "Provenance")
+    ]
     assert re.findall("<h3>(.*)</h3>", text) == ["Training", "Nodes"] * 2
     plots = re.findall("<svg xmlns.*?</svg>", text, re.DOTALL)
-    assert [ET.fromstring(drawn).attrib["aria-label"] for drawn in plots] == ["Loss", "Read from drives, GB/s"] * 2
+    said = [ET.fromstring(drawn).attrib["aria-label"] for drawn in plots]
+    loss = "Loss: rank 0 on host<0> from 3.00 to 1.50; rank 1 on host<1> from 3.00 to 1.50"
+    assert said == [loss, "Read from drives, GB/s: rank 0 on host<0> from 2.00 to 3.00"] * 2
     assert len(lines_of(plots[0])) == 2
     # The node's curve has the colour that its rank has everywhere.
     assert ET.fromstring(plots[1]).find(SVG + "polyline").attrib["stroke"] == colour(0)  # type: ignore[union-attr]

@@ -245,7 +245,7 @@ def test_json_fits_its_schema_and_the_page_has_all(tmp_path: Path) -> None:
     html, text = page(made), screen(made)
     assert all(host in html for host in odd)
     assert "&lt;timeout&gt;" in html
-    assert "<script" not in html
+    assert html.count("<script") == 1
     assert "and 4 more" in text
 
 

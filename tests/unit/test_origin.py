@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from calls import ROOT
 from tunetool import origin
-from tunetool.origin import Origin, hint_for, read_origin
+from tunetool.origin import Origin, hint_for, read_origin, source_sha256
 
 REQUIRES = (
     "click>=8.1",
@@ -130,3 +132,59 @@ def test_every_hint_names_an_extra_that_exists() -> None:
 def test_the_hint_of_this_very_checkout() -> None:
     assert str(ROOT) in origin.install_hint("gds")
     assert sys.executable in origin.install_hint("gds")
+
+
+def git(*arguments: object, cwd: Path) -> str:
+    settings = ["-c", "user.name=n", "-c", "user.email=e", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(
+        ["git", *settings, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=True, env=PLAIN
+    )
+    return done.stdout.strip()
+
+
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+@pytest.mark.parametrize("state", ["branch", "packed", "detached", "worktree"])
+def test_the_commit_is_that_of_the_clone(tmp_path: Path, state: str) -> None:
+    clone = tmp_path / "clone"
+    (clone / "tools/tunetool").mkdir(parents=True)
+    (clone / "pyproject.toml").touch()
+    git("init", cwd=clone)
+    assert read_origin(clone / "tools/tunetool", None, ()).commit is None, "nothing is committed yet"
+    git("add", ".", cwd=clone)
+    git("commit", "--allow-empty", "-m", "first", cwd=clone)
+    if state == "packed":
+        git("pack-refs", "--all", cwd=clone)
+    elif state == "detached":
+        git("checkout", "--detach", cwd=clone)
+    elif state == "worktree":
+        git("worktree", "add", tmp_path / "other", cwd=clone)
+        clone = tmp_path / "other"
+        (clone / "tools/tunetool").mkdir(parents=True)
+    assert read_origin(clone / "tools/tunetool", None, ()).commit == git("rev-parse", "HEAD", cwd=clone)
+
+
+def test_the_commit_that_pip_installed_is_known(tmp_path: Path) -> None:
+    url = {"url": "https://example.org/t.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    assert read_origin(tmp_path / "a/b/tunetool", json.dumps(url), ()).commit == "abc"
+    assert read_origin(tmp_path / "a/b/tunetool", "[]", ()).commit is None
+
+
+def test_the_hash_is_that_of_all_python_files(tmp_path: Path) -> None:
+    package = tmp_path / "tunetool"
+    (package / "room").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (package / "node").symlink_to(tmp_path / "outside")
+    for name in ("tunetool/a.py", "tunetool/room/b.py", "outside/c.py", "tunetool/d.txt"):
+        (tmp_path / name).write_text(name)
+    before = source_sha256(package)
+    (package / "d.txt").write_text("changed")
+    # An installed package has a directory where a clone has a link.
+    (package / "node").unlink()
+    (tmp_path / "outside").rename(package / "node")
+    assert source_sha256(package) == before
+    (package / "node/c.py").write_text("changed")
+    changed = source_sha256(package)
+    (package / "room/b.py").rename(package / "room/e.py")
+    assert len({before, changed, source_sha256(package)}) == 3

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tunetool import record as records
 from tunetool.errors import UsageProblem
+from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
 from tunetool.record import Confidence, Evidence, Measurement, Node, Record, Verdict
 
 SCHEMA = Path(__file__).parents[2] / "docs/reference/record.schema.json"
@@ -124,10 +125,10 @@ def test_a_record_holds_to_its_schema() -> None:
 
 def test_runs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert records.default_runs_dir() == Path("/var/lib/tunetool/runs")
+    assert default_runs_dir() == Path("/var/lib/tunetool/runs")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert records.default_runs_dir() == tmp_path / "tunetool/runs"
+    assert default_runs_dir() == tmp_path / "tunetool/runs"
     (tmp_path / "file").touch()
     with pytest.raises(UsageProblem, match="cannot keep records"):
-        records.prepare_runs_dir(tmp_path / "file/runs")
+        prepare_runs_dir(tmp_path / "file/runs")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import shlex
 import sys
@@ -29,6 +31,8 @@ class Origin:
     """What pip takes again, without extras: a wheel, a directory, an address."""
     requires: Sequence[str] = ()
     """The package's requirements, each with its marker."""
+    commit: str | None = None
+    """The clone's, or the one that pip installed from a repository."""
 
 
 def origin() -> Origin:
@@ -48,13 +52,53 @@ def read_origin(package: Path, direct_url: str | None, requires: Sequence[str]) 
     """``package``: directory of the package that runs; ``direct_url``: content of direct_url.json, if there is one."""
     clone = package.parents[1]
     if (clone / "pyproject.toml").is_file() and (clone / "tools/tunetool").is_dir():
-        return Origin(clone, str(clone), requires)
+        return Origin(clone, str(clone), requires, _head(clone))
+    commit = None
     try:
-        given = _given(json.loads(direct_url or "{}"))
+        document = json.loads(direct_url or "{}")
+        given = _given(document)
+        commit = str(document["vcs_info"]["commit_id"]) if "vcs_info" in document else None
     except (ValueError, TypeError, AttributeError, KeyError):
         # Somebody's own installer: as if nothing were known.
         given = None
-    return Origin(None, given, requires)
+    return Origin(None, given, requires, commit)
+
+
+def _head(clone: Path) -> str | None:
+    """The commit that is checked out. git itself refuses to answer in a clone of another user."""
+    try:
+        directory = clone / ".git"
+        if directory.is_file():  # a work tree beside its repository
+            directory = clone / directory.read_text().removeprefix("gitdir:").strip()
+        head = (directory / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        shared = directory / "commondir"
+        common = directory / shared.read_text().strip() if shared.is_file() else directory
+        for path in (directory / name, common / name):
+            if path.is_file():
+                return path.read_text().strip()
+        packed = [line.split() for line in (common / "packed-refs").read_text().splitlines()]
+        return next((line[0] for line in packed if line[1:] == [name]), None)
+    except (OSError, ValueError):
+        return None
+
+
+def source_sha256(package: Path) -> str:
+    """One hash over the Python files of a package, by their paths."""
+    names = [
+        f"{directory}/{name}"
+        # `node` is a link in a clone, and a directory where the package is installed.
+        for directory, _, files in os.walk(package, followlinks=True)
+        for name in files
+        if name.endswith(".py")
+    ]
+    whole = hashlib.sha256()
+    for name in sorted(names):
+        content = Path(name).read_bytes()
+        whole.update(f"{os.path.relpath(name, package)} {hashlib.sha256(content).hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 def _given(document: dict[str, Any]) -> str | None:

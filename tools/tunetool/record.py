@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from tunetool import user_directories
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
 
@@ -244,6 +243,14 @@ class Part(Document):
     reasons: list[str] = Field(default_factory=list)
 
 
+class Tool(Document):
+    """The tunetool that made a record."""
+
+    version: str
+    commit: str | None = Field(None, description="Of the clone that it ran from, or that pip installed")
+    source_sha256: str | None = Field(None, description="One hash over the Python files of the package that ran")
+
+
 class Record(Document):
     """What one run found."""
 
@@ -253,6 +260,7 @@ class Record(Document):
     started: datetime
     finished: datetime
     node: Node
+    tool: Tool | None = None
     command: list[str]
     target: str | None = None
     expectations: list[Expectation] = Field(default_factory=list)
@@ -335,25 +343,6 @@ def read(path: Path) -> Record:
     except UnicodeDecodeError:
         raise UsageProblem(f"`{file}` is damaged: it is not UTF-8", "measure again") from None
     return parse(text, str(file))
-
-
-def default_runs_dir() -> Path:
-    """/var/lib/tunetool/runs as root, else under ``$XDG_STATE_HOME``."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/tunetool/runs")
-    return user_directories.state() / "runs"
-
-
-def prepare_runs_dir(path: Path) -> None:
-    """Make sure that a record can be kept, before anything is measured. Raises ``UsageProblem``."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise UsageProblem(
-            f"`{path}` cannot keep records: {error.strerror}", "choose another directory with `--runs-dir`"
-        ) from None
 
 
 def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None = None) -> Path:

@@ -139,10 +139,11 @@ def _parameters(size: int | None, model: str | None) -> tuple[float, str]:
 def _measured(path: str | None, engine: str | None) -> Measured | None:
     from tunetool import record as records
     from tunetool.advise.measured import measured
+    from tunetool.measure.runs_dir import default_runs_dir
     from tunetool.report.runs import find_record
 
     if path is None:
         if engine is not None:
             raise UsageProblem("`--engine` needs `--record`", "give a record of `tunetool bench checkpoint`")
         return None
-    return measured(records.read(find_record(path, records.default_runs_dir())), engine)
+    return measured(records.read(find_record(path, default_runs_dir())), engine)

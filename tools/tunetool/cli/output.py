@@ -45,7 +45,7 @@ def finish(outcome: Outcome, json_to: str | None, show: Show | None = None) -> i
         if json_to != "-":
             (show or print_record)(record, outcome.path, table_console())
         if page is not None:
-            click.echo(f"plots: {page}", err=True)
+            click.echo(f"page: {page}", err=True)
         sys.stdout.flush()
     except BrokenPipeError:
         # The record was made and judged all the same.

@@ -12,7 +12,7 @@ import click
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, InRuns, argument, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import FILE
+from tunetool.cli.values import FILE, PATH
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -101,8 +101,74 @@ def compare(given: CompareOptions) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class PageOptions(InRuns):
+    """What `report page` takes."""
+
+    records: tuple[str, ...] = argument("RECORD...", nargs=-1, required=True)
+
+
+@command.command()
+@takes(PageOptions)
+def page(given: PageOptions) -> int:
+    """Write report.html beside each RECORD, and print its path. The page is one file, which needs no network."""
+    from tunetool import record as records
+    from tunetool.report.kinds import write_any_page
+    from tunetool.report.runs import find_record
+
+    runs = _runs_dir(given.runs_dir)
+    for name in given.records:
+        path = find_record(name, runs)
+        shown = records.read(path)
+        try:
+            click.echo(write_any_page(shown, path))
+        except OSError as error:
+            hint = "copy the record's directory to where you may write, and name the copy"
+            raise UsageProblem(f"`{path.parent}` cannot be written: {error.strerror}", hint) from None
+    return 0
+
+
+@dataclass(frozen=True)
+class FleetOptions(InRuns):
+    """What `report fleet` takes."""
+
+    records: tuple[str, ...] = argument("RECORD...", nargs=-1, required=True)
+    output: Path | None = option(
+        "-o", "--output", type=FILE, help="File for the page. Default: report.html beside the only RECORD."
+    )
+    inventory: Path | None = option(
+        "-i", "--inventory", type=PATH, metavar="INVENTORY", help="Inventory with racks as groups, to filter by."
+    )
+
+
+@command.command()
+@takes(FleetOptions)
+def fleet(given: FleetOptions) -> int:
+    """Write one HTML page of many nodes: a node a row, the bad ones on top, and what differs between them.
+
+    RECORD is the record of a whole fleet, or several are those of single nodes, wherever they were verified.
+    """
+    from tunetool import record as records
+    from tunetool.fleet.groups import groups_of
+    from tunetool.report.fleet_page import of_nodes, page, with_nodes
+    from tunetool.report.page import REPORT
+    from tunetool.report.runs import find_record
+
+    runs = _runs_dir(given.runs_dir)
+    paths = [find_record(name, runs) for name in given.records]
+    shown = [records.read(path) for path in paths]
+    if len(shown) > 1 and given.output is None:
+        raise UsageProblem("several records have one page", "say where with `-o FILE`")
+    whole, nodes = with_nodes(shown[0], paths[0]) if len(shown) == 1 else of_nodes(shown)
+    groups = groups_of(given.inventory) if given.inventory is not None else {}
+    output = given.output or paths[0].parent / REPORT
+    _put(page(whole, nodes, groups), output)
+    click.echo(output)
+    return 0
+
+
 def _runs_dir(given: Path | None) -> Path:
-    from tunetool.record import default_runs_dir
+    from tunetool.measure.runs_dir import default_runs_dir
 
     return given if given is not None else default_runs_dir()
 

@@ -14,7 +14,9 @@ from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.fleet.playbook import HostSelection, Playbook, Run, announce, choose_hosts, run_playbook
 from tunetool.measure.facts import node_facts
+from tunetool.measure.made_by import made_by
 from tunetool.measure.progress import Progress
+from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.units import format_count
 from tunetool.record import FleetHost, Measurement, Record, Verdict
@@ -89,8 +91,8 @@ def run_everywhere(
     if call.instead is not None:
         progress.say(call.instead)
         return FleetResult(None, None, (), ExitCode.OK)
-    runs_dir = call.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
+    runs_dir = call.runs_dir or default_runs_dir()
+    prepare_runs_dir(runs_dir)
     hosts = compare(run(play, seconds, progress, figures))
     return keep(over(hosts, started), hosts, runs_dir)
 
@@ -187,6 +189,7 @@ def record_over(
         started=started,
         finished=records.utc_now(),
         node=node_facts([], None),
+        tool=made_by(),
         command=list(command),
         target=target,
         measurements=[
@@ -200,10 +203,15 @@ def record_over(
     )
 
 
+def host_file(host: str) -> str:
+    """Where a host's own record lies, below the directory of the fleet's."""
+    return f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.json"
+
+
 def keep(record: Record, hosts: Hosts, runs_dir: Path) -> FleetResult:
     """Write the fleet's record, with the hosts' records beside it."""
     raw = {
-        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(host_record, compact=True)
+        host_file(host.host): records.dumps(host_record, compact=True)
         for host, host_record in hosts
         if host_record is not None
     }

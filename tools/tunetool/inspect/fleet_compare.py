@@ -122,7 +122,12 @@ class _Known:
 
 def compare(inspections: Mapping[str, Inspection]) -> Comparison:
     """What differs between these hosts. The order of hosts does not matter."""
-    by_host = {host: facts(inspections[host]) for host in sorted(inspections, key=natural)}
+    return compare_facts({host: facts(shown) for host, shown in inspections.items()})
+
+
+def compare_facts(given: Mapping[str, Mapping[str, Fact]]) -> Comparison:
+    """The same of facts by host."""
+    by_host = {host: given[host] for host in sorted(given, key=natural)}
     names = dict.fromkeys(name for host_facts in by_host.values() for name in host_facts)
     known = {name: _known(name) for name in names}
     result = []

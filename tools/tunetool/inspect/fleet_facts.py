@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunetool.inspect.ceilings import format_link
+from tunetool.inspect.ceilings import format_link, format_link_speed
 from tunetool.inspect.model import Drive, Gpu, HugePages, Inspection
 from tunetool.node.units import format_size, format_size_binary
+from tunetool.record import DriveFacts, Node
+from tunetool.record import Link as RecordedLink
 
 ABSENT = "none"
 """The value of a fact that a host does not have."""
@@ -43,6 +45,34 @@ def facts(shown: Inspection) -> dict[str, Fact]:
             elif value is not None:
                 result[name] = Fact(str(value))
     return result
+
+
+def facts_of_node(node: Node) -> dict[str, Fact]:
+    """The facts of one host that its records have: fewer than an inspection's, under the same names."""
+    drives = node.drives or []
+    read: dict[str, Any] = {
+        "host.machine": node.machine,
+        "host.cpu": node.cpu,
+        "host.cpus": node.cpu_count,
+        "host.kernel": node.kernel,
+        "driver.version": node.driver,
+        "drives.count": len(drives),
+    }
+    result = {name: Fact(str(value)) for name, value in read.items() if value is not None}
+    if node.memory_bytes is not None:
+        result["memory.total"] = Fact(float(node.memory_bytes), shown=format_size_binary(node.memory_bytes))
+    if drives:
+        result["drives.model"] = _composed(drives, _drive_name, lambda drive: drive.model)
+        result["drives.size"] = _composed(drives, _drive_name, lambda drive: format_size(drive.size_bytes or 0))
+        result["drives.firmware"] = _composed(drives, _drive_name, lambda drive: drive.firmware)
+        result["drives.link"] = _composed(drives, _drive_name, lambda drive: _link(drive.link))
+    return result
+
+
+def _link(link: RecordedLink | None) -> str:
+    if link is None or link.current_speed_gts is None:
+        return "-"
+    return format_link_speed(link.current_speed_gts, link.current_width)
 
 
 _OF_DRIVES = (
@@ -92,7 +122,7 @@ def _drives(shown: Inspection) -> Named:
             yield f"ceilings.{ceiling.id}", Fact(ceiling.value, shown=f"{ceiling.value / 1e9:.1f} GB/s")
 
 
-def _drive_name(drive: Drive) -> str:
+def _drive_name(drive: Drive | DriveFacts) -> str:
     return f"{drive.name} {drive.serial}".strip()
 
 

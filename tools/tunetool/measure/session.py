@@ -18,7 +18,9 @@ from tunetool import record as records
 from tunetool.errors import ExitCode, TunetoolError, Unforeseen, UsageProblem, fault_of_ours
 from tunetool.measure import busy, rundir
 from tunetool.measure.facts import node_facts
+from tunetool.measure.made_by import made_by
 from tunetool.measure.progress import Progress
+from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, FleetHost, Part, Record, Series
@@ -32,7 +34,7 @@ class Run:
     """The options that every measurement shares."""
 
     runs_dir: Path | None = None
-    """Where records are kept; None: where ``record.default_runs_dir`` says."""
+    """Where records are kept; None: where ``runs_dir.default_runs_dir`` says."""
     allow_busy: bool = False
     """Measure beside a job. Two runs of tunetool never measure one device at the same time, whatever this says."""
     dry_run: bool = False
@@ -168,8 +170,8 @@ def run(
         work.announce(session)
         if options.dry_run:
             return Result()
-        runs_dir = options.runs_dir or records.default_runs_dir()
-        records.prepare_runs_dir(runs_dir)
+        runs_dir = options.runs_dir or default_runs_dir()
+        prepare_runs_dir(runs_dir)
         faults = [fault] if (fault := session.attempt(work.measure)) is not None else []
         findings = _ask(work, faults)
         if findings is None and not faults:
@@ -217,6 +219,8 @@ def _record(
         started=started,
         finished=records.utc_now(),
         node=node_facts(read_drives() if findings.drives else [], findings.stack),
+        # A health check and a copy of a small tree take about as long as the hash would.
+        tool=made_by(whole=bool(case.measurements) and kind != "stage"),
         command=list(session.run.command),
         target=findings.target,
         expectations=judged_expectations(case),

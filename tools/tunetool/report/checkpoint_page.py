@@ -26,8 +26,12 @@ def write_page(record: Record, path: Path) -> Path | None:
 
 def page(record: Record, sections: Sequence[Medium]) -> str:
     """The text of the page."""
+    measured = [medium for medium in sections if medium.measured]
     return render(
-        "checkpoint.html.j2", record=record, media=[_section(medium) for medium in sections if medium.measured]
+        "checkpoint.html.j2",
+        record=record,
+        limits=[line for medium in measured for line in advice(medium)],
+        media=[_section(medium) for medium in measured],
     )
 
 
@@ -44,7 +48,6 @@ def _section(medium: Medium) -> Mapping[str, Any]:
     return {
         "name": medium.name,
         "memory": medium.memory,
-        "advice": advice(medium),
         "plots": plots,
         "rows": [_row(engine) for engine in medium.measured],
         "left_out": [f"{check.id.rpartition('.')[2]}: {check.found}" for check in medium.left_out],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def page(fleet: FleetInspection) -> str:
     return render(
         "fleet-inspection.html.j2",
         taken=fleet.taken,
-        command=fleet.command,
+        command=shlex.join(fleet.command),
+        provenance=[("tunetool", fleet.tool_version)],
         summary=summary(fleet),
         missing=fleet.missing,
         differences=[

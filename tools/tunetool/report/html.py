@@ -1,29 +1,145 @@
-"""What every HTML page shares: its templates, and bars with whiskers as SVG. No page has a script."""
+"""What every HTML page shares: its templates, evidence and provenance, and bars with whiskers as SVG.
+
+A page is one file: its style and its script are in it, nothing is fetched, and it is complete without the script. Texts
+of a record are escaped; the page's policy lets a browser run this script alone, should markup get through all the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from xml.sax.saxutils import escape
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tunetool.record import Confidence, Measurement, Record
+from tunetool.node.units import format_count, format_size, format_size_binary
+from tunetool.record import Confidence, Measurement, Record, to_document
 from tunetool.report.page import number
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 760, 190, 70, 18, 8, 40
 _LETTER = 6.6
 """Width of a letter at the size of a bar's name, or a little more."""
+_MOST_EVIDENCE = 200
+"""Rows of evidence on a page; the record has all."""
 
 
 def render(template: str, **values: object) -> str:
     """The text of a page; ``template`` extends ``base.html.j2``, and all values are escaped unless marked safe."""
-    environment = Environment(
+    record = values.get("record")
+    if isinstance(record, Record):
+        shared = {"evidence": evidence(record), "command": shlex.join(record.command), "provenance": provenance(record)}
+        values = {**shared, **values}
+    return _environment().get_template(template).render(**{**_shell(), **values})
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
         loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
     )
-    return environment.get_template(template).render(**values)
+
+
+@cache
+def _shell() -> Mapping[str, object]:
+    """What a page is without its content."""
+    script = (_TEMPLATES / "page.js").read_text()
+    # The browser hashes what is between the tags, the line break of the template included.
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()
+    sources = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+    return {
+        "style": (_TEMPLATES / "page.css").read_text(),
+        "script": script,
+        "policy": policy,
+        "limits": (),
+        "evidence": {"summary": "", "rows": ()},
+        "command": "",
+        "provenance": (),
+    }
+
+
+def evidence(record: Record) -> dict[str, Any]:
+    """One line about all figures, and a row for each whose bytes were counted."""
+    counted = [each for each in record.measurements if each.evidence is not None and each.evidence.ratio is not None]
+    if not record.measurements:
+        return {"summary": "", "rows": ()}
+    figures = format_count(len(record.measurements), "figure")
+    if not counted:
+        return {"summary": f"No counter was read beside what was measured ({figures}).", "rows": ()}
+    worst = max(counted, key=lambda each: abs(_ratio(each) - 1))
+    summary = (
+        f"Counters were read for {len(counted)} of {figures}. Furthest from what was claimed: "
+        f"{_ratio(worst):.4f} of the bytes of {label(worst)}."
+    )
+    left_out = len(counted) - _MOST_EVIDENCE
+    summary += f" {left_out} rows more are in the record." if left_out > 0 else ""
+    return {"summary": summary, "rows": [_evidence_row(each) for each in counted[:_MOST_EVIDENCE]]}
+
+
+def _ratio(figure: Measurement) -> float:
+    return (figure.evidence.ratio if figure.evidence else None) or 0.0
+
+
+def _evidence_row(figure: Measurement) -> dict[str, Any]:
+    proof = figure.evidence
+    claimed, seen = (proof.claimed_bytes, proof.counted_bytes) if proof else (None, None)
+    return {
+        "name": label(figure),
+        "samples": len(figure.samples or []),
+        "claimed": format_size(claimed) if claimed is not None else "-",
+        "claimed_bytes": claimed if claimed is not None else "",
+        "counted": format_size(seen) if seen is not None else "-",
+        "counted_bytes": seen if seen is not None else "",
+        "ratio": f"{_ratio(figure):.4f}",
+        "by": " ".join(part for part in (proof.kind, proof.device) if part) if proof else "",
+        "engine": figure.engine,
+    }
+
+
+def checks(record: Record) -> dict[str, Any]:
+    """The values of ``checks.html.j2``: the checks, the failed ones first, and how many have which status."""
+    order = ("fail", "unknown", "skip", "pass")
+    ranked = sorted(record.checks, key=lambda check: order.index(check.status))
+    return {"checks": ranked, "counts": {each: sum(check.status == each for check in ranked) for each in order}}
+
+
+def label(figure: Measurement) -> str:
+    """A figure's name, with what tells it from others of that name."""
+    device = figure.parameters.get("serial") or figure.parameters.get("device")
+    rank = f"rank {figure.rank}" if figure.rank is not None else None
+    return " ".join(str(part) for part in (figure.name, device, rank, figure.host) if part)
+
+
+def provenance(record: Record) -> list[tuple[str, str]]:
+    """What made the record, and where: names and values."""
+    return [(name, value) for name, value in _provenance(record) if value]
+
+
+def _provenance(record: Record) -> Iterator[tuple[str, str]]:
+    node, tool = record.node, record.tool
+    if tool is not None:
+        yield "tunetool", " ".join([tool.version, *([f"commit {tool.commit}"] if tool.commit else [])])
+        yield "hash of what ran", f"sha256 {tool.source_sha256}" if tool.source_sha256 else ""
+    yield "programs", ", ".join(sorted({each.engine for each in record.measurements})[:12])
+    yield "record", record.id
+    yield "hash of the record", f"sha256 {record.sha256 or to_document(record)['sha256']}"
+    seconds = (record.finished - record.started).total_seconds()
+    yield "run", f"{record.started.isoformat(timespec='seconds')}, {seconds:.0f} s"
+    yield "machine", ", ".join(part for part in (node.host, node.machine) if part)
+    yield "CPU", ", ".join(part for part in (node.cpu, f"{node.cpu_count} cores" if node.cpu_count else None) if part)
+    yield "memory", format_size_binary(node.memory_bytes) if node.memory_bytes else ""
+    yield "kernel", node.kernel or ""
+    yield "NVIDIA driver", node.driver or ""
+    models = [" ".join(part for part in (each.model, each.firmware) if part) for each in node.drives or []]
+    yield "drives", ", ".join(f"{models.count(each)} x {each}" for each in dict.fromkeys(models))
+    yield "hash of what affects speed", node.speed_hash or ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +171,16 @@ def bar_of(name: str, figure: Measurement, colour: str, unit: float = 1.0) -> Ba
     return Bar(name, figure.value / unit, low / unit, high / unit, colour)
 
 
+def picture(width: int, height: int, alternative: str, size: int = 12) -> list[str]:
+    """The beginning of an SVG: its size, its paper, and the text for those who do not see it."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" font-family="sans-serif" font-size="{size}" role="img" '
+        f"aria-label={quoteattr(alternative)}>",
+        f'<rect class="paper" width="{width}" height="{height}" fill="white"/>',
+    ]
+
+
 def bars(title: str, rows: Sequence[Bar]) -> str:
     """Horizontal bars as SVG, from zero; a whisker spans the interval."""
     height = _TOP + len(rows) * (_BAR + _GAP)
@@ -62,9 +188,7 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     left = max([_LEFT, *(round(_LETTER * len(row.name)) + 12 for row in rows)])
     scale = (_WIDTH - left - _RIGHT) / top
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif" '
-        f'font-size="12" role="img" aria-label="{escape(title)}">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        *picture(_WIDTH, height, f"{title}: {'; '.join(map(_words, rows))}"),
         f'<text x="4" y="18" font-size="14">{escape(title)}</text>',
     ]
     for index, row in enumerate(rows):
@@ -75,7 +199,13 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
         parts += [
             f'<text x="{left - 6}" y="{middle + 4:.1f}" text-anchor="end">{escape(row.name)}</text>',
             f'<rect x="{left}" y="{y}" width="{max(0.0, row.value) * scale:.1f}" height="{_BAR}" fill="{row.colour}"/>',
-            f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}" stroke="#1f2328"/>',
+            f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}" '
+            'stroke="#1f2328"/>',
             f'<text x="{end + 6:.1f}" y="{middle + 4:.1f}">{number(row.value)}</text>',
         ]
     return "\n".join([*parts, "</svg>"])
+
+
+def _words(row: Bar) -> str:
+    spread = f" ({number(row.low)} to {number(row.high)})" if row.high > row.low else ""
+    return f"{row.name} {number(row.value)}{spread}"

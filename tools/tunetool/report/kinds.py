@@ -33,13 +33,20 @@ PRINTERS: Mapping[str, str] = {
 
 PAGES: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint_page.write_page",
+    "bench.ds-io": "record_page.write_page",
     "bench.finetune": "finetune_page.write_page",
     "bench.loading": "loading_page.write_page",
     "bench.reference": "reference_page.write_page",
     "bench.staging": "staging_page.write_page",
     "bench.strategies": "strategies_page.write_page",
+    "fleet": "fleet_page.write_page",
+    "tune": "record_page.write_page",
+    "verify": "verify_page.write_page",
 }
-"""Functions that write a page of plots, and return its path; None where the record has nothing to plot."""
+"""Functions that write a page, and return its path; None where the record has nothing to show. A command that makes a
+record of such a kind writes it. A copy of a tree has none: it may take less time than its page."""
+ANY_PAGE = "record_page.write_page"
+"""For all other kinds, where somebody asks for a page."""
 
 
 def function(name: str) -> Any:
@@ -58,9 +65,25 @@ def print_record(record: Record, path: Path | None, console: Console) -> None:
 
 
 def write_page(record: Record, path: Path | None) -> Path | None:
-    """The page of plots beside the record at ``path``; None where its kind has none, or it has no figures."""
-    if record.kind not in PAGES or path is None:
+    """The page beside the record at ``path``; None where its kind has none, or it has nothing to show.
+
+    A health check, which measures nothing, is run every few minutes: its page is written where somebody asks for it.
+    """
+    if path is None or record.kind not in PAGES or (record.kind == "verify" and not record.measurements):
         return None
+    return _write(record, path)
+
+
+def write_any_page(record: Record, path: Path) -> Path:
+    """The page beside the record at ``path``, of whatever kind it is."""
+    page: Path | None = _write(record, path) if record.kind in PAGES else None
+    page = page or function(ANY_PAGE)(record, path.parent / REPORT)
+    if page is None:
+        raise AssertionError(record.kind)  # the page for all kinds is always written
+    return page
+
+
+def _write(record: Record, path: Path) -> Path | None:
     write = function(PAGES[record.kind])
     page: Path | None
     if record.kind == "bench.finetune":

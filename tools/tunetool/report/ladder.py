@@ -13,13 +13,16 @@ from tunetool.node.units import format_rate
 from tunetool.record import Measurement, Record, Rung
 from tunetool.report.page import new_table, number, print_block
 
+RUNG_TITLES = ("rung", "GB/s", "GiB/s", "keeps", "of", "at least", "evidence")
+RATE_TITLES = ("random", "rate", "from", "to", "p50", "p99", "p99.9", "depth", "expected", "verdict")
+
 
 def print_ladder(record: Record, console: Console) -> None:
     """Print the ladder's tables and its first loss; nothing for a record without a ladder."""
     if record.ladder is None:
         return
     console.print(_rungs_table(record, [rung for rung in record.ladder.rungs if rung.skipped is None]))
-    for reason, titles in _skipped(record.ladder.rungs).items():
+    for reason, titles in skipped(record.ladder.rungs).items():
         print_block(console, f"skipped: {'; '.join(titles)}: {reason}", 2)
     _print_drives(record, console)
     rates = [m for m in record.measurements if m.quantity == "rate"]
@@ -35,23 +38,26 @@ def print_ladder(record: Record, console: Console) -> None:
 
 
 def _rungs_table(record: Record, rungs: Sequence[Rung]) -> Table:
-    table = _table(
-        ("rung", "GB/s", "GiB/s", "keeps", "of", "at least", "evidence"), ("GB/s", "GiB/s", "keeps", "at least")
-    )
+    table = _table(RUNG_TITLES, ("GB/s", "GiB/s", "keeps", "at least"))
     for rung in rungs:
-        value = rung.value or 0.0
-        cells = (
-            rung.title,
-            number(value / 1e9),
-            number(value / 2**30),
-            f"{rung.share:.0%}" if rung.share is not None else "-",
-            rung.below or "-",
-            f"{rung.least:.0%}" if rung.least is not None else "-",
-            _proof([m for m in record.measurements if m.name == rung.name]),
-        )
+        cells = rung_cells(record, rung)
         style = "bold red" if rung.loses else ""
         table.add_row(*(Text(cell, style=style) for cell in cells), Text("LOSES" if rung.loses else "", style=style))
     return table
+
+
+def rung_cells(record: Record, rung: Rung) -> tuple[str, ...]:
+    """A rung that was measured, for the columns ``RUNG_TITLES``."""
+    value = rung.value or 0.0
+    return (
+        rung.title,
+        number(value / 1e9),
+        number(value / 2**30),
+        f"{rung.share:.0%}" if rung.share is not None else "-",
+        rung.below or "-",
+        f"{rung.least:.0%}" if rung.least is not None else "-",
+        _proof([m for m in record.measurements if m.name == rung.name]),
+    )
 
 
 def _proof(measurements: Sequence[Measurement]) -> str:
@@ -61,7 +67,8 @@ def _proof(measurements: Sequence[Measurement]) -> str:
     return f"{max(ratios, key=lambda ratio: abs(ratio - 1)):.4f}"
 
 
-def _skipped(rungs: Sequence[Rung]) -> dict[str, list[str]]:
+def skipped(rungs: Sequence[Rung]) -> dict[str, list[str]]:
+    """The titles of the rungs that were not measured, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for rung in rungs:
         if rung.skipped is not None:
@@ -79,11 +86,16 @@ def _print_drives(record: Record, console: Console) -> None:
 
 
 def _rates_table(record: Record, rates: Sequence[Measurement]) -> Table:
-    table = _table(
-        ("random", "rate", "from", "to", "p50", "p99", "p99.9", "depth", "expected", "verdict"),
-        ("rate", "from", "to", "p50", "p99", "p99.9", "expected"),
-    )
+    table = _table(RATE_TITLES, ("rate", "from", "to", "p50", "p99", "p99.9", "expected"))
+    for cells in rate_rows(record, rates):
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def rate_rows(record: Record, rates: Sequence[Measurement]) -> list[tuple[str, ...]]:
+    """The cells of each figure of random reads, for the columns ``RATE_TITLES``."""
     wanted = {expectation.name: expectation for expectation in record.expectations}
+    rows = []
     for m in rates:
         expectation = wanted.get(m.name)
         status = expectation.status if expectation else None
@@ -97,8 +109,8 @@ def _rates_table(record: Record, rates: Sequence[Measurement]) -> Table:
             format_rate(expectation.value) if expectation else "-",
             status.upper() if status else "not judged",
         )
-        table.add_row(*map(Text, cells))
-    return table
+        rows.append(cells)
+    return rows
 
 
 def _table(titles: Sequence[str], right: Sequence[str]) -> Table:

@@ -20,14 +20,15 @@ def write_page(record: Record, path: Path) -> Path | None:
     measured = [section for section in sections(record) if section.measured]
     if not measured:
         return None
-    replace_file(str(path), render("loading.html.j2", record=record, sections=[_section(each) for each in measured]))
+    limits = [line for section in measured for line in advice(section)]
+    shown = [_section(section) for section in measured]
+    replace_file(str(path), render("loading.html.j2", record=record, limits=limits, sections=shown))
     return path
 
 
 def _section(section: Section) -> Mapping[str, Any]:
     return {
         "title": section.title,
-        "advice": advice(section),
         "notes": list(notes(section)),
         "plots": [
             bars(f"{section.title}: {title}, GB/s", drawn)

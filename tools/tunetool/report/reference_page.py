@@ -37,6 +37,12 @@ def page(record: Record, pages: Mapping[str, str]) -> str:
         "reference.html.j2",
         record=record,
         parts=[_part(part, pages) for part in record.parts or []],
+        limits=[
+            f"{part.name}: {reason}"
+            for part in record.parts or []
+            if part.status not in ("pass", "skip")
+            for reason in part.reasons[:1]
+        ],
         hosts=record.hosts or [],
         sections=list(_sections(record)),
     )
@@ -46,7 +52,7 @@ def _part(part: Part, pages: Mapping[str, str]) -> dict[str, Any]:
     return {
         "name": part.name,
         "verdict": "not run" if part.status == "skip" else part.status.upper(),
-        "bad": part.status not in ("pass", "skip"),
+        "status": part.status,
         "run": part.run or "-",
         "link": pages.get(part.name),
         "reason": next(iter(part.reasons), ""),
@@ -86,6 +92,7 @@ def _row(figure: Measurement) -> dict[str, str]:
     return {
         "name": figure.name,
         "value": value_of(figure),
+        "number": figure.value,
         "interval": f"{number(interval.low / size)} to {number(interval.high / size)}"
         if interval
         else _no_interval(figure),

@@ -49,7 +49,7 @@ def page(record: Record) -> str:
     return render(
         "strategies.html.j2",
         record=record,
-        advice=advice(record),
+        limits=advice(record),
         plots=plots,
         rows=[_row(each) for each in ran],
         published_titles=PUBLISHED_TITLES,

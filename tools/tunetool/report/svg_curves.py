@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from tunetool.report.html import picture
 from tunetool.report.page import number
 
 Points = Sequence[tuple[float, float]]
@@ -59,17 +60,18 @@ def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
     def to_pixels(second: float, value: float) -> tuple[float, float]:
         return _LEFT + second / until * width, _TOP + (high - value) / (high - low) * height
 
-    label = escape(f"{title}, {shown_unit}" if shown_unit else title)
+    label = f"{title}, {shown_unit}" if shown_unit else title
+    said = [
+        f"{line.name} from {number(points[0][1] / factor)} to {number(points[-1][1] / factor)}"
+        for line, points in zip(lines, drawn, strict=True)
+        if points
+    ]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif" font-size="11" role="img" aria-label="{label}">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="4" y="16" font-size="13">{label}</text>',
+        *picture(WIDTH, HEIGHT, f"{label}: {'; '.join(said)}", size=11),
+        f'<text x="4" y="16" font-size="13">{escape(label)}</text>',
     ]
     for mark in marks:
-        _, y = to_pixels(0.0, mark)
-        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d0d7de"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>')
+        parts += mark_line(mark, to_pixels(0.0, mark)[1], _LEFT, WIDTH - _RIGHT)
     for mark in ticks(0.0, until, 10):
         if mark <= until:
             x, _ = to_pixels(mark, low)
@@ -88,6 +90,14 @@ def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in scaled)
             parts.append(f'<polyline points="{path}" {style}><title>{name}</title></polyline>')
     return "\n".join([*parts, "</svg>"])
+
+
+def mark_line(mark: float, y: float, left: float, right: float) -> list[str]:
+    """A line across a plot with its value on the left."""
+    return [
+        f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d0d7de"/>',
+        f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>',
+    ]
 
 
 def thinned(points: Points, until: float) -> list[tuple[float, float]]:

@@ -60,6 +60,7 @@ _HANDLES = {
     "compat": "GDS compat",
     "posix": "POSIX, HBM",
 }
+FIGURE_TITLES = ("sequential", "GB/s", "GiB/s", "from", "to", "expected", "evidence", "medium", "verdict")
 _LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven", TRAINING: "training environment"}
 
 
@@ -67,33 +68,53 @@ def print_verdict(record: Record, path: Path | None, console: Console) -> None:
     """Print the record of one node. ``path``: where the record is."""
     target = f"`{record.target}`" if record.target else "nothing measured"
     console.print(line_of(f"{record.node.host}: {target}"))
-    figures = [m for m in record.measurements if m.name in NAMES.values()]
-    figures += [m for m in record.measurements if m.name.startswith((_DEEPSPEED, _GDS))]
+    figures = main_figures(record)
     if figures:
         console.print(_figures_table(record, figures))
-    for line in _footnotes(record, figures):
+    for line in footnotes(record, figures):
         print_block(console, line, 2)
     print_ladder(record, console)
     _print_checks(record, console)
     print_verdict_line(record, path, console)
 
 
+def main_figures(record: Record) -> list[Measurement]:
+    """What `verify` measures at every level: fio's sequential figures, then DeepSpeed's and GPUDirect Storage's."""
+    figures = [m for m in record.measurements if m.name in NAMES.values()]
+    return figures + [m for m in record.measurements if m.name.startswith((_DEEPSPEED, _GDS))]
+
+
 def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
     table = new_table()
-    for title in ("sequential", "GB/s", "GiB/s", "from", "to", "expected", "evidence", "medium", "verdict"):
+    for title in FIGURE_TITLES:
         right = title in ("GB/s", "GiB/s", "from", "to", "expected")
         # Wide enough for `md RAID0 (8 x nvme)` on one line.
         least = 19 if title == "medium" else None
         table.add_column(title, justify="right" if right else "left", overflow="fold", min_width=least)
+    for cells in figure_rows(record, figures):
+        table.add_row(*cells)
+    return table
+
+
+def figure_rows(record: Record, figures: Sequence[Measurement]) -> list[list[Text]]:
+    """The cells of each figure, for the columns ``FIGURE_TITLES``."""
     wanted = {expectation.name: expectation for expectation in record.expectations}
+    rows = []
     for measurement in figures:
         cells = _figure_cells(measurement, wanted.get(measurement.name))
         if measurement.name.startswith((_DEEPSPEED, _GDS)):
-            handle = _HANDLES[str(measurement.parameters["device"])]
             share = _share(measurement, figures)
-            cells = [Text(f"{cells[0]}, {handle}"), *cells[1:-1], Text(share) if share else cells[-1]]
-        table.add_row(*cells)
-    return table
+            cells = [Text(figure_name(measurement)), *cells[1:-1], Text(share) if share else cells[-1]]
+        rows.append(cells)
+    return rows
+
+
+def figure_name(measurement: Measurement) -> str:
+    """Its direction, and which handle moved the bytes where that was not fio."""
+    direction = str(measurement.parameters.get("direction", measurement.name))
+    if measurement.name.startswith((_DEEPSPEED, _GDS)):
+        return f"{direction}, {_HANDLES.get(str(measurement.parameters.get('device')), '?')}"
+    return direction
 
 
 def _share(measurement: Measurement, figures: Sequence[Measurement]) -> str | None:
@@ -122,7 +143,8 @@ def _figure_cells(measurement: Measurement, expectation: Expectation | None) -> 
     return [*map(Text, cells), word(status.upper() if status else "not judged")]
 
 
-def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
+def footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
+    """The ceiling, the expectations, and how each figure was measured: one line each."""
     lines = []
     for measurement in record.measurements:
         if measurement.name == CEILING:
@@ -144,9 +166,7 @@ def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
 
 def _how(measurement: Measurement) -> str:
     """How a figure was measured, and whether it drifts."""
-    direction, interval, trend = measurement.parameters.get("direction"), measurement.confidence, measurement.trend
-    if measurement.name.startswith((_DEEPSPEED, _GDS)):
-        direction = f"{direction}, {_HANDLES[str(measurement.parameters['device'])]}"
+    direction, interval, trend = figure_name(measurement), measurement.confidence, measurement.trend
     line = (
         f"{direction}: median, {interval.method} of {measurement.parameters.get('sample_seconds')} s"
         if interval

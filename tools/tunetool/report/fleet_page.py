@@ -1,0 +1,251 @@
+"""A fleet's record as an HTML page: a node a row, the bad ones on top, then those that are slow among the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pydantic import ValidationError
+
+from tunetool.errors import UsageProblem
+from tunetool.fleet.outliers import OUTLIER
+from tunetool.fleet.run_on_hosts import host_file, record_over
+from tunetool.fleet.verify import name_outliers
+from tunetool.inspect.fleet_compare import compare_facts, natural
+from tunetool.inspect.fleet_facts import facts_of_node
+from tunetool.inspect.fleet_model import Difference
+from tunetool.measure.figures import NAMES
+from tunetool.node.common.files import replace_file
+from tunetool.node.units import format_count
+from tunetool.record import FleetHost, Measurement, Node, Record
+from tunetool.regular_files import below, read_json
+from tunetool.report.html import render
+from tunetool.report.page import number
+from tunetool.report.svg_nodes import Dot, dots
+
+_ORDER = ("fail", "error", "unproven", "unstable", "pass")
+_MOST_FIGURES, _MOST_PLOTS, _MOST_NAMED, _MOST_REASONS = 6, 2, 8, 5
+_UNITS = {"B/s": ("GB/s", 1e9), "s": ("s", 1.0), "1/s": ("1/s", 1.0), "B": ("GB", 1e9), "1": ("", 1.0)}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure that the nodes have, in the unit of the page."""
+
+    name: str
+    title: str
+    factor: float
+    better: str
+    values: Mapping[str, Measurement]
+    """By host."""
+
+    @property
+    def middle(self) -> float:
+        """The median over all nodes."""
+        return median(each.value for each in self.values.values())
+
+
+@dataclass
+class _Row:
+    host: FleetHost
+    outlier: list[str]
+    reasons: list[str]
+    lag: float
+    """The largest share by which a figure is worse than the median."""
+    differs: list[str] = field(default_factory=list)
+    groups: Sequence[str] = ()
+
+    @property
+    def bad(self) -> bool:
+        return self.host.status != "pass" or bool(self.outlier)
+
+
+def write_page(record: Record, path: Path) -> Path | None:
+    """Write the page to ``path`` by rename; the hosts' own records lie in ``hosts/`` beside it."""
+    replace_file(str(path), page(record, nodes_beside(record, path.parent)))
+    return path
+
+
+def nodes_beside(record: Record, directory: Path) -> dict[str, Node]:
+    """Each host's machine, from its own record below the ``directory``; a host without a readable one is left out."""
+    nodes = {}
+    for host in record.hosts or []:
+        try:
+            document = read_json(below(directory, host_file(host.host)))
+            nodes[host.host] = Node.model_validate(document["node"])
+        except (OSError, ValueError, KeyError, TypeError, UsageProblem, ValidationError):
+            continue
+    return nodes
+
+
+def with_nodes(record: Record, path: Path) -> tuple[Record, dict[str, Node]]:
+    """A fleet's record at ``path``, and its hosts' machines. Raises ``UsageProblem`` for a record of one node."""
+    if record.hosts is None:
+        raise UsageProblem(f"`{path}` is of one node", "name the records of several nodes, or that of `verify -i`")
+    return record, nodes_beside(record, path.parent)
+
+
+def of_nodes(shown: Sequence[Record]) -> tuple[Record, dict[str, Node]]:
+    """One record over those of single nodes, the newest of each, and the nodes' machines. Raises ``UsageProblem``."""
+    newest: dict[str, Record] = {}
+    for each in sorted(shown, key=lambda each: each.finished):
+        if each.hosts is not None or each.kind != shown[0].kind:
+            raise UsageProblem("the records are not of one kind", "name records of single nodes by the same command")
+        newest[each.node.host] = each
+    hosts = [
+        (
+            FleetHost(
+                host=host,
+                record_id=each.id,
+                status=each.verdict.status if each.verdict else "error",
+                reasons=each.verdict.reasons if each.verdict else ["its record has no verdict"],
+            ),
+            each,
+        )
+        for host, each in sorted(newest.items(), key=lambda item: natural(item[0]))
+    ]
+    command, started = shown[0].command, min(each.started for each in shown)
+    whole = record_over(command, shown[0].target, started, name_outliers(hosts), _of_a_fleet(shown[0].kind))
+    finished = max(each.finished for each in shown)
+    return whole.model_copy(update={"finished": finished}), {host: each.node for host, each in newest.items()}
+
+
+def _of_a_fleet(kind: str) -> Callable[[Measurement], bool]:
+    """Which figures a fleet's record has."""
+    return (lambda figure: figure.name in NAMES.values()) if kind == "verify" else lambda figure: True
+
+
+def page(record: Record, nodes: Mapping[str, Node], groups: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The text of the page. ``nodes``: the hosts' machines; ``groups``: their groups in the inventory."""
+    columns = list(_columns(record))
+    differences = compare_facts({host: facts_of_node(node) for host, node in nodes.items()}).differences
+    rows = _rows(record.hosts or [], columns, differences, groups or {})
+    bad = {row.host.host for row in rows if row.bad}
+    statuses = Counter(row.host.status for row in rows)
+    return render(
+        "fleet.html.j2",
+        record=record,
+        limits=list(_limits(rows, columns)),
+        counts={status: statuses[status] for status in _ORDER if statuses[status]},
+        outliers=sum(bool(row.outlier) for row in rows),
+        titles=[column.title for column in columns],
+        plots=[_plot(column, bad) for column in columns[:_MOST_PLOTS]],
+        rows=[_shown(row, columns) for row in rows],
+        groups=sorted({group for row in rows for group in row.groups}, key=natural),
+        facts=list(dict.fromkeys(each.title for each in differences if each.majority is not None)),
+        differences=[_difference(each) for each in differences],
+        compared=len(nodes),
+    )
+
+
+def _columns(record: Record) -> Iterator[Column]:
+    """The figures of which every host has one at most, in the record's order."""
+    by_name: dict[str, list[Measurement]] = {}
+    for each in record.measurements:
+        if each.host is not None:
+            by_name.setdefault(each.name, []).append(each)
+    single = [(name, all_) for name, all_ in by_name.items() if len({each.host for each in all_}) == len(all_)]
+    for name, figures in single[:_MOST_FIGURES]:
+        unit, factor = _UNITS[figures[0].unit]
+        title = f"{name.replace('sequential.', '')}{f', {unit}' if unit else ''}"
+        yield Column(name, title, factor, figures[0].better, {str(each.host): each for each in figures})
+
+
+def _rows(
+    hosts: Sequence[FleetHost],
+    columns: Sequence[Column],
+    differences: Sequence[Difference],
+    groups: Mapping[str, Sequence[str]],
+) -> list[_Row]:
+    """The worst first: by verdict, then outliers, then by the distance from the median."""
+    rows = []
+    for host in hosts:
+        lag = max((_lag(column, host.host) for column in columns), default=0.0)
+        outlier = [reason.removeprefix(OUTLIER) for reason in host.reasons if reason.startswith(OUTLIER)]
+        reasons = [reason for reason in host.reasons if not reason.startswith(OUTLIER)]
+        differs = [each.title for each in differences if each.majority is not None and host.host in each.hosts]
+        rows.append(_Row(host, outlier, reasons, lag, list(dict.fromkeys(differs)), groups.get(host.host, ())))
+
+    def worst(row: _Row) -> tuple[Any, ...]:
+        return (_ORDER.index(row.host.status), not row.outlier, -row.lag, -len(row.differs), natural(row.host.host))
+
+    return sorted(rows, key=worst)
+
+
+def _lag(column: Column, host: str) -> float:
+    """By which share of the median this host is worse; 0 where it is not, or was not measured."""
+    figure, middle = column.values.get(host), column.middle
+    if figure is None or not middle:
+        return 0.0
+    distance = (middle - figure.value) / middle
+    return max(0.0, distance if column.better == "higher" else -distance)
+
+
+def _limits(rows: Sequence[_Row], columns: Sequence[Column]) -> Iterator[str]:
+    """What is wrong with which nodes, the most frequent first, then the slowest node."""
+    by_cause: dict[str, list[str]] = {}
+    for row in rows:
+        if row.host.status != "pass":
+            cause = row.reasons[0].partition(":")[0] if row.reasons else row.host.status
+            by_cause.setdefault(cause, []).append(row.host.host)
+    for cause, hosts in sorted(by_cause.items(), key=lambda item: -len(item[1]))[:_MOST_REASONS]:
+        yield f"{format_count(len(hosts), 'node')}: {cause}: {_named(hosts)}"
+    if len(by_cause) > _MOST_REASONS:
+        yield f"{len(by_cause) - _MOST_REASONS} further causes: see the nodes below"
+    slow = [row.host.host for row in rows if row.outlier]
+    if slow:
+        yield f"{format_count(len(slow), 'node')} slow among the others: {_named(slow)}"
+    for column in columns[:1]:
+        worst = max(column.values, key=lambda host: _lag(column, host))
+        figure = column.values[worst].value / column.factor
+        middle = number(column.middle / column.factor)
+        yield f"the slowest node limits a job on all: {worst}, {column.title} {number(figure)}; median {middle}"
+
+
+def _named(hosts: Sequence[str]) -> str:
+    more = len(hosts) - _MOST_NAMED
+    return ", ".join(hosts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _plot(column: Column, bad: set[str]) -> str:
+    given = [Dot(host, each.value / column.factor, host in bad) for host, each in column.values.items()]
+    return dots(column.title, given)
+
+
+def _shown(row: _Row, columns: Sequence[Column]) -> Mapping[str, Any]:
+    return {
+        "host": row.host.host,
+        "status": row.host.status,
+        "outlier": bool(row.outlier),
+        "cells": [_cell(column, row.host.host) for column in columns],
+        "differs": row.differs,
+        "groups": row.groups,
+        "reason": "; ".join([*row.reasons[:2], *(f"slow: {reason}" for reason in row.outlier)]),
+        "more": max(0, len(row.reasons) - 2),
+    }
+
+
+def _cell(column: Column, host: str) -> tuple[str, str, str]:
+    """The value for sorting, the value for people, and its distance from the median."""
+    figure, middle = column.values.get(host), column.middle
+    if figure is None:
+        return "", "-", ""
+    apart = f"{figure.value / middle - 1:+.0%}" if middle else ""
+    # A measure of all others says nothing about one of them where it is theirs.
+    return f"{figure.value:.6g}", number(figure.value / column.factor), "" if apart in ("+0%", "-0%") else apart
+
+
+def _difference(each: Difference) -> Mapping[str, Any]:
+    return {
+        "title": each.title,
+        "value": each.value,
+        "hosts": _named(each.hosts),
+        "count": len(each.hosts),
+        "majority": each.majority or "no common value",
+        "of": f"{each.majority_hosts} of {each.compared}",
+        "remedy": each.remedy or "",
+    }

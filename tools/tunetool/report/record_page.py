@@ -1,0 +1,62 @@
+"""A record of any kind as an HTML page: its figures as bars and rows, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunetool.node.common.files import replace_file
+from tunetool.record import Measurement, Record
+from tunetool.report.html import bar_of, bars, checks, interval_of, label, render
+from tunetool.report.page import number
+from tunetool.report.svg_curves import format_value, scale
+
+_COLOUR = "#1f6feb"
+_MOST_ROWS, _MOST_BARS = 400, 40
+
+
+def write_page(record: Record, path: Path) -> Path | None:
+    """Write the page to ``path`` by rename."""
+    replace_file(str(path), page(record))
+    return path
+
+
+def page(record: Record) -> str:
+    """The text of the page."""
+    return render(
+        "record.html.j2",
+        record=record,
+        plots=list(_plots(record)),
+        rows=[_row(figure) for figure in record.measurements[:_MOST_ROWS]],
+        more=max(0, len(record.measurements) - _MOST_ROWS),
+        **checks(record),
+    )
+
+
+def _plots(record: Record) -> Iterator[str]:
+    """A plot for each unit."""
+    by_unit: dict[str, list[Measurement]] = {}
+    for figure in record.measurements:
+        by_unit.setdefault(figure.unit, []).append(figure)
+    for unit, figures in by_unit.items():
+        factor, shown = scale(unit, max(abs(figure.value) for figure in figures))
+        drawn = [bar_of(label(figure), figure, _COLOUR, factor) for figure in figures[:_MOST_BARS]]
+        yield bars(shown or "ratio", drawn)
+
+
+def _row(figure: Measurement) -> Mapping[str, Any]:
+    interval = interval_of(figure)
+    return {
+        "name": label(figure),
+        "number": figure.value,
+        "value": format_value(figure.value, figure.unit),
+        "interval": _interval(figure.unit, interval.low, interval.high) if interval else "-",
+        "medium": figure.medium,
+        "engine": figure.engine,
+    }
+
+
+def _interval(unit: str, low: float, high: float) -> str:
+    factor, shown = scale(unit, max(abs(low), abs(high)))
+    return f"{number(low / factor)} to {number(high / factor)} {shown}".strip()
