@@ -39,6 +39,8 @@ ON_A_DISK = {
     "finetune": ["tests/finetune"],
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another, beside all others."""
+TESTS = {"pages": ["tests/pages"], **ON_A_DISK}
+"""Groups that are folders of tests and nothing else."""
 ON_A_NODE = ("node",)
 """Groups whose tests wait for a virtual node: beside all others."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
@@ -155,8 +157,8 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         program = [str(VENV / "python"), "tools/dev/fresh.py"]
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
         return [container, [*program, "--node"]] if slow else [container]
-    if group in ON_A_DISK:
-        return [pytest("-q", "--durations=5", *ON_A_DISK[group], *marks)]
+    if group in TESTS:
+        return [pytest("-q", "--durations=5", *TESTS[group], *marks)]
     if group == "node":
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)
         # The build and the refusals are what another system's kernel and tools could change.

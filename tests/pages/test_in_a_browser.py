@@ -1,0 +1,196 @@
+"""Pages in a real Chromium: they open without a request and a complaint, sort, filter, and serve keyboard and phone.
+
+`TUNETOOL_SCREENSHOTS=DIR` keeps pictures of all of them, in both themes and at a phone's width.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shown_records
+from browser import Browser
+from tunetool import record as records
+from tunetool.report import fleet_page
+from tunetool.report.kinds import write_any_page
+from tunetool.report.svg_curves import Line, plot
+
+PHONE, PAPER = 390, 718
+"""Widths: of a phone, and of A4 between its margins, in CSS pixels."""
+HOSTILE = "'\"></text></style><script>alert(1)</script><img src=x onerror=alert(2)><svg onload=alert(3)>"
+NAMES = ("verify", "pass", "fleet", "tune", "hostile")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    made = {
+        "verify": shown_records.verified(),
+        "pass": shown_records.verified(slow=7.0),
+        "tune": shown_records.all_kinds()[2],
+        "hostile": shown_records.hostile(shown_records.verified(), HOSTILE),
+    }
+    paths = {name: write_any_page(record, records.write(record, folder)) for name, record in made.items()}
+    paths["fleet"] = folder / "fleet.html"
+    paths["fleet"].write_text(fleet_page.page(*shown_records.fleet(60)))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    started = Browser(tmp_path_factory.mktemp("browser"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """axe-core's own script, which a Python package brings."""
+    found = importlib.util.find_spec("axe_core_python")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).with_name("axe.min.js").read_text()
+
+
+def keep(browser: Browser, name: str) -> None:
+    if "TUNETOOL_SCREENSHOTS" in os.environ:
+        browser.picture(Path(os.environ["TUNETOOL_SCREENSHOTS"]) / f"{name}.png")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 1280), (False, PHONE), (True, PHONE)])
+def test_a_page_opens_alone_and_everybody_can_read_it(
+    browser: Browser, axe: str, pages: dict[str, Path], name: str, dark: bool, width: int
+) -> None:
+    browser.open(pages[name], dark=dark, width=width)
+    keep(browser, f"{name}-{'dark' if dark else 'light'}-{width}")
+    assert browser.requests == [pages[name].as_uri()]
+    assert browser.complaints == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width, "the page itself scrolls sideways"
+    browser.evaluate(axe)
+    # Folded parts are looked at too.
+    browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    found = browser.evaluate("axe.run().then((found) => found.violations)")
+    assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found] == []
+
+
+def column(browser: Browser, table: str, number: int) -> list[str]:
+    rows = f"[...document.getElementById('{table}').tBodies[0].rows]"
+    cells: list[str] = browser.evaluate(f"{rows}.filter((r) => r.offsetHeight).map((r) => r.cells[{number}].innerText)")
+    return cells
+
+
+def click(browser: Browser, expression: str) -> Any:
+    return browser.evaluate(f"{expression}.click()")
+
+
+def choose(browser: Browser, name: str, value: str) -> None:
+    field = f"document.forms[0].elements['{name}']"
+    browser.evaluate(f"{field}.value = {value!r}; {field}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+
+
+def test_the_nodes_are_sorted_and_filtered(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["fleet"])
+    first = column(browser, "nodes", 0)
+    assert len(first) == 60
+    assert set(column(browser, "nodes", 1)[:2]) == {"FAIL", "ERROR"}
+    head = "document.querySelectorAll('#nodes th button')"
+    click(browser, f"{head}[2]")
+    speeds = column(browser, "nodes", 2)
+    values = [float(each.split()[0]) for each in speeds if each != "-"]
+    assert values == sorted(values)
+    assert speeds[-1] == "-", "what was not measured is below"
+    click(browser, f"{head}[2]")
+    speeds = column(browser, "nodes", 2)
+    assert [float(each.split()[0]) for each in speeds[:-1]] == values[::-1]
+    assert speeds[-1] == "-"
+    assert browser.evaluate("document.querySelector('#nodes th[aria-sort]').ariaSort") == "descending"
+    click(browser, f"{head}[0]")
+    assert column(browser, "nodes", 0) == sorted(first)
+    choose(browser, "group", "rack2")
+    assert set(column(browser, "nodes", 3)) == {"rack2"}
+    assert browser.evaluate("document.querySelector('output').value") == "15 of 60"
+    choose(browser, "slow", "yes")
+    assert set(column(browser, "nodes", 0)) < {"node0007", "node0023", "node0006", "node0022"} | set(first)
+    browser.evaluate("document.forms[0].reset()")
+    browser.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert len(column(browser, "nodes", 0)) == 60
+    choose(browser, "differs", "kernel")
+    assert column(browser, "nodes", 0) == ["node0005"]
+    choose(browser, "differs", "")
+    choose(browser, "text", "NODE001")
+    assert column(browser, "nodes", 0) == [f"node00{number}" for number in range(10, 20)]
+    assert browser.complaints == []
+
+
+def test_a_table_is_sorted_by_the_keyboard_alone(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["fleet"])
+    seen = []
+    for _ in range(20):
+        browser.press("Tab")
+        seen.append(browser.evaluate("document.activeElement.textContent.trim().slice(0, 20)"))
+        if seen[-1] == "node":
+            break
+    assert seen[-1] == "node", seen
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    browser.press("Enter", "\r")
+    names = column(browser, "nodes", 0)
+    assert names == sorted(names)
+
+
+def test_a_page_is_whole_without_its_script(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["fleet"], scripts=False)
+    answer = browser.call("DOM.getDocument", depth=-1)["root"]["nodeId"]
+    rows = browser.call("DOM.querySelectorAll", nodeId=answer, selector="#nodes tbody tr")["nodeIds"]
+    assert len(rows) == 60
+    assert browser.call("DOM.querySelectorAll", nodeId=answer, selector="th button")["nodeIds"] == []
+    form = browser.call("DOM.querySelector", nodeId=answer, selector="form[hidden]")["nodeId"]
+    assert form, "controls that do nothing are not shown"
+
+
+@pytest.mark.parametrize("name", ["verify", "fleet"])
+def test_nothing_is_cut_off_on_paper(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    browser.open(pages[name], dark=True, width=PAPER)
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[])
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    keep(browser, f"{name}-print")
+    wide = "[...document.querySelectorAll('table, svg, pre')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1)"
+    assert browser.evaluate(f"{wide}.map((e) => e.outerHTML.slice(0, 80))") == []
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.evaluate("[...document.querySelectorAll('details')].every((e) => e.open)")
+    printed = browser.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True)
+    assert len(printed["data"]) > 10_000
+
+
+def test_a_script_that_got_into_a_page_does_not_run(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    """Should escaping ever fail, the page's policy is the second wall."""
+    broken = tmp_path / "broken.html"
+    text = pages["verify"].read_text().replace("<main>", "<main><script>document.title = 'taken'</script>", 1)
+    broken.write_text(text.replace("<h2>", "<img src='x.png' onerror='document.title = 1'><h2>", 1))
+    browser.open(broken)
+    assert browser.evaluate("document.title") == "Storage of node1"
+    assert browser.complaints, "the browser says what it refused"
+    assert browser.evaluate("document.querySelectorAll('th button').length") > 0, "our own script runs"
+
+
+def test_curves_are_readable_on_the_dark_theme(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    lines = [Line(f"rank {rank}", [(0.0, rank), (1.0, rank + 1.0)]) for rank in range(8)]
+    drawn = tmp_path / "curves.html"
+    drawn.write_text(pages["verify"].read_text().replace("<main>", f"<main>{plot('Loss', '1', lines, 1.0)}", 1))
+    browser.open(drawn, dark=True)
+    strokes = browser.evaluate("[...document.querySelectorAll('polyline')].map((e) => getComputedStyle(e).stroke)")
+    assert len(set(strokes)) == 8
+    paper = brightness(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert min((brightness(each) + 0.05) / (paper + 0.05) for each in strokes) >= 3
+
+
+def brightness(colour: str) -> float:
+    """WCAG's relative luminance of `rgb(r, g, b)`."""
+    shares = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
