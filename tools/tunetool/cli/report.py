@@ -18,7 +18,8 @@ from tunetool.errors import UsageProblem
 if TYPE_CHECKING:
     from tunetool.record import Record
 
-FORMATS = ("text", "json", "junit", "prometheus")
+FORMATS = ("text", "json", "junit", "prometheus", "csv", "markdown")
+TABLES = ("text", "csv", "markdown")
 
 
 @click.group("report", cls=Group)
@@ -43,8 +44,9 @@ class ShowOptions(InRuns):
 @command.command()
 @takes(ShowOptions)
 def show(given: ShowOptions) -> int:
-    """Print RECORD: its tables and verdict, its JSON, JUnit XML, or a file for Prometheus' textfile collector."""
+    """Print RECORD: tables and verdict, JSON, JUnit XML, Prometheus' textfile format, CSV or Markdown."""
     from tunetool import record as records
+    from tunetool.report.flat import record_csv, record_markdown
     from tunetool.report.junit import junit
     from tunetool.report.prometheus import prometheus
     from tunetool.report.runs import find_record
@@ -52,6 +54,7 @@ def show(given: ShowOptions) -> int:
     path = find_record(given.record, _runs_dir(given.runs_dir))
     shown = records.read(path)
     renderers = {"json": records.dumps, "junit": junit, "prometheus": prometheus}
+    renderers |= {"csv": record_csv, "markdown": record_markdown}
     _put(renderers[given.form](shown) if given.form in renderers else _text(shown, path), given.output)
     return 0
 
@@ -78,26 +81,67 @@ def list_records(given: ListOptions) -> int:
 class CompareOptions(AsJson, InRuns):
     """What `report compare` takes."""
 
-    first: str = argument("FIRST")
-    second: str = argument("SECOND")
+    records: tuple[str, ...] = argument("BASELINE... RECORD", nargs=-1, required=True)
+    form: str = option("--format", type=click.Choice(TABLES), default="text", help="Format of the output.")
+
+    def check(self) -> None:
+        """Raises ``UsageProblem`` for fewer than two records."""
+        if len(self.records) < 2:
+            raise UsageProblem("one record has nothing to be compared with", "name a baseline, then the record")
 
 
 @command.command()
 @takes(CompareOptions)
 def compare(given: CompareOptions) -> int:
-    """Compare record SECOND with FIRST: for each measurement faster, slower or no significant difference."""
+    """Compare RECORD with BASELINE: for each measurement faster, slower or no significant difference.
+
+    With several baselines, a measurement is faster or slower where it is so against each of them.
+    """
     from tunetool import record as records
-    from tunetool.report.compare import as_document, conditions, print_comparison
-    from tunetool.report.compare import compare as compare_records
+    from tunetool.report.compare import TITLES, as_document, cells, compare_with_all, conditions, print_comparison
+    from tunetool.report.flat import csv_text, markdown_table
     from tunetool.report.page import table_console
     from tunetool.report.runs import find_record
 
     runs = _runs_dir(given.runs_dir)
-    both = [records.read(find_record(name, runs)) for name in (given.first, given.second)]
-    rows, notes = compare_records(*both), conditions(*both)
+    *baselines, record = [records.read(find_record(name, runs)) for name in given.records]
+    rows = compare_with_all(baselines, record)
+    notes = list(dict.fromkeys(line for each in baselines for line in conditions(each, record)))
     write_text(as_document(rows, notes), given.json_to)
-    if given.json_to != "-":
+    if given.form != "text" and given.json_to != "-":
+        click.echo((csv_text if given.form == "csv" else markdown_table)(TITLES, cells(rows)), nl=False)
+    elif given.json_to != "-":
         print_comparison(rows, notes, table_console())
+    return 0
+
+
+@dataclass(frozen=True)
+class TrendOptions(InRuns):
+    """What `report trend` takes."""
+
+    figure: str = argument("FIGURE")
+    kind: str | None = option("--kind", metavar="KIND", help="Kind of the records, such as verify or fleet.")
+    host: str | None = option("--host", metavar="HOST", help="Only figures of this host.")
+    form: str = option("--format", type=click.Choice(TABLES), default="text", help="Format of the output.")
+
+
+@command.command()
+@takes(TrendOptions)
+def trend(given: TrendOptions) -> int:
+    """Show FIGURE, such as sequential.read, over the records that have it, the oldest first, with bars.
+
+    The last column says whether it changed since the record before by more than chance, each pair by itself.
+    """
+    from tunetool.report.flat import csv_text, markdown_table
+    from tunetool.report.page import table_console
+    from tunetool.report.runs import list_runs
+    from tunetool.report.trend import TITLES, points, print_trend, rows
+
+    shown = points(list_runs(_runs_dir(given.runs_dir), given.kind), given.figure, given.host)
+    if given.form == "text":
+        print_trend(shown, table_console())
+    else:
+        click.echo((csv_text if given.form == "csv" else markdown_table)(TITLES, rows(shown)), nl=False)
     return 0
 
 

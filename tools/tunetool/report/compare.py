@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tunetool.measure.comparison import ERROR, METHOD, Difference, difference, significant
 from tunetool.record import Measurement, Record
+from tunetool.report.flat import Cell
 from tunetool.report.page import add_number_columns, new_table
 
 Word = Literal["faster", "slower", "no significant difference", "not compared"]
@@ -60,6 +61,37 @@ def compare(first: Record, second: Record) -> list[Row]:
     for name, counts in zip(differences, significant([each.probability for each in differences.values()]), strict=True):
         rows[name] = _row(in_first[name], in_second[name], differences[name], counts)
     return [rows[name] for name in names]
+
+
+def compare_with_all(baselines: Sequence[Record], record: Record) -> list[Row]:
+    """Compare ``record`` with each baseline: it is faster or slower only where it is so against every one of them."""
+    by_name: dict[str, list[Row]] = {}
+    for baseline in baselines:
+        for row in compare(baseline, record):
+            by_name.setdefault(row.name, []).append(row)
+    return [_agreed(rows) if len(baselines) > 1 else rows[0] for _, rows in sorted(by_name.items())]
+
+
+def _agreed(rows: Sequence[Row]) -> Row:
+    compared = [row for row in rows if row.word != "not compared"]
+    if not compared:
+        return rows[0]
+    weakest = max(compared, key=lambda row: row.probability or 0.0)
+    words = [row.word for row in compared]
+    if len(set(words)) == 1:
+        return weakest if len(compared) == len(rows) else replace(weakest, reason=f"of {len(compared)} baselines")
+    counted = ", ".join(f"{word} than {words.count(word)}" for word in ("faster", "slower") if word in words)
+    return replace(weakest, word="no significant difference", reason=f"{counted} of {len(compared)} baselines")
+
+
+TITLES = ("measurement", "first", "second", "unit", "change", "p", "second is", "reason")
+
+
+def cells(rows: Sequence[Row]) -> list[tuple[Cell, ...]]:
+    """The cells of each row, for the columns ``TITLES``."""
+    return [
+        (row.name, row.first, row.second, row.unit, row.change, row.probability, row.word, row.reason) for row in rows
+    ]
 
 
 def conditions(first: Record, second: Record) -> list[str]:

@@ -1,0 +1,119 @@
+"""Figures as CSV and Markdown, several baselines, and one figure over many records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+import builders
+from builders import NOW, sampled
+from tunetool.cli.main import cli
+from tunetool.errors import UsageProblem
+from tunetool.record import Record, Verdict, write
+from tunetool.report.compare import compare_with_all
+from tunetool.report.flat import csv_text, markdown_table, plain, record_csv, record_markdown
+
+SAMPLES = (50e9, 51e9, 52e9, 53e9, 54e9, 55e9)
+
+
+def record(factor: float = 1.0, hours: int = 0, host: str = "n1", **fields: object) -> Record:
+    started = NOW + timedelta(hours=hours)
+    return builders.record(
+        sampled("sequential.read", *(factor * value for value in SAMPLES)),
+        sampled("drive.read", *SAMPLES, parameters={"serial": "=S1"}),
+        node={"host": host},
+        started=started,
+        finished=started,
+        **{"verdict": Verdict(status="fail", reasons=["`x` | <b>"]), **fields},
+    )
+
+
+def call(*arguments: object, code: int = 0) -> Result:
+    done = CliRunner().invoke(cli, ["report", *map(str, arguments)], standalone_mode=False)
+    assert (done.exception is None) == (code == 0), done.exception
+    assert code == 0 or isinstance(done.exception, UsageProblem)
+    return done
+
+
+def test_csv_has_every_figure_in_full_and_no_formula() -> None:
+    first, second = csv.DictReader(io.StringIO(record_csv(record(1.1))))
+    assert float(first["value"]) == 1.1 * 52.5e9
+    assert (first["figure"], first["samples"], first["device"]) == ("sequential.read", "6", "")
+    assert second["device"] == "'=S1"
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=4))
+def test_any_text_comes_back_from_csv_and_stays_in_its_cell_of_markdown(texts: list[str]) -> None:
+    (read,) = list(csv.reader(io.StringIO(csv_text(["x"] * len(texts), [texts]), newline="")))[1:] or [[]]
+    assert [cell.removeprefix("'") for cell in read] == [text.removeprefix("'") for text in texts]
+    lines = markdown_table(["x"] * len(texts), [texts]).split("\n")
+    assert len(lines) == 4
+    bars = [at for at, letter in enumerate(lines[2]) if letter == "|" and lines[2][at - 1] != "\\"]
+    assert len(bars) == len(texts) + 1
+    assert "<" not in lines[2]
+
+
+def test_markdown_says_the_verdict_first() -> None:
+    text = record_markdown(record(command=["tunetool", "verify"]))
+    assert (
+        text.index("**FAIL**") < text.index("\\`x\\` \\| &lt;b&gt;") < text.index("| figure |") < text.index("Command:")
+    )
+    assert plain("a*b\nc_d") == "a\\*b c\\_d"
+
+
+def test_a_change_counts_only_against_every_baseline() -> None:
+    old, equal, now = record(0.8), record(1.0, 1), record(1.0, 2)
+    (drive, read) = compare_with_all([old, old], now)
+    assert (drive.word, read.word, read.reason) == ("no significant difference", "faster", "")
+    (_, read) = compare_with_all([old, equal], now)
+    assert (read.word, read.reason) == ("no significant difference", "faster than 1 of 2 baselines")
+    lonely = old.model_copy(update={"measurements": old.measurements[:1]})
+    rows = {row.name: row for row in compare_with_all([lonely, old], now)}
+    assert rows["drive.read =S1"].reason == "of 1 baselines"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for hours, (factor, host) in enumerate(((1.0, "n1"), (1.01, "n1"), (0.7, "n1"), (0.2, "n2"))):
+        write(record(factor, hours, host), tmp_path)
+    return tmp_path
+
+
+def test_a_trend_is_in_the_order_of_time_and_tells_noise_from_change(runs: Path) -> None:
+    text = call("trend", "sequential.read", "--host", "n1", "--runs-dir", runs).stdout
+    rows = [line for line in text.splitlines() if "verify-n1" in line]
+    assert all(line.rstrip().endswith(end) for line, end in zip(rows[1:], ("within the noise", "slower"), strict=True))
+    assert "slower" not in rows[0] + rows[1]
+    filled = [line.count("█") for line in rows]
+    assert filled[2] < filled[0] <= filled[1]
+    shown = call("trend", "sequential.read", "--format", "csv", "--runs-dir", runs).stdout
+    read = list(csv.DictReader(io.StringIO(shown)))
+    assert [row["since the one before"] for row in read] == ["", "within the noise", "slower", ""]
+    assert [float(row["value"]) for row in read] == pytest.approx([factor * 52.5e9 for factor in (1, 1.01, 0.7, 0.2)])
+    assert call("trend", "drive.read =S1", "--format", "markdown", "--runs-dir", runs).stdout.count("\n") == 6
+
+
+def test_a_figure_that_is_nowhere_is_named_with_those_that_are(runs: Path, tmp_path: Path) -> None:
+    done = call("trend", "sequentail.read", "--runs-dir", runs, code=2)
+    assert "no record has a figure `sequentail.read`" in str(done.exception)
+    assert "sequential.read" in getattr(done.exception, "hint", "")
+    call("trend", "x", "--runs-dir", tmp_path / "none", code=2)
+
+
+def test_compare_takes_baselines_and_formats(runs: Path) -> None:
+    names = sorted(path.name for path in runs.iterdir())[:3]
+    text = call("compare", *names, "--runs-dir", runs).stdout
+    assert next(line for line in text.splitlines() if line.startswith("sequential.read")).rstrip().endswith("slower")
+    shown = list(csv.DictReader(io.StringIO(call("compare", *names, "--format", "csv", "--runs-dir", runs).stdout)))
+    assert [row["second is"] for row in shown] == ["no significant difference", "slower"]
+    assert "| slower |" in call("compare", *names, "--format", "markdown", "--runs-dir", runs).stdout
+    assert json.loads(call("compare", *names, "--json", "-", "--runs-dir", runs).stdout)["measurements"]
+    call("compare", names[0], "--runs-dir", runs, code=2)

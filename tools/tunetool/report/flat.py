@@ -1,0 +1,103 @@
+"""Tables as CSV and as Markdown: the figures of a record, a comparison, a trend. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Literal
+
+from tunetool.record import Measurement, Record
+
+Cell = str | float | int | None
+Form = Literal["text", "csv", "markdown"]
+
+_FIGURES = (
+    *("figure", "value", "low", "high", "unit", "samples", "medium", "program"),
+    *("device", "rank", "host", "expected", "result"),
+)
+_FORMULA = re.compile(r"[=+@\t\r-]")
+"""What a spreadsheet takes for the beginning of a formula."""
+
+
+def csv_text(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """The table as CSV (RFC 4180), numbers in full; a text that a spreadsheet would compute gets a leading quote."""
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow(titles)
+    for row in rows:
+        writer.writerow([_spelled(cell) for cell in row])
+    return stream.getvalue()
+
+
+def _spelled(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return f"'{cell}" if _FORMULA.match(cell) else cell
+    return repr(cell)
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """The table in GitHub's Markdown; nothing in a cell is markup."""
+    lines = [titles, ["---"] * len(titles), *([_shown(cell) for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _shown(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    return plain(cell) if isinstance(cell, str) else f"{cell:.5g}"
+
+
+def plain(text: str) -> str:
+    """A text on one line of Markdown, without markup and HTML."""
+    escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", " ".join(text.split()))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def record_csv(record: Record) -> str:
+    """A row for each figure of a record."""
+    return csv_text(_FIGURES, _rows(record))
+
+
+def record_markdown(record: Record) -> str:
+    """The verdict, the figures, what does not pass, and the command."""
+    lines = [f"## {plain(record.kind)} on {plain(record.node.host)}\n"]
+    if record.verdict is not None:
+        lines.append(f"**{record.verdict.status.upper()}**, {record.finished:%Y-%m-%d %H:%M} UTC\n")
+        if record.verdict.reasons:
+            lines.append("".join(f"- {plain(reason)}\n" for reason in record.verdict.reasons))
+    if record.measurements:
+        lines.append(markdown_table(_FIGURES, _rows(record)))
+    open_checks = [check for check in record.checks if check.status in ("fail", "unknown")]
+    if open_checks:
+        rows = [(check.status, check.id, check.found, check.expected, check.remedy) for check in open_checks]
+        lines.append(markdown_table(("status", "check", "found", "expected", "remedy"), rows))
+    if record.command:
+        lines.append(f"Command: {plain(shlex.join(record.command))}\n")
+    return "\n".join(lines)
+
+
+def _rows(record: Record) -> list[tuple[Cell, ...]]:
+    wanted = {expectation.name: expectation for expectation in record.expectations}
+    rows = []
+    for figure in record.measurements:
+        low, high = interval(figure)
+        expectation = wanted.get(figure.name)
+        device = figure.parameters.get("serial") or figure.parameters.get("device")
+        rows.append(
+            (
+                *(figure.name, figure.value, low, high, figure.unit, len(figure.samples or [])),
+                *(figure.medium, figure.engine, str(device) if device else None, figure.rank, figure.host),
+                *((expectation.value, expectation.status) if expectation else (None, None)),
+            )
+        )
+    return rows
+
+
+def interval(figure: Measurement) -> tuple[float | None, float | None]:
+    """The ends of its interval."""
+    return (figure.confidence.low, figure.confidence.high) if figure.confidence else (None, None)

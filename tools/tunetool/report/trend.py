@@ -1,0 +1,108 @@
+"""One figure over many records: a row for each with a bar, the oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from tunetool.errors import UsageProblem
+from tunetool.measure.comparison import ERROR, difference
+from tunetool.record import Measurement, Record
+from tunetool.report.flat import Cell, interval
+from tunetool.report.html import label
+from tunetool.report.page import add_number_columns, new_table
+from tunetool.report.runs import Kept
+from tunetool.report.svg_curves import format_value
+
+TITLES = ("time", "record", "figure", "value", "low", "high", "unit", "since the one before", "verdict")
+_BAR = 24
+
+
+@dataclass(frozen=True)
+class Point:
+    """The figure in one record."""
+
+    run: str
+    record: Record
+    figure: Measurement
+    change: str
+    """Whether it is faster or slower than in the record before, by more than chance; empty for the first."""
+
+
+def points(runs: Sequence[Kept], name: str, host: str | None = None) -> list[Point]:
+    """The figure ``name`` of these records, the oldest first; figures of one name are told apart by drive and rank.
+
+    Raises ``UsageProblem`` where no record has it.
+    """
+    kept = [each for each in runs if each.record is not None]
+    result: list[Point] = []
+    before: dict[str, Measurement] = {}
+    for each in sorted(kept, key=lambda each: each.record.started if each.record else 0):
+        if each.record is None:
+            continue
+        for figure in each.record.measurements:
+            where = figure.host or each.record.node.host
+            if name not in (figure.name, label(figure)) or host not in (None, where):
+                continue
+            key = f"{label(figure)} {where}"
+            result.append(Point(each.name, each.record, figure, _change(before.get(key), figure)))
+            before[key] = figure
+    if not result:
+        known = sorted({figure.name for each in kept if each.record for figure in each.record.measurements})
+        shown = ", ".join(known[:12]) + (" ..." if len(known) > 12 else "")
+        raise UsageProblem(
+            f"no record has a figure `{name}`", f"these are there: {shown}" if known else "measure first"
+        )
+    return result
+
+
+def _change(before: Measurement | None, now: Measurement) -> str:
+    if before is None:
+        return ""
+    if before.medium != now.medium:
+        return "another medium"
+    tested = difference(before.samples or [before.value], now.samples or [now.value])
+    if tested.least > ERROR:
+        return "too few samples"
+    if tested.probability > ERROR or tested.ratio == 1:
+        return "within the noise"
+    return "faster" if (tested.ratio > 1) == (now.better == "higher") else "slower"
+
+
+def rows(shown: Sequence[Point]) -> list[tuple[Cell, ...]]:
+    """The cells of each point, for the columns ``TITLES``."""
+    return [
+        (
+            *(f"{each.record.started:%Y-%m-%dT%H:%M:%SZ}", each.run, label(each.figure), each.figure.value),
+            *(*interval(each.figure), each.figure.unit, each.change),
+            each.record.verdict.status if each.record.verdict else None,
+        )
+        for each in shown
+    ]
+
+
+def print_trend(shown: Sequence[Point], console: Console) -> None:
+    """The points for people: a bar from zero to the value, and the end of its interval."""
+    table = new_table()
+    table.add_column("record", overflow="fold")
+    add_number_columns(table, "value")
+    table.add_column("", min_width=_BAR)
+    table.add_column("since the one before")
+    highs = (interval(each.figure)[1] or each.figure.value for each in shown)
+    top = max((abs(high) for high in highs), default=0.0) or 1.0
+    several = len({label(each.figure) for each in shown}) > 1
+    for each in shown:
+        name = f"{each.run} {label(each.figure)}" if several else each.run
+        value = format_value(each.figure.value, each.figure.unit)
+        table.add_row(Text(name), Text(value), Text(_bar(each.figure, top)), Text(each.change))
+    console.print(table)
+
+
+def _bar(figure: Measurement, top: float) -> str:
+    low, high = interval(figure)
+    value = round(_BAR * abs(figure.value) / top)
+    first, last = (round(_BAR * abs(edge) / top) if edge is not None else value for edge in (low, high))
+    return "█" * min(first, value) + "▒" * max(0, last - min(first, value))
