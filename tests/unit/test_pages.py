@@ -16,9 +16,11 @@ from builders import measurement, record
 from shown_records import all_kinds, fleet, hostile, verified
 from tunetool import record as records
 from tunetool.cli.main import cli
+from tunetool.cli.output import finish
 from tunetool.errors import UsageProblem
 from tunetool.fleet.groups import read_graph
 from tunetool.fleet.run_on_hosts import host_file
+from tunetool.measure.session import Result
 from tunetool.record import Record, Rung
 from tunetool.report import fleet_page, verify_page
 from tunetool.report.html import Bar, bars
@@ -301,3 +303,16 @@ def test_every_page_of_a_kind_is_there() -> None:
     from tunetool.report.kinds import function
 
     assert all(callable(function(name)) for name in PAGES.values())
+
+
+def test_a_page_that_cannot_be_written_changes_no_verdict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = verified()
+    path = records.write(shown, tmp_path)
+    assert finish(Result(shown, path), None) == 1
+    assert capfd.readouterr().err.splitlines()[-1] == f"page: {path.parent}/report.html"
+    (path.parent / "report.html").unlink()
+    (path.parent / "report.html").mkdir()
+    assert finish(Result(shown, path), None) == 1
+    said = capfd.readouterr()
+    assert said.out.splitlines()[-1].startswith("FAIL")
+    assert said.err.startswith("no page was written: ")

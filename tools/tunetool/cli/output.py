@@ -33,14 +33,14 @@ class Outcome(Protocol):
 
 def finish(outcome: Outcome, json_to: str | None, show: Show | None = None) -> int:
     """``show`` prints the record where its kind alone does not say how. Returns the exit code."""
-    from tunetool.report.kinds import print_record, write_page
+    from tunetool.report.kinds import print_record
     from tunetool.report.page import table_console
 
     record = outcome.record
     if record is None:
         return int(outcome.code)
     try:
-        page = write_page(record, outcome.path)
+        page = _write_page(record, outcome.path)
         write_json(record, json_to)
         if json_to != "-":
             (show or print_record)(record, outcome.path, table_console())
@@ -51,6 +51,17 @@ def finish(outcome: Outcome, json_to: str | None, show: Show | None = None) -> i
         # The record was made and judged all the same.
         raise ReaderGone(outcome.code or ExitCode.NOT_JUDGED) from None
     return int(outcome.code)
+
+
+def _write_page(record: Record, path: Path | None) -> Path | None:
+    """The page beside the record. Without room for it there is still the record, and its verdict."""
+    from tunetool.report.kinds import write_page
+
+    try:
+        return write_page(record, path)
+    except OSError as error:
+        click.echo(f"no page was written: {error.strerror or error}", err=True)
+        return None
 
 
 def write_json(record: Record, json_to: str | None) -> None:
