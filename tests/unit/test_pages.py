@@ -119,6 +119,14 @@ def test_a_picture_is_well_formed_whatever_its_names_are(drawn: str) -> None:
     assert '"' in root.attrib["aria-label"]
 
 
+def test_a_name_of_any_length_leaves_room_for_its_bar() -> None:
+    drawn = bars("x", [Bar("n" * 500, 2.0, 1.0, 3.0, "#000")])
+    box = [each for each in ElementTree.fromstring(drawn) if each.tag.endswith("rect")][1]
+    assert float(box.attrib["width"]) > 100
+    assert float(box.attrib["x"]) + float(box.attrib["width"]) < 760
+    assert "n" * 500 in ElementTree.fromstring(drawn).attrib["aria-label"]
+
+
 def test_the_first_thing_after_the_verdict_is_what_limits() -> None:
     text = verify_page.page(verified())
     assert re.findall("<h2>(.*?)</h2>", text)[:2] == ["What limits", "The ladder"]

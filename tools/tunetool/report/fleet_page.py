@@ -37,11 +37,16 @@ class Column:
     """A figure that the nodes have, in the unit of the page."""
 
     name: str
-    title: str
+    unit: str
     factor: float
     better: str
     values: Mapping[str, Measurement]
     """By host."""
+
+    @property
+    def title(self) -> str:
+        """The name with its unit."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
 
     @property
     def middle(self) -> float:
@@ -151,8 +156,8 @@ def _columns(record: Record) -> Iterator[Column]:
     single = [(name, all_) for name, all_ in by_name.items() if len({each.host for each in all_}) == len(all_)]
     for name, figures in single[:_MOST_FIGURES]:
         unit, factor = _UNITS[figures[0].unit]
-        title = f"{name.replace('sequential.', '')}{f', {unit}' if unit else ''}"
-        yield Column(name, title, factor, figures[0].better, {str(each.host): each for each in figures})
+        short = name.removeprefix("sequential.")
+        yield Column(short, unit, factor, figures[0].better, {str(each.host): each for each in figures})
 
 
 def _rows(
@@ -198,12 +203,12 @@ def _limits(rows: Sequence[_Row], columns: Sequence[Column]) -> Iterator[str]:
         yield f"{len(by_cause) - _MOST_REASONS} further causes: see the nodes below"
     slow = [row.host.host for row in rows if row.outlier]
     if slow:
-        yield f"{format_count(len(slow), 'node')} slow among the others: {_named(slow)}"
+        named = f"{format_count(len(slow), 'node')} slow among the others: {_named(slow)}"
+        yield f"{named}: compare drives, links and firmware with those of the others"
     for column in columns[:1]:
         worst = max(column.values, key=lambda host: _lag(column, host))
-        figure = column.values[worst].value / column.factor
-        middle = number(column.middle / column.factor)
-        yield f"the slowest node limits a job on all: {worst}, {column.title} {number(figure)}; median {middle}"
+        figure, middle = (number(value / column.factor) for value in (column.values[worst].value, column.middle))
+        yield f"the slowest node limits a job on all: {worst}, {column.name} {figure} {column.unit} (median {middle})"
 
 
 def _named(hosts: Sequence[str]) -> str:
@@ -224,7 +229,8 @@ def _shown(row: _Row, columns: Sequence[Column]) -> Mapping[str, Any]:
         "cells": [_cell(column, row.host.host) for column in columns],
         "differs": row.differs,
         "groups": row.groups,
-        "reason": "; ".join([*row.reasons[:2], *(f"slow: {reason}" for reason in row.outlier)]),
+        # What to do is the same for all of them, and stands in the record.
+        "reason": "; ".join([*row.reasons[:2], *(f"slow: {reason.partition(': ')[0]}" for reason in row.outlier)]),
         "more": max(0, len(row.reasons) - 2),
     }
 
@@ -235,7 +241,6 @@ def _cell(column: Column, host: str) -> tuple[str, str, str]:
     if figure is None:
         return "", "-", ""
     apart = f"{figure.value / middle - 1:+.0%}" if middle else ""
-    # A measure of all others says nothing about one of them where it is theirs.
     return f"{figure.value:.6g}", number(figure.value / column.factor), "" if apart in ("+0%", "-0%") else apart
 
 

@@ -26,6 +26,8 @@ _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 760, 190, 70, 18, 8, 40
 _LETTER = 6.6
 """Width of a letter at the size of a bar's name, or a little more."""
+_LONGEST = 64
+"""Characters of a bar's name; a longer one would leave no room for the bar."""
 _MOST_EVIDENCE = 200
 """Rows of evidence on a page; the record has all."""
 
@@ -181,11 +183,16 @@ def picture(width: int, height: int, alternative: str, size: int = 12) -> list[s
     ]
 
 
+def shortened(text: str, most: int) -> str:
+    """At most that many characters, the end of a longer text left out."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def bars(title: str, rows: Sequence[Bar]) -> str:
     """Horizontal bars as SVG, from zero; a whisker spans the interval."""
     height = _TOP + len(rows) * (_BAR + _GAP)
     top = max((max(row.value, row.high) for row in rows), default=0.0) or 1.0
-    left = max([_LEFT, *(round(_LETTER * len(row.name)) + 12 for row in rows)])
+    left = max([_LEFT, *(round(_LETTER * len(shortened(row.name, _LONGEST))) + 12 for row in rows)])
     scale = (_WIDTH - left - _RIGHT) / top
     parts = [
         *picture(_WIDTH, height, f"{title}: {'; '.join(map(_words, rows))}"),
@@ -197,7 +204,8 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
         low, high = (left + max(0.0, edge) * scale for edge in (row.low, row.high))
         end = max(high, left + max(0.0, row.value) * scale)
         parts += [
-            f'<text x="{left - 6}" y="{middle + 4:.1f}" text-anchor="end">{escape(row.name)}</text>',
+            f'<text x="{left - 6}" y="{middle + 4:.1f}" text-anchor="end">'
+            f"{escape(shortened(row.name, _LONGEST))}</text>",
             f'<rect x="{left}" y="{y}" width="{max(0.0, row.value) * scale:.1f}" height="{_BAR}" fill="{row.colour}"/>',
             f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}" '
             'stroke="#1f2328"/>',

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from tunetool.record import Rung
-from tunetool.report.html import picture
+from tunetool.report.html import picture, shortened
 from tunetool.report.page import number
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 760, 200, 180, 44, 26, 16
 _KEPT, _LOST, _CEILING = "#1f6feb", "#cf222e", "#8c6d1f"
+_LONGEST = 30
+"""Characters of a rung's title."""
 _FAR = 2.0
 """A ceiling that is further above the fastest rung would make all bars short: it is written, not drawn."""
 
@@ -42,15 +44,16 @@ def ladder(rungs: Sequence[Rung], ceiling: float | None) -> str:
 
 def _row(rung: Rung, y: float, scale: float, values: dict[str, float]) -> list[str]:
     base = y + _BAR - 3.5
+    title = escape(shortened(rung.title, _LONGEST))
     if rung.value is None:
         return [
-            f'<text class="quiet" x="{_LEFT - 8}" y="{base:.1f}" text-anchor="end">{escape(rung.title)}</text>',
+            f'<text class="quiet" x="{_LEFT - 8}" y="{base:.1f}" text-anchor="end">{title}</text>',
             f'<text class="quiet" x="{_LEFT + 6}" y="{base:.1f}">skipped</text>',
         ]
     style = ' class="lost"' if rung.loses else ""
     width = rung.value * scale
     parts = [
-        f'<text{style} x="{_LEFT - 8}" y="{base:.1f}" text-anchor="end">{escape(rung.title)}</text>',
+        f'<text{style} x="{_LEFT - 8}" y="{base:.1f}" text-anchor="end">{title}</text>',
         f'<rect x="{_LEFT}" y="{y:.1f}" width="{width:.1f}" height="{_BAR}" fill="{_LOST if rung.loses else _KEPT}"/>',
     ]
     end = width
