@@ -130,7 +130,7 @@ def page(record: Record, nodes: Mapping[str, Node], groups: Mapping[str, Sequenc
     differences = compare_facts({host: facts_of_node(node) for host, node in nodes.items()}).differences
     rows = _rows(record.hosts or [], columns, differences, groups or {})
     bad = {row.host.host for row in rows if row.bad}
-    statuses = Counter(row.host.status for row in rows)
+    statuses = Counter[str](row.host.status for row in rows)
     return render(
         "fleet.html.j2",
         record=record,

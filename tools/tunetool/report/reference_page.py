@@ -86,7 +86,7 @@ def _name(figure: Measurement) -> str:
     return f"{short} {figure.host}" if figure.host else short
 
 
-def _row(figure: Measurement) -> dict[str, str]:
+def _row(figure: Measurement) -> dict[str, Any]:
     interval = interval_of(figure)
     size = _UNITS.get(figure.unit, ("", 1.0))[1]
     return {
