@@ -8,6 +8,7 @@ import os
 import resource
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -376,6 +377,25 @@ def test_an_async_save_that_fails_lets_the_loop_go_and_tells_by_its_future(tmp_p
         saving.result()
     dcp.async_save({"x": torch.ones(3)}, storage_writer=writer, async_stager=writer.stager()).result()
     same({"x": torch.ones(3)}, loaded(tmp_path))
+
+
+@pytest.mark.parametrize("cause", ["a warning that is an error", "an identifier that is no path"])
+def test_an_async_save_that_fails_before_it_begins_says_why_at_once(tmp_path: Path, cause: str) -> None:
+    """torch raises in its thread before it calls the writer: only the future has the error."""
+    writer, state = DirectWriter(tmp_path / "step"), {"x": torch.ones(3)}
+    given: Any = {"checkpoint_id": 5} if cause == "an identifier that is no path" else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if given else "error")
+        saving = dcp.async_save(state, storage_writer=writer, async_stager=writer.stager(), **given)
+        with pytest.raises(TypeError if given else UserWarning, match="int" if given else "torch.distributed is"):
+            saving.result()
+    later = time.monotonic()
+    dcp.save(state, storage_writer=writer)
+    assert writer.last is not None
+    assert writer.last.write_seconds <= time.monotonic() - later, "the figures are of this save alone"
+    assert writer.last.stall_seconds == writer.last.write_seconds
+    dcp.async_save(state, storage_writer=writer, async_stager=writer.stager()).result()
+    same(state, loaded(tmp_path / "step"))
 
 
 def test_what_is_not_strided_is_saved_as_torch_does(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from tunetool.checkpoint.torch_call import TorchCall
+from tunetool.checkpoint.torch_call import LentState, TorchCall
 from tunetool.errors import CannotJudge, UsageProblem
 
 BEGIN_WITHIN = 120.0
@@ -29,11 +29,14 @@ class Hold:
         self._call: TorchCall | None = None
         self._gave_up: threading.Thread | None = None
         """The thread of the training loop, once it no longer waits for the save to begin."""
+        self._is_over = False
 
     def entered(self) -> None:
         """The saving thread must call this first. Raises ``CannotJudge`` if the training loop no longer waits for it
-        and may change, or free, the tensors."""
+        and may change, or free, the tensors. Once the save is over, the caller is a later save without a stager."""
         with self._entering:
+            if self._is_over:
+                return
             if self._gave_up is None:
                 self._call = self._call or TorchCall.current()
             elif self._gave_up is not threading.current_thread():
@@ -47,6 +50,12 @@ class Hold:
         if not self._released.is_set():
             self.stall_seconds = time.monotonic() - self.began
             self._released.set()
+
+    def end(self) -> None:
+        """The save is over, also one that failed before it began (its future has the error)."""
+        with self._entering:
+            self._is_over = True
+        self.release()
 
     def wait(self) -> None:
         """Wait until ``release`` is called or the save is over (its future then has the error). Raises
@@ -79,10 +88,13 @@ def marks(devices: Iterable[torch.device]) -> list[Any]:
     return [torch.cuda.current_stream(device).record_event(torch.cuda.Event(blocking=True)) for device in devices]
 
 
-class _LentState(dict[str, Any]):
+class _StateOfLoop(LentState):
     """The state itself, not a copy. Correct only for a thread, because the training loop waits for it."""
 
     hold: Hold
+
+    def save_is_over(self) -> None:
+        self.hold.end()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.hold.release()
@@ -110,7 +122,7 @@ class DirectStager(AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         self._hold = Hold(marks(gpus(state_dict)))
         self._begin(self._hold)
-        lent = _LentState(state_dict)
+        lent = _StateOfLoop(state_dict)
         lent.hold = self._hold
         return lent
 

@@ -1,7 +1,8 @@
 """Knows whether a call of ``dcp.save`` is still running.
 
 torch calls ``StorageWriter.finish`` when every rank's files are written. If another rank failed, torch raises without
-calling the writer: the coordinator can only notice that the call has ended. So each call records its own end.
+calling the writer: the coordinator can only notice that the call has ended. So each call records its own end. A call
+may also fail before it calls the writer at all; a ``LentState`` then learns that it is over.
 
 Another thread must not look for the call on this thread's stack (``sys._current_frames``, ``f_back``): Python 3.11
 makes a frame object on demand, which can start a garbage collection, and whatever Python code runs in that lets the
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint import state_dict_saver
 _FUNCTION = "_save_state_dict"
 """The function that ``dcp.save`` always runs, also in the thread or process of ``dcp.async_save`` (torch 2.5 to
 2.13)."""
+_SAVE = "save"
 
 
 class TorchCall:
@@ -68,6 +70,26 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
+class LentState(dict[str, Any]):
+    """A state that learns when the call of ``dcp.save`` that got it, in the thread of ``dcp.async_save``, is over."""
+
+    def save_is_over(self) -> None:
+        raise NotImplementedError
+
+
+def _tell_end(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return save(*args, **kwargs)
+        finally:
+            state = args[0] if args else kwargs.get("state_dict")
+            if isinstance(state, LentState):
+                state.save_is_over()
+
+    return telling
+
+
 def _record_end(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -82,6 +104,9 @@ def _record_end(save: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
-# torch offers no hook for a save that fails. Its own `save` looks this function up in its module at each call.
+# torch offers no hook for a save that fails. Its own `save` looks this function up in its module at each call, and the
+# thread of `async_save` looks up `save` (torch 2.5 to 2.13).
 if hasattr(state_dict_saver, _FUNCTION):
     setattr(state_dict_saver, _FUNCTION, _record_end(getattr(state_dict_saver, _FUNCTION)))
+if hasattr(state_dict_saver, _SAVE):
+    setattr(state_dict_saver, _SAVE, _tell_end(getattr(state_dict_saver, _SAVE)))
