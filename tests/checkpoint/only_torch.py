@@ -1,4 +1,4 @@
-"""Saves and loads with torch's own writer and reader, in a process that cannot import tunetool. Orders come on stdin.
+"""Saves, loads and unpickles with torch alone, in a process that cannot import tunetool. Orders come on stdin.
 
 Run with ``-S``, so that no .pth file of the environment leads to tunetool; the first argument is its site-packages.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 import sys
 import warnings
 from pathlib import Path
@@ -24,8 +25,12 @@ for line in sys.stdin:
     order = json.loads(line)
     answer: dict[str, object] = {}
     try:
-        state = seeded.state(order["seed"], order.get("megabytes", 0.0))
-        if order["do"] == "save":
+        state = seeded.state(order.get("seed", 0), order.get("megabytes", 0.0))
+        if order["do"] == "unpickle":
+            metadata = pickle.loads(Path(order["path"]).read_bytes())
+            answer["tensors"] = {name: repr(each) for name, each in metadata.state_dict_metadata.items()}
+            answer["stored"] = sorted(repr((index, info.length)) for index, info in metadata.storage_data.items())
+        elif order["do"] == "save":
             writer = dcp.FileSystemWriter(order["path"], **order.get("settings", {}))
             dcp.save(state, storage_writer=writer)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,16 @@ def load_shards(rank: int, world: int, path: str, meet: str, seed: int) -> dict[
     ]
     dist.destroy_process_group()
     return {"wrong": wrong, "step": state["step"], "unverified": sorted(set(reader.unverified))}
+
+
+def keep_what_saves_return(rank: int, world: int, path: str, meet: str) -> None:
+    """Save twice, and pickle what each save returns into files."""
+    _joined(rank, world, meet)
+    state = {f"own{rank}": torch.full((7, 10), 1.0), "same": torch.zeros(100, 13), "step": 5}
+    for step in range(2):
+        returned = dcp.save(state, storage_writer=DirectWriter(Path(path) / "step"), planner=DirectSavePlanner())
+        (Path(path) / f"{step}-{rank}.pickle").write_bytes(pickle.dumps(returned))
+    dist.destroy_process_group()
 
 
 def save_cached(rank: int, world: int, path: str, meet: str, planner: str) -> None:

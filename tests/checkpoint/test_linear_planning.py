@@ -34,6 +34,7 @@ from tunetool.checkpoint.metadata_pickle import Described
 from tunetool.checkpoint.packed import Locations, Packed, PackedItems, PackedStored, Results
 from tunetool.checkpoint.planner import DirectSavePlanner
 from tunetool.checkpoint.tensor_table import TensorTable
+from tunetool.checkpoint.torch_call import TorchCall
 
 PLACE = Path("step-1/.metadata")
 
@@ -398,10 +399,15 @@ def test_what_torch_sends_to_every_rank_is_small_and_what_others_pickle_is_plain
     tables = described.state_dict_metadata
     assert type(pickle.loads(pickle.dumps(tables))) is dict
     assert type(pickle.loads(pickle.dumps(Locations(results)))) is dict
-    travelling = pickle.dumps((tables.fresh(travelling=True), Locations(results, travelling=True)))
+    call = TorchCall(recorded=True)
+    both = tables.fresh(call), Locations(results, call)
+    travelling = pickle.dumps(both)
     got, where = pickle.loads(travelling)
     assert isinstance(got, TensorTable)
     assert isinstance(where, Locations)
     assert len(travelling) < len(pickle.dumps((dict(tables), dict(Locations(results))))) / 2
     assert got == dict(tables)
     assert where == dict(Locations(results))
+    call.end()
+    for each in (*both, got, where):
+        assert type(pickle.loads(pickle.dumps(each))) is dict

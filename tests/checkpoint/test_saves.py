@@ -131,6 +131,23 @@ def test_ranks_that_cache_plans(forks: Ask, tmp_path: Path, planner: str) -> Non
     assert only_the_checkpoint(tmp_path / "same")
 
 
+def test_torch_alone_reads_the_pickles_of_what_a_save_returned_on_every_rank(
+    forks: Ask, only_torch: Ask, tmp_path: Path
+) -> None:
+    """Some keep the metadata beside their training state, and look into it where tunetool is not installed."""
+    answers = forks(
+        do="keep_what_saves_return", world=2, **{"with": {"path": str(tmp_path), "meet": str(tmp_path / "meet")}}
+    )
+    assert [answer["status"] for answer in answers] == [0, 0], answers
+    expected = only_torch(do="unpickle", path=str(tmp_path / "step" / ".metadata"))
+    assert sorted(expected["tensors"]) == ["own0", "own1", "same", "step"]
+    assert len(expected["stored"]) >= 4
+    for kept in sorted(tmp_path.glob("*.pickle")):
+        found = only_torch(do="unpickle", path=str(kept))
+        assert found.get("tensors", found) == expected["tensors"], kept.name
+        assert found["stored"] == expected["stored"], kept.name
+
+
 @pytest.mark.parametrize("planner", [torch_s, ours])
 def test_a_planner_that_caches_goes_on_after_a_save_that_was_refused(
     tmp_path: Path, planner: Callable[[], Any]

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint.columns import Columns, Numbers, columns_of, narrow, received, sent
+from tunetool.checkpoint.torch_call import TorchCall
 
 T = TypeVar("T")
 
@@ -218,12 +219,12 @@ class Results(Sequence[WriteResult]):
 class Locations(MutableMapping[MetadataIndex, _StorageInfo]):
     """``storage_data``: where each item of all ranks is. The table is made when somebody looks into it.
 
-    Pickles are plain dicts. ``travelling``: they are what the ranks have sent, if that is columns, for ranks that have
-    this package.
+    Pickles are plain dicts, which torch alone can read. During the call ``during``, in which torch sends them to ranks
+    that have this package, they are what the ranks have sent, if that is columns.
     """
 
-    def __init__(self, ranks: Sequence[Results], travelling: bool = False) -> None:
-        self._ranks, self._travels = ranks, travelling
+    def __init__(self, ranks: Sequence[Results], during: TorchCall | None = None) -> None:
+        self._ranks, self._during = ranks, during
         self._table: dict[MetadataIndex, _StorageInfo] | None = None
 
     def _made(self) -> dict[MetadataIndex, _StorageInfo]:
@@ -233,8 +234,8 @@ class Locations(MutableMapping[MetadataIndex, _StorageInfo]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = all(isinstance(rank.stored, PackedStored) for rank in self._ranks)
-        if self._travels and self._table is None and columns:
-            return Locations, (self._ranks, True)
+        if self._during is not None and not self._during.is_over and self._table is None and columns:
+            return Locations, (self._ranks,)
         return dict, (self._made(),)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from tunetool.checkpoint.columns import Numbers, narrow, received, sent
+from tunetool.checkpoint.torch_call import TorchCall
 
 Described = tuple[TensorProperties | None, torch.Size | None]
 """Properties and shape; None of an object that is no tensor."""
@@ -25,8 +26,8 @@ class TensorTable(MutableMapping[str, Any]):
     """``names`` and ``described``: of each tensor. ``counts``: the number of its chunks. ``offsets`` and ``sizes``: of
     each chunk, tensor by tensor.
 
-    Pickles are plain dicts, which torch's own writers store. ``travelling`` is the table with the same content whose
-    pickle is as small as its arrays, for ranks that have this package.
+    Pickles are plain dicts, which torch's own writers store and torch alone can read. Those of ``fresh(during)`` are as
+    small as its arrays during that call, in which torch sends them to ranks that have this package.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class TensorTable(MutableMapping[str, Any]):
         dimensions = np.array([len(size or ()) for _, size in described], np.int64)
         self._ends = np.cumsum(dimensions * counts).tolist()
         self._numbers = dict(zip(names, range(len(names)), strict=True))
-        self._travels = False
+        self._during: TorchCall | None = None
         self._made: dict[str, Any] = {}
         self._changed: dict[str, Any] | None = None
         """All entries, once somebody has put one in or taken one out."""
@@ -51,10 +52,10 @@ class TensorTable(MutableMapping[str, Any]):
         """Whether this table says what ``other`` was planned to say."""
         return isinstance(other, TensorTable) and self.offsets is other.offsets and self.is_as_planned
 
-    def fresh(self, *, travelling: bool = False) -> TensorTable:
+    def fresh(self, during: TorchCall | None = None) -> TensorTable:
         """The table as it was planned, whatever became of the objects that this one has given away."""
         other = object.__new__(TensorTable)
-        other.__dict__.update(self.__dict__, _made={}, _changed=None, _travels=travelling)
+        other.__dict__.update(self.__dict__, _made={}, _changed=None, _during=during)
         return other
 
     def bounds(self, name: str) -> tuple[torch.Size | None, Numbers, Numbers]:
@@ -108,11 +109,11 @@ class TensorTable(MutableMapping[str, Any]):
         return repr(dict(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._travels and self.is_as_planned:
+        if self._during is not None and not self._during.is_over and self.is_as_planned:
             return _arrived, (self.names, self.described, *map(sent, (self.counts, self.offsets, self.sizes)))
         return dict, (dict(self),)
 
 
 def _arrived(names: list[str], described: list[Described], *arrays: tuple[str, bytes]) -> TensorTable:
     counts, offsets, sizes = map(received, arrays)
-    return TensorTable(names, described, counts, offsets, sizes).fresh(travelling=True)
+    return TensorTable(names, described, counts, offsets, sizes)

@@ -32,6 +32,7 @@ from tunetool.checkpoint.save_items import items_of
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.checkpoint.tensor_table import TensorTable
+from tunetool.checkpoint.torch_call import TorchCall
 from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
 from tunetool.errors import UsageProblem
 
@@ -284,9 +285,9 @@ class DirectWriter(StorageWriter):
             ranks = [_results_of(rank) for rank in results]
             names = {name for rank in ranks for name in rank.names}
             _refuse_names_of_another_save(names, saving)
-            # torch sends the metadata to every rank afterwards.
-            several = len(ranks) > 1
-            metadata.storage_data = Locations(ranks, travelling=several)
+            # torch sends the metadata to every rank before this call of it ends.
+            during = TorchCall.current() if len(ranks) > 1 else None
+            metadata.storage_data = Locations(ranks, during)
             metadata.storage_meta = replace(self.storage_meta(), save_id=saving.token)
             if hasattr(filesystem, "CURRENT_DCP_VERSION"):
                 metadata.version = filesystem.CURRENT_DCP_VERSION
@@ -294,7 +295,7 @@ class DirectWriter(StorageWriter):
             content = metadata_file.content_of(metadata, ranks, where, kept_bytes(metadata))
             tables = metadata.state_dict_metadata
             if isinstance(tables, TensorTable) and tables.is_as_planned:
-                metadata.state_dict_metadata = tables.fresh(travelling=several)
+                metadata.state_dict_metadata = tables.fresh(during)
             saving.commit_content(content, names)
         except BaseException:
             saving.abandon()
