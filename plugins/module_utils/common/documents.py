@@ -73,7 +73,7 @@ def parse(text: str, odd_names: bool = False, repeated: bool = False) -> Any:
     try:
         document = json.loads(
             text,
-            object_pairs_hook=None if repeated else _object,
+            object_pairs_hook=None if repeated else unrepeated,
             parse_constant=_no_constant,
             parse_float=_finite,
             parse_int=_whole,
@@ -99,7 +99,8 @@ def checksum(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these names and values. Raises ``ValueError`` for a name that occurs twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
         seen: set[str] = set()
