@@ -8,7 +8,7 @@ from typing import Any, Mapping, Sequence
 
 from ..common.commands import run
 from ..volume.unit_dropins import UNITS_DIRECTORY, Change, device_unit, escape, exact_changes, link_to, quoted
-from .boot_decision import CONFIG_PATH
+from .boot_decision import BEGUN_PATH, CONFIG_PATH
 
 UNIT = "tunetool-ephemeral.service"
 HEADER = "# Written by tunetool (ephemeral_enabled); it goes when that is false."
@@ -90,6 +90,9 @@ def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
     present = glob.glob(os.path.join(glob.escape(units), "*.device.d", _DEVICE_FILE))
     present += glob.glob(os.path.join(glob.escape(units), "*.mount.requires", UNIT))
     present += [os.path.join(units, UNIT), os.path.join(root, CONFIG_PATH.lstrip("/"))]
+    if not wanted:
+        # Of a rebuild that was cut, which nothing will continue.
+        present.append(os.path.join(root, BEGUN_PATH.lstrip("/")))
     texts = {os.path.join(root, path.lstrip("/")): text for path, text in wanted.items()}
     return exact_changes(os.path.join(units, UNIT), HEADER, texts, present)
 

@@ -1,0 +1,192 @@
+"""A teardown on the files of a node, in a mount namespace: all of tunetool's goes, nothing else does, whenever it is cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from initramfs_images import image
+from machines import RECORDED
+from skips import no_mounts
+from tunetool.node.array.initramfs_reader import read_carried
+from tunetool.node.array.mdadm_conf import conf_with_array
+from tunetool.node.common import manifest as manifests
+from tunetool.node.ephemeral import boot_decision, boot_unit
+from tunetool.node.machine.fstab import with_entry
+from tunetool.node.volume import late_mount, unit_dropins
+
+TESTS = Path(__file__).parents[1]
+MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
+UUID, ARRAY = MANIFEST["filesystem"]["uuid"], MANIFEST["array"]["uuid"]
+UNITS = unit_dropins.UNITS_DIRECTORY[len("/etc/") :]
+THEIRS = {
+    "os-release": "ID=debian\n",
+    "fstab": "# fr\udcfc\nUUID=1 / ext4 defaults 0 1\r\n# end\f",
+    "mdadm/mdadm.conf": "HOMEHOST <system>\nARRAY /dev/md/theirs UUID=00000000:11111111:22222222:33333333\n",
+    f"{UNITS}/slurmd.service.d/10-theirs.conf": "[Unit]\nRequiresMountsFor=/mnt/nvme_raid0\n",
+    f"{UNITS}/other.service.d/{unit_dropins.FILE_NAME}": "# theirs, by our name\n[Unit]\n",
+    f"{UNITS}/multi-user.target.wants/theirs.service": "-> ../theirs.service",
+    f"{UNITS}/{unit_dropins.device_unit(UUID)}.wants/theirs.service": "-> ../theirs.service",
+    "tunetool/io-tuning.json": "{}\n",
+    "udev/rules.d/90-tunetool-io.rules": "# settings of the host stay\n",
+}
+"""What stays, under /etc. A link is ``-> TARGET``."""
+
+PROGRAM = f"""
+import ctypes, json, os, shutil, sys
+from pathlib import Path
+sys.path[:0] = [{str(TESTS)!r}]
+import stops
+from tunetool.node.array import initramfs_check
+from tunetool.node.plan.plan_file import TEARDOWN
+from tunetool.node.removal.apply import Job
+from tunetool.node.removal.decision import plan_removal
+from tunetool.node.removal.facts import look
+
+base, point = Path(sys.argv[1]), sys.argv[2]
+libc = ctypes.CDLL(None)
+# No installed kernel here has the version of the image.
+initramfs_check._is_kernel = lambda version, root: True
+
+
+def over(source, target):
+    kind = b"tmpfs" if source is None else None
+    if libc.mount(os.fsencode(source or "none"), target.encode(), kind, 0 if kind else 4096, None):
+        sys.exit("no mount at " + target)
+
+
+def teardown(tree, at=None, log=None):
+    "In a child, whose /etc and /boot are those of the tree, and which sees no drives; its exit status."
+    pid = os.fork()
+    if not pid:
+        libc.unshare(0x20000)  # CLONE_NEWNS
+        over(None, "/run")
+        over(None, "/sys")
+        over(tree / "etc", "/etc")
+        over(tree / "boot", "/boot")
+        over(tree / "sbin", "/usr/local/sbin")
+        over(tree / "mnt", point)
+        if log:
+            stops.install(Path("/etc"), log, at)
+        machine, _ = look()
+        removal = plan_removal(machine, "nvme_raid0", point + "/nvme_raid0")
+        if not removal.done:
+            job = Job(removal, removal.volume, TEARDOWN, False)
+            job.refuse_if_busy()
+            job.run({{}})
+        os._exit(7 if removal.done else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def shown(tree):
+    entries = {{}}
+    for path in sorted(tree.rglob("*")):
+        name = str(path.relative_to(tree))
+        if path.is_symlink():
+            entries[name] = "-> " + os.readlink(path)
+        elif path.is_file() and "/initrd" not in name:
+            entries[name] = path.read_bytes().decode("latin-1")
+        elif path.is_dir() and not any(path.iterdir()):
+            entries[name] = "(empty)"
+    return entries
+
+
+answer = []
+node = base / "node"
+shutil.copytree(node, base / "0", symlinks=True)
+assert teardown(base / "0", log=base / "points") == 0
+points = stops.points(base / "points")
+for number in range(-1, len(points)):
+    tree = base / f"cut{{number}}"
+    shutil.copytree(node, tree, symlinks=True)
+    first = teardown(tree, number, base / f"log{{number}}") if number >= 0 else teardown(tree)
+    second = teardown(tree)
+    third = teardown(tree)
+    answer.append([points[number] if number >= 0 else "", first, second, third, shown(tree), str(tree)])
+print(json.dumps(answer))
+"""
+
+
+def put(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text.startswith("-> "):
+            path.symlink_to(text[3:])
+        else:
+            path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def node(root: Path, point: str) -> None:
+    """The files of a built node in ephemeral mode, with a service that needs the volume, a volume that is mounted late,
+    and a rebuild at boot that was cut."""
+    built = {**MANIFEST, "filesystem": {**MANIFEST["filesystem"], "mount_point": point}}
+    etc = root / "etc"
+    put(etc, THEIRS)
+    fstab = with_entry(THEIRS["fstab"], f"UUID={UUID}", point, "xfs", "noatime,nofail")
+    conf = conf_with_array(THEIRS["mdadm/mdadm.conf"], "nvme_raid0", ARRAY)
+    put(etc, {"fstab": fstab, "mdadm/mdadm.conf": conf})
+    ours = [
+        *unit_dropins.changes(["slurmd.service", "job@.timer"], point, str(etc / UNITS)),
+        *late_mount.changes(late_mount.files(point, UUID), str(root)),
+        *boot_unit.changes(boot_unit.files(built, "/opt/tunetool/bin/tunetool", ["slurmd.service"], "{}\n"), str(root)),
+    ]
+    for change in ours:
+        unit_dropins.apply(change)
+    put(root, {boot_decision.BEGUN_PATH: f"{ARRAY}\n"})
+    manifests.write(built, str(root / manifests.MANIFEST_PATH[1:]))
+    (root / "mnt/nvme_raid0").mkdir(parents=True)
+    (root / "boot").mkdir()
+    (root / "boot/initrd.img-6.1").write_bytes(image(conf))
+    tool = root / "sbin/update-initramfs"
+    tool.parent.mkdir()
+    tool.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = [{str(TESTS)!r}]\nfrom initramfs_images import image\n"
+        "conf = open('/etc/mdadm/mdadm.conf').read()\n"
+        "open('/boot/initrd.img-6.1', 'wb').write(image(conf))\n"
+    )
+    tool.chmod(0o755)
+
+
+def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothing_of_others(tmp_path: Path) -> None:
+    if no_mounts():
+        pytest.skip("this user may not make a mount namespace")
+    point = tmp_path / "point"
+    point.mkdir()
+    node(tmp_path / "node", f"{point}/nvme_raid0")
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    done = subprocess.run(
+        ["unshare", *user, "--mount", sys.executable, "-c", PROGRAM, str(tmp_path), str(point)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    told = [at for at, *_ in answers]
+    # Whatever is added to a teardown is cut here too. Between these two, the image still has the array.
+    assert any(at == "rename /mdadm/mdadm.conf" for at in told), told
+    assert any(late_mount.UNIT in at for at in told), told
+    expected = {
+        f"etc/{name}": text.encode("utf-8", "surrogateescape").decode("latin-1") for name, text in THEIRS.items()
+    }
+    for at, first, second, third, left, tree in answers:
+        # 7: there is no volume any more.
+        assert (first, third) == (-9 if at else 0, 7), at
+        assert second == 0 or (second == 7 and ("node.json" in at or not at or "rmdir" in at)), at
+        theirs = {name: text for name, text in left.items() if not name.startswith("sbin/")}
+        if at:
+            # A cut write leaves its temporary file, and a cut removal the directory of what is removed.
+            cut = [name for name, text in theirs.items() if "/.fstab." in name or "/.mdadm.conf." in name]
+            cut += [name for name, text in theirs.items() if text == "(empty)" and name != "mnt"]
+            assert len(cut) <= 1, at
+            theirs = {name: text for name, text in theirs.items() if name not in cut}
+        assert theirs == {**expected, "mnt": "(empty)"}, at
+        conf = read_carried(f"{tree}/boot/initrd.img-6.1", ("etc/mdadm/mdadm.conf",)).conf
+        assert conf == THEIRS["mdadm/mdadm.conf"].encode(), at
