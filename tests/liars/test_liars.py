@@ -123,6 +123,22 @@ def test_overlay(bench: Bench) -> None:
     lied(bench.mounted(script, "--allow-busy"), 3, "overlay", "no block device whose counters could prove")
 
 
+@pytest.mark.slow  # which mount a path lies on is in tests/unit/test_mount_table.py
+@pytest.mark.parametrize(
+    "over", ["", "mount -t tmpfs -o size=6G none $P\nmkdir $P/target"], ids=["disk", "memory over it"]
+)
+def test_a_bind_mount_is_judged_by_what_it_shows(bench: Bench, over: str) -> None:
+    """A bind mount of a directory of a disk, and then one whose parent somebody has mounted memory over."""
+    script = IMAGE.format(size="5G", options="", mount="").replace("$T", "$P/m")
+    answer = bench.mounted(f"mkdir $P/m\n{script}mkdir $P/m/in\nmount --bind $P/m/in $T\n{over}", "--allow-busy")
+    if over:
+        lied(answer, 3, "lies on tmpfs, in memory", "UNPROVEN")
+        return
+    assert answer.record is not None
+    assert "loop device on" in answer.text
+    undisturbed(answer.code, parse(json.dumps(answer.record), "the record"))
+
+
 @pytest.mark.slow
 def test_a_file_system_in_a_file_in_memory(bench: Bench) -> None:
     script = "mkdir $P/m; mount -t tmpfs -o size=6G none $P/m; truncate -s 5G $P/m/image\n"
@@ -170,8 +186,9 @@ def hammered(bench: Bench) -> Iterator[Bench]:
             neighbour.wait(PATIENCE)
 
 
-def test_somebody_else_hammers_the_disk(hammered: Bench) -> None:
-    lied(hammered.mounted("true"), 3, "busy", "ERROR")
+@pytest.mark.parametrize("script", ["true", "mkdir $P/bound; mount --bind $P/bound $T"], ids=["there", "a bind mount"])
+def test_somebody_else_hammers_the_disk(hammered: Bench, script: str) -> None:
+    lied(hammered.mounted(script), 3, "busy", "ERROR")
     assert list(hammered.target.iterdir()) == []
 
 

@@ -141,6 +141,9 @@ def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> N
     assert check.remedy
 
 
+OVER_ITS_PARENT = "900 27 0:77 / /mnt rw - tmpfs t rw\n"
+
+
 @pytest.mark.parametrize(
     ("path", "change", "identity", "word"),
     [
@@ -152,6 +155,7 @@ def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> N
         ("sys/devices/virtual/block/md127/md/chunk_size", lambda text: "524288\n", "array.chunk", "512 KiB"),
         ("proc/self/mountinfo", without_line(POINT), "filesystem.mounted", "not a mount point"),
         ("proc/self/mountinfo", lambda text: text.replace("9:127 /", "254:1 /"), "filesystem.mounted", "another"),
+        ("proc/self/mountinfo", lambda text: text + OVER_ITS_PARENT, "filesystem.mounted", "`t` at `/mnt` hides"),
         ("proc/self/mountinfo", lambda text: text.replace("noatime", "relatime"), "filesystem.options", "noatime"),
         ("proc/self/mountinfo", lambda text: text.replace("sunit=2048", "sunit=1024"), "filesystem.geometry", "512"),
         ("proc/self/mountinfo", lambda text: text.replace("size=524288k", "size=1024k"), "memory.shm", "1 MiB"),

@@ -520,6 +520,17 @@ def test_another_file_system_than_the_manifest_s(node: Any, checks: Any, tmp_pat
     assert node(manifest=path, mount_point="/elsewhere", expect={"read": 1e9}).code == 0
 
 
+@pytest.mark.parametrize(("number", "code"), [("9:0", 0), ("254:1", 3)])
+def test_a_bind_mount_is_of_the_manifest_s_file_system_where_its_device_is(
+    node: Any, checks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, code: int
+) -> None:
+    mounts = [Mount(number, "/mnt/scratch", "/", "xfs", "/dev/md0", ("rw",))]
+    monkeypatch.setattr(verify_module, "read_mounts", lambda: mounts)
+    result = node(manifest=manifest(tmp_path, "/mnt/scratch", read=1e9), mount_point="/srv/bound")
+    assert result.code == code, reasons(result)
+    assert ("is not on the manifest's file system" in reasons(result)) == (code != 0)
+
+
 def test_a_failed_check_fails_a_fast_node(node: Any, checks: Any, tmp_path: Path) -> None:
     checks(memory_shm="fail")
     assert node(manifest=manifest(tmp_path, "/mnt/scratch", read=1e9)).code == 1

@@ -27,7 +27,7 @@ from ..machine.memory import (
     shm_huge,
     tmpfs_policies,
 )
-from ..machine.mounts import Mount, mount_at, read_mounts
+from ..machine.mounts import Mount, hidden_by, mount_at, read_mounts
 from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..tuning.checks import tuning_checks
 from ..tuning.deepspeed_aio import check_tuned
@@ -156,15 +156,13 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
     point = wanted["mount_point"]
     expected = "UUID %s at `%s`" % (wanted["uuid"], point)
     if mount is None:
-        return [
-            Check(
-                "filesystem.mounted",
-                FAIL,
-                expected,
-                "`%s` is not a mount point%s" % (point, _bare(point, root)),
-                "run `mount %s`; if it fails, look at the array first" % point,
-            )
-        ]
+        over = hidden_by(point, read_mounts(root))
+        found = "`%s` is not a mount point%s" % (point, _bare(point, root))
+        remedy = "run `mount %s`; if it fails, look at the array first" % point
+        if over is not None:
+            found = "a mount of `%s` at `%s` hides what is mounted at `%s`" % (over.source, over.mount_point, point)
+            remedy = "unmount `%s`" % over.mount_point
+        return [Check("filesystem.mounted", FAIL, expected, found, remedy)]
     same = array is not None and mount.device_number == array.device_number
     uuid_ok = _uuid_is(wanted["uuid"], array, root) if same else False
     checks = [

@@ -21,6 +21,9 @@ class Mount:
     fs_type: str
     source: str
     options: tuple[str, ...]
+    number: str = ""
+    parent: str = ""
+    """The numbers of this mount and of the one that it lies on."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def plain_path(path: str) -> str:
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """Every mount, in mount order (a later one at the same place hides the earlier)."""
+    """Every mount, also those that others hide."""
     mounts = []
     for line in lines(text):
         # By single blanks: a source may be empty, and other white space may be part of a name.
@@ -80,6 +83,8 @@ def parse_mountinfo(text: str) -> list[Mount]:
                 fs_type=after[0],
                 source=unescape(after[1]),
                 options=tuple(options),
+                number=before[0],
+                parent=before[1],
             )
         )
     return mounts
@@ -97,26 +102,50 @@ def swap_sources(root: str = "/") -> list[str]:
 
 
 def mount_at(mount_point: str, mounts: list[Mount]) -> Mount | None:
-    """The topmost mount exactly at ``mount_point``, or None."""
+    """The mount that shows exactly at ``mount_point``, or None, also where another mount hides it."""
+    holding = mount_holding(mount_point, mounts)
+    return holding if holding is not None and plain_path(holding.mount_point) == plain_path(mount_point) else None
+
+
+def hidden_by(mount_point: str, mounts: list[Mount]) -> Mount | None:
+    """The mount that hides what is mounted at ``mount_point``; None if nothing is mounted there, or it shows."""
     wanted = plain_path(mount_point)
-    topmost = None
-    for mount in mounts:
-        if plain_path(mount.mount_point) == wanted:
-            topmost = mount
-    return topmost
+    if mount_at(wanted, mounts) is not None or wanted not in [plain_path(mount.mount_point) for mount in mounts]:
+        return None
+    return mount_holding(wanted, mounts)
 
 
 def mount_holding(path: str, mounts: list[Mount]) -> Mount | None:
-    """The mount that ``path`` (absolute, links resolved by the caller) lies on, or None."""
-    wanted = plain_path(path)
-    best = None
+    """The mount that ``path`` (absolute, links resolved by the caller) lies on, or None.
+
+    As the kernel walks: at each directory of the path to the mount that lies there on the mount it has come from. The
+    longest mount point is not enough, nor the last line: a mount over a directory hides what was mounted below it, and
+    the lines have another order after `mount --move`.
+    """
+    at: dict[str, list[Mount]] = {}
     for mount in mounts:
-        point = plain_path(mount.mount_point)
-        prefix = point if point.endswith("/") else point + "/"
-        inside = wanted == point or wanted.startswith(prefix)
-        if inside and (best is None or len(point) >= len(plain_path(best.mount_point))):
-            best = mount
-    return best
+        at.setdefault(plain_path(mount.mount_point), []).append(mount)
+    numbers = {mount.number for mount in mounts}
+    here: Mount | None = None
+    for directory in _directories(plain_path(path)):
+        waiting = at.get(directory, [])
+        while waiting:
+            on_it = [mount for mount in waiting if here is not None and mount.parent == here.number != mount.number]
+            # What the topmost visible mount lies on is not listed, as that of the root of a container.
+            rootless = [mount for mount in waiting if mount.parent not in numbers or mount.parent == mount.number]
+            if not on_it and not rootless:
+                break
+            here = (on_it or rootless)[-1]
+            waiting = [mount for mount in waiting if mount not in (on_it or rootless)]
+    return here
+
+
+def _directories(path: str) -> list[str]:
+    """`/`, and each directory on the way to ``path``, and ``path``."""
+    if not path.startswith("/"):
+        return []
+    parts = [part for part in path.split("/") if part]
+    return ["/"] + ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
 
 
 def parse_fstab(text: str) -> list[FstabEntry]:

@@ -13,7 +13,7 @@ from ..common.commands import run
 from ..common.drift import Ledger
 from ..common.job import Job
 from ..common.refusal import Refusal
-from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
+from ..machine.mounts import Mount, hidden_by, mount_at, plain_path, read_mounts
 from . import late_mount
 from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immutable, set_immutable_beneath
 from .unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, apply, changes
@@ -40,9 +40,7 @@ class MountPoint(Job):
         """The bare mount point; None, with a warning, if its flag cannot be read."""
         point, mounts = self.point, read_mounts(self.root)
         mount = mount_at(point, mounts)
-        if mount is not None and self._mount() is None:
-            source = "a mount of `%s`" % mount.source
-            self._taken(source, "is already " + source, "unmount it first")
+        if self._is_anothers(mount, mounts):
             return None
         mount_points = [
             entry.mount_point for entry in mounts if self.array and entry.device_number == self.array.device_number
@@ -81,6 +79,17 @@ class MountPoint(Job):
         if mount is not None and bare.entries:
             self.ledger.warnings.append("the mount at `%s` hides %s" % (point, named(bare.entries)))
         return bare
+
+    def _is_anothers(self, mount: Mount | None, mounts: list[Mount]) -> bool:
+        """Whether another mount is at the mount point, or over one of its parents and so hides the volume."""
+        over = hidden_by(self.point, mounts)
+        if over is not None:
+            by = "hidden by a mount of `%s` at `%s`" % (over.source, over.mount_point)
+            self._taken(by, "is " + by, "unmount that first")
+        elif mount is not None and self._mount() is None:
+            source = "a mount of `%s`" % mount.source
+            self._taken(source, "is already " + source, "unmount it first")
+        return self.blocked
 
     def _taken(self, found: str, what: str, hint: str) -> None:
         self.blocked = True

@@ -32,6 +32,7 @@ from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load, unsigned
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
+from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.record import CheckResult, Expectation, Ladder, Measurement
 from tunetool.verdict import Case, limit_of
 from tunetool.verify.ceiling import ceiling
@@ -197,12 +198,19 @@ def _doubt_manifest(
     if manifest is None or request.expect or not manifest["expect"]:
         return
     mount_point = manifest["filesystem"]["mount_point"]
-    inside = stack.mount is not None and stack.mount.mount_point == mount_point and _is_mounted(findings.checks)
-    if not inside:
+    if not (_shows(stack.mount, mount_point) and _is_mounted(findings.checks)):
         findings.doubts.append(
             f"`{stack.directory}` is not on the manifest's file system (`{mount_point}`), whose expectations do not "
             "apply to it: pass `--expect`, or leave out `--target`"
         )
+
+
+def _shows(mount: Mount | None, mount_point: str) -> bool:
+    """Whether ``mount`` is that of ``mount_point``, or a bind mount of the same file system."""
+    if mount is None or mount.mount_point == mount_point:
+        return mount is not None
+    there = mount_at(mount_point, read_mounts())
+    return there is not None and there.device_number == mount.device_number
 
 
 def _set_scene(
