@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_drift import wishes
 
+from programs import need_program
+from skips import no_loops
+from tunetool.node.array.md_arrays import Array
+from tunetool.node.common.commands import run
+from tunetool.node.common.drift import Ledger, settle
+from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.make_xfs import half_made
+from tunetool.node.volume.xfs_geometry import mkfs_arguments, wanted_geometry
 
 # The start of the superblock as mkfs.xfs 6.1.0 left it, killed half-way. Byte 126 is its mark.
 KILLED = bytes.fromhex(
@@ -36,3 +47,88 @@ def test_only_our_own_unfinished_file_system_is_given_up(content: bytes, label: 
     device = tmp_path / "md127"
     device.write_bytes(content)
     assert half_made(str(device), label) is expected
+
+
+CUT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int count;
+
+static ssize_t written(const char *name, int fd, const void *bytes, size_t size, off_t at) {
+    ssize_t (*real)(int, const void *, size_t, off_t) = dlsym(RTLD_NEXT, name);
+    struct stat status;
+    if (!fstat(fd, &status) && S_ISBLK(status.st_mode) && ++count == atoi(getenv("CUT"))) {
+        real(fd, bytes, size / 2 / 512 * 512, at);
+        raise(SIGKILL);
+    }
+    return real(fd, bytes, size, at);
+}
+
+ssize_t pwrite(int fd, const void *bytes, size_t size, off_t at) { return written("pwrite", fd, bytes, size, at); }
+ssize_t pwrite64(int fd, const void *bytes, size_t size, off_t at) { return written("pwrite64", fd, bytes, size, at); }
+__attribute__((destructor)) static void end(void) { fprintf(stderr, "%d\n", count); }
+"""
+"""Kills the process at its CUT-th write to a device, half of which is done."""
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Array]:
+    """A loop device in the place of an array of 4 GiB."""
+    if no_loops():
+        pytest.skip("needs root and loop devices")
+    image = tmp_path / "image"
+    with image.open("w") as stream:
+        stream.truncate(4 * 2**30)
+    name = Path(run(["losetup", "--find", "--show", str(image)]).stdout.strip()).name
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / name).symlink_to(f"/dev/{name}")
+    yield Array(name, "0", "nvme_raid0", "raid0", 2**20, 8, "clean", (), "7:999")
+    run(["losetup", "--detach", f"/dev/{name}"])
+
+
+def test_an_mkfs_that_is_killed_at_any_write_is_done_again_by_the_next_run(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_program("mkfs.xfs", "losetup", "cc")
+    (tmp_path / "cut.c").write_text(CUT)
+    run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "cut.so"), str(tmp_path / "cut.c"), "-ldl"])
+    # There is no udev here, and its settling is no part of this.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/udevadm").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/udevadm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    def mkfs(cut: int) -> subprocess.CompletedProcess[str]:
+        """As the build calls it."""
+        argv = ["mkfs.xfs", *mkfs_arguments(wanted_geometry(2**20, 8), "nvme_raid0"), device.path]
+        environment = {**os.environ, "LD_PRELOAD": str(tmp_path / "cut.so"), "CUT": str(cut)}
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+    def build(ledger: Ledger) -> None:
+        Volume(wishes()["filesystem"], ledger, device, str(tmp_path)).make()
+
+    def blank() -> None:
+        (tmp_path / "image").write_bytes(b"")
+        os.truncate(tmp_path / "image", 4 * 2**30)
+
+    whole = mkfs(0)
+    assert whole.returncode == 0, whole.stderr
+    writes = int(whole.stderr.splitlines()[-1])
+    half = 0
+    for cut in (2, 3, 4, writes // 2, writes - 2, writes):
+        blank()
+        assert mkfs(cut).returncode == -9, cut
+        half += half_made(device.path, "nvme_raid0")
+        before = settle(build, None, False)[1]
+        assert "file system on nvme_raid0" in str(before.diff), cut
+        assert run(["xfs_repair", "-n", device.path]).returncode == 0
+        assert run(["xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", device.path]).stdout == "inprogress = 0\n"
+        assert settle(build, None, False)[1].diff == [], cut
+    assert half == 4, "before the third write, nothing says that an XFS was to be there"
