@@ -18,6 +18,7 @@ from tunetool.inspect.model import dumps
 from tunetool.inspect.source import opened
 from tunetool.measure.facts import node_facts
 from tunetool.measure.ladder.facts import read_facts
+from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.array.stripe import NoStripe, read_stripe
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.check_result import FAIL
@@ -29,6 +30,7 @@ from tunetool.node.machine.memory_left import groups_usage, memory_left
 from tunetool.node.machine.pcie_links import shared_ports
 from tunetool.node.machine.recording import anonymous, record
 from tunetool.node.machine.recording import lay_out as lay_out_document
+from tunetool.node.machine.volume_users import occupants
 from tunetool.report.inspection import screen
 from tunetool.training.rank import kernel_counters
 from tunetool.verify.ceiling import ceiling
@@ -113,6 +115,35 @@ def _machine(name: str) -> Callable[[Path], object]:
     return lambda root: lay_out(name, root)
 
 
+USED = {
+    "proc/self/mountinfo": "20 1 8:1 / / rw - ext4 /dev/vda rw\n40 20 9:127 / /mnt/a rw shared:3 - xfs /dev/md127 rw\n",
+    "proc/10/mountinfo": "20 1 8:1 / / rw - ext4 /dev/vda rw\n41 20 9:127 /x /mnt/b rw - xfs /dev/md127 rw\n",
+    "proc/10/comm": "train\n",
+    "proc/10/maps": "7f00-7f01 r--p 00000000 09:7f 12 /mnt/b/lib.so\n",
+    "proc/10/fdinfo/3": "pos:\t0\nflags:\t02\nmnt_id:\t41\n",
+    "proc/swaps": "Filename Type Size Used Priority\n/mnt/a/swap file 1 0 -2\n",
+    "sys/block/loop0/loop/backing_file": "/mnt/a/image\n",
+    "sys/block/md127/dev": "9:127\n",
+    "sys/block/md127/md/raid_disks": "8\n",
+    "sys/block/md127/md/array_state": "clean\n",
+}
+LINKS = {"self/ns/mnt": "mnt:[1]", "10/ns/mnt": "mnt:[2]", "10/cwd": "/mnt/b", "10/root": "/", "10/fd/3": "/mnt/b/f"}
+
+
+def _used(root: Path) -> None:
+    for name, text in USED.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    for name, target in LINKS.items():
+        (root / "proc" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "proc" / name).symlink_to(target)
+
+
+def _users(root: Path) -> None:
+    for array in read_arrays(str(root)):
+        assert all("`" in line for line in occupants(array.device_number, array.device, "/mnt/a", str(root)))
+
+
 @dataclass(frozen=True)
 class Tree:
     """A machine and one of its readers."""
@@ -125,6 +156,7 @@ TREES = {
     "inspect": Tree(_machine("built"), _inspect),
     "verify": Tree(_machine("built"), _verify),
     "memory and counters": Tree(_counters, _memory),
+    "users of a volume": Tree(_used, _users),
     # It is written down again for every example, so it is a small machine: one drive and what is built on it.
     "a recording": Tree(lambda root: lay_out_document(json.loads(a_recording()), str(root)), _record),
     "a node that lost a drive": Tree(_machine("lost-drive"), _lost_drive),

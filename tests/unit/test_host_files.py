@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tunetool.node.audit.before_changes import in_the_way
 from tunetool.node.common.change_lock import Locked, only_one
+from tunetool.node.common.commands import CommandError
 from tunetool.node.common.files import content, replace_file
 from tunetool.node.machine.fstab import FstabConflict, escape, foreign_entry, with_entry
 from tunetool.node.machine.memory import HugePages
@@ -45,7 +46,7 @@ def test_xfs_info_is_read_back() -> None:
 
 
 def test_no_geometry_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no geometry"):
+    with pytest.raises(CommandError, match="no geometry"):
         parse_xfs_info("xfs_info: not an XFS filesystem")
 
 

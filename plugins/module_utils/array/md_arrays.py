@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
 from ..common.commands import CommandError, run
-from ..common.files import read_int, read_text
+from ..common.files import read_int, read_text, whole_number
 
 _MOST_DISKS = 2**16
 """A superblock counts its members in 16 bits."""
@@ -172,13 +172,22 @@ def examine(devices: Sequence[str]) -> dict[str, Superblock]:
 
 
 def parse_examine(text: str) -> dict[str, Superblock]:
-    """Sections of ``mdadm --examine`` (1.x metadata), one per device; anything else is left out."""
+    """Sections of ``mdadm --examine`` (1.x metadata), one per device; anything else is left out.
+
+    Raises ``CommandError`` where a superblock's name holds lines of its own, which look like other fields.
+    """
     superblocks = {}
     for section in re.split(r"^(?=/dev/\S+:$)", text, flags=re.MULTILINE):
         device = re.match(r"/dev/(\S+):", section)
         uuid = _field(section, "Array UUID")
         if not device or not uuid:
             continue
+        for name in _FIELDS:
+            if len(_fields(section, name)) > 1:
+                raise CommandError(
+                    "`mdadm --examine` of `%s` prints `%s` twice, so its superblock is not to be trusted"
+                    % (device.group(1), name)
+                )
         role = re.match(r"Active device (\d+)", _field(section, "Device Role") or "")
         superblocks[device.group(1)] = Superblock(
             device=device.group(1),
@@ -186,9 +195,9 @@ def parse_examine(text: str) -> dict[str, Superblock]:
             # "node1:nvme_raid0  (local to host node1)"
             name=(_field(section, "Name") or "").split()[0].split(":")[-1] if _field(section, "Name") else "",
             level=_field(section, "Raid Level") or "",
-            raid_disks=int(_field(section, "Raid Devices") or 0),
+            raid_disks=max(0, whole_number(_field(section, "Raid Devices")) or 0),
             chunk_bytes=_chunk(_field(section, "Chunk Size")),
-            role=int(role.group(1)) if role else None,
+            role=whole_number(role.group(1)) if role else None,
             version=_field(section, "Version") or "",
             created=_field(section, "Creation Time") or "",
             data_offset_bytes=_sectors(_field(section, "Data Offset")),
@@ -196,21 +205,39 @@ def parse_examine(text: str) -> dict[str, Superblock]:
     return superblocks
 
 
+_FIELDS = (
+    "Version",
+    "Array UUID",
+    "Name",
+    "Creation Time",
+    "Raid Level",
+    "Raid Devices",
+    "Data Offset",
+    "Chunk Size",
+    "Device Role",
+)
+
+
+def _fields(section: str, name: str) -> list[str]:
+    return re.findall(r"^\s*%s : (.+)$" % re.escape(name), section, flags=re.MULTILINE)
+
+
 def _field(section: str, name: str) -> str | None:
-    match = re.search(r"^\s*%s : (.+)$" % re.escape(name), section, flags=re.MULTILINE)
-    return match.group(1).strip() if match else None
+    values = _fields(section, name)
+    return values[0].strip() if values else None
 
 
 def _sectors(text: str | None) -> int | None:
     match = re.match(r"(\d+) sectors", text or "")
-    return int(match.group(1)) * 512 if match else None
+    sectors = whole_number(match.group(1)) if match else None
+    return None if sectors is None else sectors * 512
 
 
 def _chunk(text: str | None) -> int:
     match = re.match(r"(\d+)([KMG]?)$", text or "")
     if not match:
         return 0
-    return int(match.group(1)) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match.group(2)]
+    return (whole_number(match.group(1)) or 0) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match.group(2)]
 
 
 def adopted(wanted: Wanted, superblocks: Mapping[str, Superblock]) -> Wanted:

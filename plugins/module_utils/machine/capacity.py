@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Mapping
 
 from ..common.commands import CommandError, run
+from ..common.files import whole_number
 from ..common.manifest import MANIFEST_PATH, ManifestError, load
 from ..common.training_part import REPAIR, training_of
 from .container import device_nodes
@@ -47,7 +48,12 @@ class Capacity:
 
 def capacity_of(answer: Mapping[str, Any]) -> Capacity:
     """Read the result of ``to_dict``. Raises ``TypeError`` for anything else."""
-    return Capacity(**answer)
+    capacity, like = Capacity(**answer), Capacity()
+    for field in fields(Capacity):
+        value = getattr(capacity, field.name)
+        if type(value) is not type(getattr(like, field.name)) or (isinstance(value, int) and not 0 <= value < 2**64):
+            raise TypeError("`%s` of a node's capacity is %.40r" % (field.name, value))
+    return capacity
 
 
 def read_capacity(target: str = "", memory: str = "/dev/shm", manifest: str = MANIFEST_PATH) -> Capacity:
@@ -111,7 +117,12 @@ def _gpu_bytes() -> int:
     if not device_nodes("nvidia[0-9]*"):
         return 0
     try:
-        lines = run(_SMI, timeout=_SMI_SECONDS).stdout.split()
+        return smallest_gpu(run(_SMI, timeout=_SMI_SECONDS).stdout)
     except CommandError:
         return 0
-    return min((int(line) * _MIB for line in lines if line.isdigit()), default=0)
+
+
+def smallest_gpu(text: str) -> int:
+    """Bytes of the smallest GPU's memory; ``text`` has a line of MiB for each. 0 if no line is a number."""
+    sizes = [size for size in map(whole_number, text.split()) if size is not None and size >= 0]
+    return min(sizes, default=0) * _MIB

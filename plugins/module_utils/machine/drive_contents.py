@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Sequence
 
+from ..common import documents
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text
 from ..units import format_size_binary
@@ -64,7 +65,7 @@ def read_signatures(names: Sequence[str]) -> list[Signature]:
         result = run(["wipefs", "--no-act", "--json"] + ["/dev/" + name for name in names], timeout=120)
     except CommandError as error:
         raise UnreadableDevice(str(error)) from error
-    return parse_signatures(result.stdout)
+    return parse_signatures(result.stdout, names)
 
 
 def refuse_suspended(names: Sequence[str], root: str = "/") -> None:
@@ -77,13 +78,16 @@ def refuse_suspended(names: Sequence[str], root: str = "/") -> None:
                 raise UnreadableDevice("`%s` is suspended: all I/O waits until somebody resumes it" % name)
 
 
-def parse_signatures(text: str) -> list[Signature]:
-    """The JSON of ``wipefs --json``; nothing at all means no signature."""
+def parse_signatures(text: str, names: Sequence[str] | None = None) -> list[Signature]:
+    """The JSON of ``wipefs --json``; nothing at all means no signature. ``names``: the devices it was asked about.
+
+    Raises ``UnreadableDevice`` for anything else.
+    """
     if not text.strip():
         return []
     try:
-        rows = json.loads(text)["signatures"]
-        return [
+        rows = documents.parse(text, odd_names=True, repeated=True)["signatures"]
+        signatures = [
             Signature(
                 device=os.path.basename(row["device"]),
                 type=row["type"],
@@ -93,8 +97,14 @@ def parse_signatures(text: str) -> list[Signature]:
             )
             for row in rows
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableDevice("`wipefs --json` printed something other than its JSON: %r" % error) from error
+    for each in signatures:
+        if not each.type or not all(isinstance(value, (str, type(None))) for value in vars(each).values()):
+            raise UnreadableDevice("`wipefs --json` printed something other than its JSON: %r" % (each,))
+        if names is not None and each.device not in names:
+            raise UnreadableDevice("`wipefs --json` printed what is on `%s`, which was not asked" % each.device)
+    return signatures
 
 
 def read_unlabelled(name: str, deep: bool) -> list[Signature]:

@@ -11,7 +11,7 @@ from typing import Sequence
 
 from ..common.files import exact_text, lines, read_text, whole_number
 from .drives import holders_of
-from .mounts import parse_mountinfo, plain_path, swap_sources, unescape
+from .mounts import DEVICE_NUMBER, parse_mountinfo, plain_path, swap_sources, unescape
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ def _how(pid: int, mounts: Sequence[_VolumeMount], device_number: str, root: str
         match = re.search(r"^mnt_id:\s*(\d+)", read_text(os.path.join(base, "fdinfo", number)) or "", re.MULTILINE)
         if match and match.group(1) in ids:
             return "open file `%s`" % _readlink(os.path.join(base, "fd", number))
-    major, minor = (int(part) for part in device_number.split(":"))
+    numbers = device_number.split(":") if DEVICE_NUMBER.fullmatch(device_number) else []
     # address perms offset dev inode pathname; dev is hexadecimal here.
-    mapped = "%02x:%02x" % (major, minor)
+    mapped = ":".join("%02x" % int(number) for number in numbers)
     for line in lines(exact_text(os.path.join(base, "maps"))):
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[3] == mapped:

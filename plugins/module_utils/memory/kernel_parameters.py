@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
+from ..common.files import whole_number
 from ..machine.memory import HugePages
 
 SINCE_PER_NODE = (5, 16)
@@ -42,13 +43,14 @@ def parse(words: Sequence[str]) -> list[HugePages]:
     for word in words:
         name, _, value = word.partition("=")
         if name == "hugepagesz":
-            match = re.match(r"^(\d+)([KMG])$", value.upper())
+            match = re.match(r"^(\d{1,9})([KMG])$", value.upper())
             size = int(match.group(1)) * dict(_UNITS)[match.group(2)] if match else None
         elif name == "hugepages" and size is not None:
             for part in value.split(","):
                 node, colon, count = part.rpartition(":")
-                if count.isdigit() and (not colon or node.isdigit()):
-                    pools.append(HugePages(size, int(count), int(node) if colon else None))
+                pages, number = whole_number(count), whole_number(node)
+                if pages is not None and pages >= 0 and (not colon or number is not None):
+                    pools.append(HugePages(size, pages, number if colon else None))
             size = None
     return pools
 

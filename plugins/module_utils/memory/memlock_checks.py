@@ -87,7 +87,7 @@ def parse_attempt(text: str) -> Attempt:
         return Attempt(
             attempt["uid"], bool(attempt["can_pass_limits"]), attempt["limit"], attempt["locked"], str(attempt["error"])
         )
-    except (IndexError, ValueError, KeyError, TypeError):
+    except (IndexError, ValueError, KeyError, TypeError, RecursionError):
         raise CommandError("the child that locks memory said `%s`" % (lines[-1] if lines else "nothing")) from None
 
 

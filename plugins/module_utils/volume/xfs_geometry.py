@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Sequence
 
+from ..common.commands import CommandError
 from ..common.files import whole_number
 from ..units import format_size_binary
 
@@ -43,17 +44,19 @@ def mkfs_arguments(geometry: Geometry, label: str) -> list[str]:
 
 
 def parse_xfs_info(text: str) -> Geometry:
-    """Geometry from ``xfs_info``, which counts in file system blocks. Raises ``ValueError`` on anything else."""
+    """Geometry from ``xfs_info``, which counts in file system blocks. Raises ``CommandError`` on anything else."""
     block = re.search(r"^data\s+=.*?\bbsize=(\d+)", text, flags=re.MULTILINE)
     data = re.search(r"\bsunit=(\d+)\s+swidth=(\d+) blks", text)
     log = re.search(r"^log\s+=.*?\bbsize=(\d+).*?\bsunit=(\d+) blks", text, flags=re.MULTILINE | re.DOTALL)
-    if not (block and data and log):
-        raise ValueError("`xfs_info` printed no geometry")
-    stripe_unit, stripe_width = int(data.group(1)), int(data.group(2))
+    words = [*block.groups(), *data.groups(), *log.groups()] if block and data and log else []
+    numbers = [number for number in map(whole_number, words) if number is not None]
+    if not words or len(numbers) < len(words):
+        raise CommandError("`xfs_info` printed no geometry")
+    block_bytes, stripe_unit, stripe_width, log_block_bytes, log_unit = numbers
     return Geometry(
-        data_su_bytes=stripe_unit * int(block.group(1)),
+        data_su_bytes=stripe_unit * block_bytes,
         data_sw=stripe_width // stripe_unit if stripe_unit else 0,
-        log_su_bytes=int(log.group(1)) * int(log.group(2)),
+        log_su_bytes=log_block_bytes * log_unit,
     )
 
 

@@ -257,7 +257,7 @@ def parse_sacct(text: str) -> JobState | None:
 
 def _state(state: str, code: str, nodes: str, reason: str) -> JobState:
     # "CANCELLED by 1000"; "1:0" is exit status and signal.
-    status = re.fullmatch(r"(\d+):(\d+)", code)
+    status = re.fullmatch(r"(\d{1,9}):(\d{1,9})", code)
     numbers = (int(status[1]), int(status[2])) if status else (0, 0)
     where = "" if nodes in ("(null)", "None assigned", "None") else nodes
     return JobState(re.split(r"[ +]", state)[0] or "UNKNOWN", reason, where, *numbers)

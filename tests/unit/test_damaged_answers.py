@@ -1,0 +1,136 @@
+"""Answers of programs and of nodes, damaged or made up: whoever reads them answers, or refuses in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_arrays import EXAMINE
+from test_host_files import XFS_INFO
+
+from damaged import bounded_memory, cut, edited, no_hang
+from doors import refused_well
+from trees import NUMBERS
+from tunetool.launch.slurm_job import down_nodes, parse_sacct, parse_scontrol
+from tunetool.node.array.md_arrays import parse_examine
+from tunetool.node.common.commands import CommandError
+from tunetool.node.machine.capacity import Capacity, capacity_of, smallest_gpu
+from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
+from tunetool.node.memory.kernel_parameters import parse as parse_kernel_parameters
+from tunetool.node.memory.memlock_checks import parse_attempt
+from tunetool.node.volume.xfs_geometry import parse_xfs_info
+
+SLURM = Path(__file__).parents[1] / "data/slurm"
+DIGITS = re.compile(r"\d+")
+WIPEFS = json.dumps(
+    {
+        "signatures": [
+            {"device": "nvme1n1", "offset": "0x1000", "type": "linux_raid_member", "uuid": "2d1e", "label": "n:a"},
+            {"device": "nvme2n1", "offset": "0x438", "type": "ext4", "uuid": None, "label": None},
+        ]
+    }
+)
+
+
+def _examine(text: str) -> None:
+    for name, block in parse_examine(text).items():
+        assert (block.device, bool(block.uuid)) == (name, True)
+        assert 0 <= block.raid_disks < 2**64
+        assert 0 <= block.chunk_bytes < 2**94
+        assert block.role is None or block.role >= 0
+
+
+def _wipefs(text: str) -> None:
+    for each in parse_signatures(text):
+        assert all(isinstance(value, (str, type(None))) for value in vars(each).values())
+        assert str(each)
+
+
+def _xfs_info(text: str) -> None:
+    geometry = parse_xfs_info(text)
+    assert min(geometry.data_su_bytes, geometry.data_sw, geometry.log_su_bytes) >= 0
+
+
+def _pools(text: str) -> None:
+    assert all(pool.count >= 0 and pool.size_kib >= 0 for pool in parse_kernel_parameters(text.split()))
+
+
+ANSWERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "mdadm --examine": (EXAMINE, _examine),
+    "wipefs --json": (WIPEFS, _wipefs),
+    "xfs_info": (XFS_INFO, _xfs_info),
+    "nvidia-smi": ("81559\n81559\n", smallest_gpu),
+    "scontrol show job": ((SLURM / "job-failed.txt").read_text(), parse_scontrol),
+    "scontrol show node": ((SLURM / "nodes.txt").read_text(), down_nodes),
+    "sacct": ("FAILED|1:0|node1|NonZeroExitCode\n", parse_sacct),
+    "the kernel's command line": ("ro hugepagesz=1G hugepages=8 hugepagesz=2M hugepages=0:4,1:4", _pools),
+    "a child that locks memory": (
+        'motd\n{"uid": 65534, "can_pass_limits": false, "limit": -1, "locked": 4096, "error": ""}\n',
+        parse_attempt,
+    ),
+}
+
+
+@st.composite
+def numbered(draw: st.DrawFn, text: str) -> str:
+    """The text with another number in the place of one of its numbers."""
+    start, end = draw(st.sampled_from([match.span() for match in DIGITS.finditer(text)]))
+    return text[:start] + draw(st.sampled_from(NUMBERS)) + text[end:]
+
+
+def damaged(text: str) -> st.SearchStrategy[str]:
+    ways = [cut(text.encode()).map(lambda content: content.decode(errors="replace")), numbered(text)]
+    return st.one_of(*ways, *([edited(json.loads(text))] if text.startswith("{") else []))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_whatever_a_program_prints_its_reader_answers_or_refuses(name: str) -> None:
+    sound, read = ANSWERS[name]
+    read(sound)
+
+    @given(damaged(sound))
+    def holds(text: str) -> None:
+        with no_hang(), bounded_memory():
+            try:
+                read(text)
+            except (CommandError, UnreadableDevice) as error:
+                refused_well(error, hinted=False)
+
+    holds()
+
+
+@pytest.mark.parametrize("more", ["     Raid Level : raid0\n", "   Raid Devices : 8\n", "           Name : x\n"])
+def test_a_superblock_whose_name_holds_lines_is_refused_and_is_none_the_less_there(more: str) -> None:
+    """mdadm prints the name as it is, and the name is whatever somebody wrote into it."""
+    text = EXAMINE.replace("  (local to host node1)\n", f"\n{more}")
+    with pytest.raises(CommandError, match=r"`mdadm --examine` of `nvme1n1` prints `.*` twice"):
+        parse_examine(text)
+
+
+def test_signatures_of_a_device_that_nobody_asked_about_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = WIPEFS.replace("nvme2n1", "sda1")
+    assert parse_signatures(text)[1] == Signature("sda1", "ext4", None, None, "0x438")
+    with pytest.raises(UnreadableDevice, match="`sda1`"):
+        parse_signatures(text, ["nvme1n1", "nvme2n1"])
+
+
+CAPACITY = Capacity("/mnt/a", "", 10, 20, 30, 4, 1, 2**36, "/opt/python", "", "cuda")
+
+
+@given(st.one_of(edited(CAPACITY.to_dict()).map(json.loads), edited([CAPACITY.to_dict()]).map(json.loads), st.none()))
+def test_whatever_a_node_says_of_its_capacity_is_one_or_a_type_error(answer: Any) -> None:
+    try:
+        capacity = capacity_of(answer)
+    except TypeError:
+        return
+    for field in fields(capacity):
+        value = getattr(capacity, field.name)
+        assert type(value) is type(getattr(CAPACITY, field.name)), field.name
+        assert not isinstance(value, int) or 0 <= value < 2**64, field.name
