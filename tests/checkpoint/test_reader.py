@@ -17,6 +17,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from tunetool.checkpoint import archive, index, items, metadata
 from tunetool.checkpoint.planner import DirectSavePlanner
+from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.writer import DirectWriter
@@ -80,7 +81,7 @@ def one_tensor(request: pytest.FixtureRequest) -> Iterator[tuple[Path, index.Ite
         yield path, index.Item(where.fqn, stored.relative_path, stored.offset, stored.length)
 
 
-def found(path: Path, item: index.Item, *expected: items.Archive) -> archive.Plain | None:
+def found(path: Path, item: index.Item, *expected: items.Archive) -> Plain | None:
     files = Files(path)
     try:
         return index.find([item], files, 2, expected)[item]
@@ -96,7 +97,7 @@ def test_an_expected_header_is_believed_only_if_every_byte_of_it_is_there(
     expected = items.archive("float32", (3, 4), 48, False)
     transposed = items.archive("float32", (4, 3), 48, False)
     assert expected.length == transposed.length == item.length
-    plain = archive.Plain(len(expected.head), 48, "float32", (3, 4), None)
+    plain = Plain(len(expected.head), 48, "float32", (3, 4), None)
     assert found(path, item) == found(path, item, expected) == found(path, item, transposed) == plain
     begin, end = item.offset + len(expected.head), item.offset + item.length
     around = [*range(item.offset, begin), *range(begin + 48, end)]

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint.items import ALIGNMENT, BLOCK, CHECKSUM_RECORD, LARGE, SMALL, Archive, place
+from tunetool.checkpoint.items import ALIGNMENT, CHECKSUM_RECORD, LARGE, SMALL, Archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
+from tunetool.checkpoint.raw_bytes import BLOCK
 from tunetool.origin import install_hint
 from waiting import PATIENCE
 

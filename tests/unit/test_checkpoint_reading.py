@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint import archive, items, regions, space
-from tunetool.checkpoint.items import BLOCK, Archive
+from tunetool.checkpoint import archive, regions, space
+from tunetool.checkpoint.items import Archive
+from tunetool.checkpoint.raw_bytes import BLOCK, Plain, strides
 from tunetool.errors import CannotJudge
 
 np = pytest.importorskip("numpy")
@@ -45,7 +46,7 @@ def test_blocks_are_the_box_and_no_larger_than_asked(
         seen[part] += 1
         # These bytes, indexed with the saved strides, are the block.
         raw = np.frombuffer(saved.tobytes()[block.start : block.stop], saved.dtype)
-        steps = items.strides(shape, item)
+        steps = strides(shape, item)
         assert np.array_equal(np.lib.stride_tricks.as_strided(raw, block.lengths, steps), saved[part])
     wanted = np.zeros(shape, int)
     wanted[tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))] = 1
@@ -88,7 +89,7 @@ def test_pieces_fit_into_a_buffer(start: int, length: int) -> None:
     assert sum(high - low for low, high in read) == length
 
 
-def look(item: bytes) -> archive.Plain | None:
+def look(item: bytes) -> Plain | None:
     return archive.find(lambda offset, count: item[offset : offset + count], len(item))
 
 
@@ -109,9 +110,9 @@ def test_our_archives() -> None:
     made = Archive("bfloat16", (3, 5), 30, checksum=True)
     digest, seal = "0123456789abcdef", "fedcba9876543210"
     archived = look(made.head + bytes(30) + made.tail(digest + seal))
-    assert archived == archive.Plain(len(made.head), 30, "bfloat16", (3, 5), digest, seal)
+    assert archived == Plain(len(made.head), 30, "bfloat16", (3, 5), digest, seal)
     # The form before checksums had seals.
-    assert look(made.head + bytes(30) + made.tail(digest)) == archive.Plain(
+    assert look(made.head + bytes(30) + made.tail(digest)) == Plain(
         len(made.head), 30, "bfloat16", (3, 5), digest, None
     )
 
@@ -128,7 +129,7 @@ def test_archives_larger_than_32_bits_can_count() -> None:
         return tail[after : after + size]
 
     archived = archive.find(read, made.length)
-    assert archived == archive.Plain(len(made.head), count, "float8_e5m2", (count,), None)
+    assert archived == Plain(len(made.head), count, "float8_e5m2", (count,), None)
 
 
 def test_the_standard_librarys_zip_is_read_too() -> None:

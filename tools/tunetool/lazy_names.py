@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunetool.errors import UsageProblem
-from tunetool.origin import install_hint
 
 
 def first_use(package: str, modules: Mapping[str, str], name: str) -> Any:
@@ -23,6 +22,8 @@ def first_use(package: str, modules: Mapping[str, str], name: str) -> Any:
         missing = (error.name or "").partition(".")[0]
         if missing == "tunetool":
             raise
+        from tunetool.origin import install_hint  # noqa: PLC0415  few need the hint
+
         raise UsageProblem(
             f"`{name}` needs `{missing}`, which this Python does not have", install_hint("checkpoint")
         ) from error

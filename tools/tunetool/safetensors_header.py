@@ -12,8 +12,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 START = 8
 """Bytes in front of the header, which hold its length."""
@@ -40,8 +39,7 @@ class Invalid(ValueError):
     """No header that the library would take; says why, in few words."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor: ``dtype`` as the library names it; its bytes are [``begin``, ``end``) behind the header."""
 
     name: str

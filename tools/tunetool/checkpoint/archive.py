@@ -16,35 +16,12 @@ from typing import Any
 
 from tunetool.checkpoint import pickled, plain
 from tunetool.checkpoint.items import CHECKSUM_RECORD, DIGITS, STORAGES
+from tunetool.checkpoint.raw_bytes import ITEM_SIZES, Plain
 
 HEAD = TAIL = 4096
 """Bytes at each end of an item that contain everything this module reads."""
 
-ITEM_SIZES = {
-    **dict.fromkeys(("bool", "uint8", "int8"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
-    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
-    "complex128": 16,
-}
-"""Bytes per element by dtype, as torch names it."""
 _DTYPES = {storage: dtype for dtype, storage in STORAGES.items()}
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A contiguous tensor: ``length`` raw bytes at ``offset`` from the start of its item; ``dtype`` as torch names it.
-
-    ``checksum`` and ``seal`` come from the record ``items.CHECKSUM_RECORD``; None if the archive has no such record.
-    """
-
-    offset: int
-    length: int
-    dtype: str
-    shape: tuple[int, ...]
-    checksum: str | None
-    seal: str | None = None
 
 
 class _NotPlain(Exception):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.origin import install_hint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -22,6 +21,8 @@ def hasher() -> Any:
     try:
         return importlib.import_module("xxhash").xxh3_64()
     except ImportError:
+        from tunetool.origin import install_hint  # noqa: PLC0415  few need the hint
+
         raise UsageProblem(
             "checksums of tensors need the package `xxhash`",
             f"{install_hint('checkpoint')}, or turn checksums and `verify` off",

@@ -14,12 +14,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-Numbers = npt.NDArray[Any]
+Numbers = np.ndarray[Any, np.dtype[Any]]
 TENSOR, SHARD, BYTES = WriteItemType.TENSOR, WriteItemType.SHARD, WriteItemType.BYTE_IO
 _FIELDS: dict[type, set[str]] = {
     WriteItem: {"index", "type", "tensor_data"},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import tempfile
 from collections.abc import Callable
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tunetool.checkpoint.created import Created
-from tunetool.checkpoint.items import BLOCK
-from tunetool.node.machine.block_stack import read_stack
+from tunetool.checkpoint.memory_file_system import is_in_memory
+from tunetool.checkpoint.raw_bytes import BLOCK, pages
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -28,16 +27,6 @@ from tunetool.checkpoint.write_failed import WriteFailed
 
 _T = TypeVar("_T")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-
-
-def pages(count: int) -> mmap.mmap:
-    """Page-aligned, zeroed, private memory of ``count`` bytes."""
-    return mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def memory_at(address: int, count: int) -> memoryview:
-    """A view of ``count`` bytes of memory at ``address``, not copied. The caller must keep that memory alive."""
-    return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -79,7 +68,7 @@ class Target:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        in_memory = read_stack(str(directory)).in_memory
+        in_memory = is_in_memory(directory)
         self.preallocates = not in_memory
         # Newer kernels accept O_DIRECT on a tmpfs too, where it has no effect.
         self.direct, self.memory_alignment = (False, 1) if in_memory else self._probe_once(directory)

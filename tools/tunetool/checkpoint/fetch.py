@@ -9,19 +9,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from tunetool.checkpoint import gpu_copy
-from tunetool.checkpoint.archive import ITEM_SIZES, Plain
-from tunetool.checkpoint.checksums import Chain
-from tunetool.checkpoint.direct import memory_at
 from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
-from tunetool.checkpoint.items import BLOCK, strides
+from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain, memory_at, strides
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, merge, pieces, span
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import Workers
+
+if TYPE_CHECKING:
+    from tunetool.checkpoint.checksums import Chain
 
 BUFFERS = 2
 """Host buffers per thread for a GPU: one is read into while the other is copied from."""
@@ -32,7 +32,7 @@ FILES_AT_A_TIME = 32
 """Files that are read concurrently. Each is open from its first to its last read."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Want:
     """A box (element ``offsets`` and ``lengths``) of the saved tensor ``plain`` to be read, and its target.
 
@@ -67,8 +67,7 @@ class Want:
         return self.target.reshape(-1).view(torch.uint8) if self.by_address else None
 
 
-@dataclass(slots=True)
-class Part:
+class Part(NamedTuple):
     """Raw bytes of a tensor from ``start`` on: a contiguous range (``block`` None), or the range that spans a block."""
 
     want: Want
@@ -76,8 +75,7 @@ class Part:
     block: Block | None
 
 
-@dataclass(frozen=True)
-class DirectRead:
+class DirectRead(NamedTuple):
     """An aligned range [start, stop) of a file that is read directly into the target in host memory."""
 
     want: Want

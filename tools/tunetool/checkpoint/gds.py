@@ -13,7 +13,6 @@ from typing import Any
 
 from tunetool.checkpoint.write_failed import WriteFailed
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.origin import install_hint
 
 _HINT = "run `tunetool verify --gds require` to see what is missing, or save with gds=False"
 
@@ -25,6 +24,8 @@ def bindings() -> Any:
 
         cufile.get_version()
     except (ImportError, RuntimeError, OSError) as error:
+        from tunetool.origin import install_hint  # noqa: PLC0415  few need the hint
+
         reason = " ".join(str(error).split())
         raise UsageProblem(
             f"`gds=True`, but cuFile does not load: {reason}",

@@ -1,4 +1,4 @@
-"""Host buffers between tensors and files, how many and how large they are, and the sources that fill them.
+"""Host buffers between tensors and files, and the sources that fill them.
 
 Buffers are allocated once and kept for the next save, since pinning memory takes longer than writing it: the pool of
 this process grows to the needs of its largest save. ``release_buffers`` returns the memory to the system.
@@ -15,13 +15,9 @@ from typing import Any
 
 import torch
 
-from tunetool.checkpoint import gpu_copy, space
-from tunetool.checkpoint.direct import pages
-from tunetool.checkpoint.items import LARGE
+from tunetool.checkpoint import gpu_copy
+from tunetool.checkpoint.raw_bytes import pages
 from tunetool.errors import CannotJudge
-
-MEMORY_SHARE = 0.9
-"""Fraction of the available host memory that a save may use if it copies everything before it writes."""
 
 _FEWER = "check `ulimit -l` and the available memory; reduce `buffer_bytes` or `threads`"
 
@@ -127,26 +123,6 @@ class Pool:
 
 
 POOL = Pool()
-
-
-def size_of_buffers(asked: int, threads: int, total: int) -> int:
-    """Bytes of one buffer, ``asked`` at most: less for a state of ``total`` bytes that would not occupy all threads."""
-    size = asked
-    while size > LARGE and size * threads > total:
-        size //= 2
-    return size
-
-
-def number_of_buffers(everything: int, threads: int, size: int, *, pinned: bool, copy_first: bool) -> int:
-    """How many buffers of ``size`` bytes a save takes: at least one per thread, so that each thread can take any block.
-
-    ``everything``: how many would hold all that is not written without a copy. ``copy_first``: that many if the memory
-    suffices, as an asynchronous save needs them.
-    """
-    if not everything or not copy_first:
-        return 2 * threads if everything else 0
-    free_bytes = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(size, pinned)
-    return max(threads, min(everything, max(2 * threads, free_bytes // size)))
 
 
 def release_buffers() -> None:

@@ -6,16 +6,14 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _TICK_NS = 20 * 10**6
 """Two writes within one tick of the kernel's clock (10 ms at most) can have the same time."""
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """A file's inode, size, time of the last write (mtime) and time of the last change of any kind (ctime)."""
 
     inode: int
@@ -35,7 +33,7 @@ class Identity:
 
     def row(self) -> list[int]:
         """As a list for JSON."""
-        return list(astuple(self))
+        return list(self)
 
     def as_written(self, other: Identity) -> bool:
         """Whether size and mtime are equal, as they are after the file was moved or linked."""

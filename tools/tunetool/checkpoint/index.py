@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tunetool.checkpoint import archive
-from tunetool.checkpoint.direct import pages
 from tunetool.checkpoint.items import Archive
+from tunetool.checkpoint.raw_bytes import Plain, pages
 from tunetool.checkpoint.regions import merge
 from tunetool.checkpoint.source import Files
 
@@ -34,7 +34,7 @@ class Item(NamedTuple):
 
 def find(
     items: Sequence[Item], files: Files, threads: int, expected: Sequence[Archive | None] = ()
-) -> dict[Item, archive.Plain | None]:
+) -> dict[Item, Plain | None]:
     """The tensor in each item; None for an item that only ``torch.load`` can read.
 
     ``expected``: by item, the archive that it probably is. Comparing its bytes takes less time than parsing them.
@@ -47,7 +47,7 @@ def find(
     }
     _refuse_truncated([*distinct], files)
     ends = _ends(distinct, files, threads)
-    found: dict[Item, archive.Plain | None] = {}
+    found: dict[Item, Plain | None] = {}
     for item, probably in distinct.items():
         read = _reader(item, ends[item.file], files)
         plain = _compared(probably, read) if probably is not None else None
@@ -55,12 +55,12 @@ def find(
     return found
 
 
-def _compared(expected: Archive, read: Callable[[int, int], bytes]) -> archive.Plain | None:
+def _compared(expected: Archive, read: Callable[[int, int], bytes]) -> Plain | None:
     """The tensor in an item of the length of ``expected``, if all bytes around its data are the same; else None."""
     head, tail = expected.head, expected.tail()
     if read(0, len(head)) != head or read(expected.length - len(tail), len(tail)) != tail:
         return None
-    return archive.Plain(len(head), expected.data_bytes, expected.dtype, tuple(expected.shape), None)
+    return Plain(len(head), expected.data_bytes, expected.dtype, tuple(expected.shape), None)
 
 
 def _refuse_truncated(items: Sequence[Item], files: Files) -> None:

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-BLOCK = 4096
-"""Block size in bytes: offsets and lengths of O_DIRECT must be multiples of it. Enough for drives with 4 KiB
-sectors."""
+from tunetool.checkpoint.raw_bytes import BLOCK, strides
+
 LARGE = 1 << 20
 """Bytes. Items of at least this size start at a block of their own, so that they can be written alone."""
 SMALL = 64 << 10
@@ -89,16 +88,6 @@ class _Pickle:
             self.put(raw + bytes([0x84 + len(values)]))
         else:
             self.put(b"(" + raw + b"t")
-
-
-def strides(shape: Sequence[int], item_size: int = 1) -> tuple[int, ...]:
-    """Strides of a contiguous tensor, as torch computes them (a dimension of 0 counts as 1): in elements, or in bytes
-    with the size of one."""
-    steps, step = [], item_size
-    for size in reversed(shape):
-        steps.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(steps))
 
 
 def data_pickle(dtype: str, shape: Sequence[int], data_bytes: int) -> bytes:

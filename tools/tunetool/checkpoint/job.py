@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from tunetool.checkpoint import space
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.direct import DataFile, Target
-from tunetool.checkpoint.host_buffers import POOL, Source, number_of_buffers, size_of_buffers
+from tunetool.checkpoint.host_buffers import POOL, Source
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.layout import Block
 from tunetool.checkpoint.packed import Results
@@ -24,6 +24,8 @@ from tunetool.checkpoint.save_items import Item
 
 FILE_BYTES = 32 << 20
 """Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
+_MEMORY_SHARE = 0.9
+"""Fraction of the available host memory that a save may use if it copies everything before it writes."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,26 @@ class Outcome:
     gds_bytes: int = 0
 
 
+def _size_of_buffers(asked: int, threads: int, total: int) -> int:
+    """Bytes of one buffer, ``asked`` at most: less for a state of ``total`` bytes that would not occupy all threads."""
+    size = asked
+    while size > LARGE and size * threads > total:
+        size //= 2
+    return size
+
+
+def _number_of_buffers(everything: int, threads: int, size: int, *, pinned: bool, copy_first: bool) -> int:
+    """How many buffers of ``size`` bytes a save takes: at least one per thread, so that each thread can take any block.
+
+    ``everything``: how many would hold all that is not written without a copy. ``copy_first``: that many if the memory
+    suffices, as an asynchronous save needs them.
+    """
+    if not everything or not copy_first:
+        return 2 * threads if everything else 0
+    free_bytes = int(space.host_memory_left() * _MEMORY_SHARE) + POOL.idle_bytes(size, pinned)
+    return max(threads, min(everything, max(2 * threads, free_bytes // size)))
+
+
 class Job:
     """Writes the items of one rank to ``directory``; the name of each file is ``names(file index)``.
 
@@ -84,7 +106,7 @@ class Job:
         total = sum(item.length for item in items)
         space.need(directory, total)
         self.target = Target(directory)
-        self.buffer_bytes = size_of_buffers(settings.buffer_bytes, settings.threads, total)
+        self.buffer_bytes = _size_of_buffers(settings.buffer_bytes, settings.threads, total)
         files = max(1, min(settings.files_per_rank, -(-total // FILE_BYTES)))
         sources = sources_of(items, self.buffer_bytes)
         alignment, gds = self.target.memory_alignment, settings.gds
@@ -121,7 +143,7 @@ class Job:
 
     def _run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         threads = max(1, min(self.settings.threads, sum(map(len, self.layout.blocks))))
-        count = number_of_buffers(
+        count = _number_of_buffers(
             self.layout.buffers, threads, self.buffer_bytes, pinned=self.gpu is not None, copy_first=self.copy_first
         )
         files: list[DataFile] = []

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tunetool.checkpoint.items import BLOCK, LARGE, round_up
+from tunetool.checkpoint.items import LARGE, round_up
+from tunetool.checkpoint.raw_bytes import BLOCK
 
 
 class Bytes(Protocol):

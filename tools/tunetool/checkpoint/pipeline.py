@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from tunetool.checkpoint.direct import DataFile, memory_at
+from tunetool.checkpoint.direct import DataFile
 from tunetool.checkpoint.host_buffers import Buffer, Source, use_gpu
 from tunetool.checkpoint.layout import Block, Piece
+from tunetool.checkpoint.raw_bytes import memory_at
 from tunetool.checkpoint.workers import Workers
 
 

@@ -15,13 +15,14 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from tunetool.checkpoint import archive, index, metadata
+from tunetool.checkpoint import index, metadata
 from tunetool.checkpoint.checksums import Chain, seal
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.host_buffers import is_plain
-from tunetool.checkpoint.items import BLOCK, Archive
+from tunetool.checkpoint.items import Archive
 from tunetool.checkpoint.items import archive as archive_of
+from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
 from tunetool.errors import CannotJudge, UsageProblem
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 
-_ITEM_SIZES = {getattr(torch, name): (name, size) for name, size in archive.ITEM_SIZES.items() if hasattr(torch, name)}
+_ITEM_SIZES = {getattr(torch, name): (name, size) for name, size in ITEM_SIZES.items() if hasattr(torch, name)}
 """Name and bytes per element of each dtype of torch."""
 
 
@@ -169,7 +170,7 @@ class DirectReader(StorageReader):
         items: Sequence[ReadItem],
         stored: Sequence[index.Item],
         targets: Sequence[Any],
-        plain_tensors: Mapping[index.Item, archive.Plain | None],
+        plain_tensors: Mapping[index.Item, Plain | None],
         files: Files,
     ) -> dict[Any, list[Want]]:
         """What is to be read, by device. Tensors that only torch can read are filled here."""
@@ -187,7 +188,7 @@ class DirectReader(StorageReader):
                 wants.setdefault(target.device, []).append(self._want(item, where, target, plain, checked))
         return wants
 
-    def _want(self, item: ReadItem, stored: index.Item, target: Any, plain: archive.Plain, checked: set[Any]) -> Want:
+    def _want(self, item: ReadItem, stored: index.Item, target: Any, plain: Plain, checked: set[Any]) -> Want:
         name = stored.tensor
         start = stored.offset + plain.offset
         chain = None
@@ -200,7 +201,7 @@ class DirectReader(StorageReader):
                 self.unverified.append(name)
         return Want(name, stored.file, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain)
 
-    def _check_shapes(self, item: ReadItem, stored: index.Item, target: Any, plain: archive.Plain | None) -> None:
+    def _check_shapes(self, item: ReadItem, stored: index.Item, target: Any, plain: Plain | None) -> None:
         """Raises ``CannotJudge`` if the shapes of the metadata, of the file and of the target tensor differ, or if the
         target has too little memory."""
         name, file = stored.tensor, stored.file
@@ -226,7 +227,7 @@ class DirectReader(StorageReader):
                 f"`{name}` cannot be filled: {error}", "load into tensors whose memory was not freed (FSDP frees it)"
             ) from None
 
-    def _check_seal(self, item: ReadItem, plain: archive.Plain) -> None:
+    def _check_seal(self, item: ReadItem, plain: Plain) -> None:
         index, save = item.storage_index, getattr(self._metadata.storage_meta, "save_id", None)
         if seal(plain.checksum or "", save, index.fqn, index.offset or ()) != plain.seal:
             raise CannotJudge(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from tunetool.checkpoint.items import BLOCK, strides
+from tunetool.checkpoint.raw_bytes import BLOCK, strides
 
 GAP = 256 * 1024
 """Largest gap in bytes that is read and discarded: reading it takes less time than a further request."""
@@ -15,8 +15,7 @@ GAP = 256 * 1024
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A box of a saved tensor (element ``offsets`` and ``lengths``) and the byte range [start, stop) that spans it."""
 
     start: int
@@ -81,7 +80,7 @@ def pieces(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-@dataclass
+@dataclass(eq=False)
 class Read(Generic[T]):
     """One read of the aligned byte range [start, stop) of a file, with the ranges needed from it: (start, stop,
     owner)."""

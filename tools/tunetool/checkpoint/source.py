@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tunetool.checkpoint.cached_file import CachedFile
-from tunetool.checkpoint.direct import pages
-from tunetool.checkpoint.items import BLOCK
+from tunetool.checkpoint.memory_file_system import is_in_memory
+from tunetool.checkpoint.raw_bytes import BLOCK, pages
 from tunetool.errors import CannotJudge
-from tunetool.node.machine.block_stack import read_stack
 from tunetool.regular_files import open_regular
 
 _ANOTHER_CHECKPOINT = "load another checkpoint, or the drained copy of this one"
@@ -33,7 +32,7 @@ class Files:
 
     def __init__(self, directory: Path, *, prefer_cache: bool = False, hint: str = _ANOTHER_CHECKPOINT) -> None:
         self.directory = directory
-        self.in_memory = read_stack(str(directory)).in_memory
+        self.in_memory = is_in_memory(directory)
         self.direct = not self.in_memory
         self._prefer_cache = prefer_cache
         self._hint = hint

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.machine.memory_left import memory_left
 from tunetool.node.units import format_size
 
 _ROUNDING = 512
@@ -45,6 +44,8 @@ def need_memory(device: torch.device, count: int, what: str = "the model") -> No
         # What torch keeps for its next tensors is used by them.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
+        from tunetool.node.machine.memory_left import memory_left  # noqa: PLC0415  a load into a GPU needs none of it
+
         left = memory_left()
         free = left[0] if left else None
     if free is not None and count > free:

@@ -7,12 +7,12 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tunetool.checkpoint.archive import Plain
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
+from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import default_threads, local_ranks
 from tunetool.loading.safetensors_files import AGAIN, Listing, Stored
@@ -61,8 +61,7 @@ class Progress:
         return ", ".join([*parts, self.source] if self.source else parts)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """How files are read: by so many ``threads`` (None: this rank's share of the cores), each with buffers of
     ``buffer_bytes``. ``progress`` is called several times a second and at the end."""
 

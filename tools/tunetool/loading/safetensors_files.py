@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tunetool import regular_files, safetensors_header
 from tunetool.checkpoint.identity import Identity, look_at
@@ -39,8 +39,7 @@ DTYPES = {
 AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """One tensor: ``length`` raw bytes at ``start`` of the file ``file``; ``dtype`` as torch names it."""
 
     name: str
@@ -51,8 +50,7 @@ class Stored:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """The tensors of ``files`` in ``directory``, by name, ordered by file and offset. ``path``: what was asked for."""
 
     path: Path

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from tunetool.checkpoint.archive import Plain
 from tunetool.checkpoint.fetch import Want
+from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading.fill import Filling
+from tunetool.loading.ranks import Ranks
 
 T = TypeVar("T")
 
@@ -24,26 +25,9 @@ _PIECES_A_TURN = 4
 """Pieces of each rank between two agreements that all have read theirs; the turn before is sent meanwhile."""
 
 
-class Ranks:
-    """This process alone: it reads everything."""
+class Group(Ranks):
+    """The ranks of a process group of torch.distributed."""
 
-    size = 1
-
-    @staticmethod
-    def of(group: Any, device: torch.device) -> Ranks:
-        """The ranks of a process group of torch.distributed, or this process alone where ``group`` is None."""
-        return Ranks() if group is None else _Group(group, device)
-
-    def all_or_none(self, work: Callable[[], T]) -> T:
-        """Do ``work``, on all ranks. Raises on every rank if it raised on one of them."""
-        return work()
-
-    def fill(self, filling: Filling, wants: Sequence[Want], device: torch.device) -> None:
-        """Fill the targets of ``wants`` on ``device``."""
-        filling.read(wants, device)
-
-
-class _Group(Ranks):
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._device = group, device
         self._rank, self.size = dist.get_rank(group), dist.get_world_size(group)

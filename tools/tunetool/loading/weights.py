@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import release_buffers
-from tunetool.checkpoint.items import BLOCK
+from tunetool.checkpoint.raw_bytes import BLOCK
 from tunetool.errors import UsageProblem
 from tunetool.loading.device_memory import device_of, give_memory, rounded, taking
 from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, collecting_later, want
-from tunetool.loading.module_weights import Rename, match, targets
+from tunetool.loading.ranks import Ranks
 from tunetool.loading.safetensors_files import Listing, list_tensors, shown
-from tunetool.loading.sharing import Ranks
+
+if TYPE_CHECKING:
+    from tunetool.loading.module_weights import Rename
 
 __all__ = ["load", "load_into", "release_buffers"]
 
@@ -49,7 +51,7 @@ def load(
     """
     reading = _reading(threads, buffer_bytes, progress)
     target = device_of(device)
-    ranks = Ranks.of(group, target)
+    ranks = _ranks(group, target)
 
     def prepare() -> tuple[Listing, dict[str, torch.Tensor]]:
         listing = list_tensors(Path(path))
@@ -82,9 +84,11 @@ def load_into(
     ``DoesNotFit`` (a ``UsageProblem``) is raised before anything is changed. An error while files are read leaves the
     module filled in part.
     """
+    from tunetool.loading.module_weights import match, targets  # noqa: PLC0415  `load` needs none of it
+
     reading = _reading(threads, buffer_bytes, progress)
     target = None if device is None else device_of(device)
-    ranks = Ranks.of(group, target or next((each.device for each in module.parameters()), torch.device("cpu")))
+    ranks = _ranks(group, target or next((each.device for each in module.parameters()), torch.device("cpu")))
 
     def prepare() -> tuple[Listing, list[Want]]:
         listing = list_tensors(Path(path))
@@ -105,6 +109,14 @@ def _reading(threads: int | None, buffer_bytes: int, progress: Callable[[Progres
             "leave both out",
         )
     return Reading(threads, buffer_bytes, progress)
+
+
+def _ranks(group: Any, device: torch.device) -> Ranks:
+    if group is None:
+        return Ranks()
+    from tunetool.loading.sharing import Group  # noqa: PLC0415  a process alone needs none of it
+
+    return Group(group, device)
 
 
 def _empty(listing: Listing, device: torch.device) -> dict[str, torch.Tensor]:
