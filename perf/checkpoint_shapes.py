@@ -12,8 +12,9 @@ fastest before the rounds. Seconds until all is durable, whole calls of `dcp.sav
 before. `--budget`: no round begins later than that.
 
 A line for each goal: the median over the rounds, its interval, the goal, and `held`, `missed`, or `not decided` where
-the interval crosses the goal. On a CPU the goal is the time of a tensor: what a later save of many tensors takes beyond
-that of 55, and beyond torch's planning, divided by the tensors. On a GPU it is the ratio to 55 tensors, the ratio to
+the interval crosses the goal. On a CPU the goal is the work of a tensor: the seconds of the CPU, of all threads, that a
+save of many tensors takes beyond one of 55 and beyond torch's planning, divided by the tensors. Wall seconds would also
+count other programs, where there are few cores. On a GPU it is the ratio to 55 tensors, the ratio to
 torch.save, the stall of an asynchronous save against the copy to pinned memory and against nvidia-resiliency-ext's, and
 the shares of fio's best. Ends with 1 where something is missed, else with 3 where something is not decided.
 """
@@ -78,15 +79,18 @@ class Turns:
         self.state = {"model": build(count, total, device)}
         self.blank = {"model": {name: torch.zeros_like(tensor) for name, tensor in self.state["model"].items()}}
         self.seconds: dict[str, list[float]] = {}
+        self.cpu_seconds: dict[str, list[float]] = {}
+        """Of all threads, by the same names."""
 
     def timed(self, name: str, act: Callable[[Path], None], keep: bool = False) -> None:
         path = self.folder / "turn"
         gc.collect()
         self.wait()
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         act(path)
         self.wait()
         self.seconds.setdefault(name, []).append(time.perf_counter() - began)
+        self.cpu_seconds.setdefault(name, []).append(time.process_time() - worked)
         if not keep and path.exists():  # planning alone writes nothing
             shutil.rmtree(path)
 
@@ -165,15 +169,34 @@ class Turns:
             stream.flush()
             os.fsync(stream.fileno())
 
+    def forget(self) -> None:
+        """Forget the rounds before this."""
+        self.seconds.clear()
+        self.cpu_seconds.clear()
+
     def of_rounds(self, name: str) -> list[float]:
-        """One value for each round: the mean where a round has several."""
-        values = self.seconds[name]
-        each = len(values) // len(self.seconds["first"])
-        return [statistics.fmean(values[first : first + each]) for first in range(0, len(values), each)]
+        """Seconds, one value for each round: the mean where a round has several."""
+        return by_round(self.seconds[name], len(self.seconds["first"]))
+
+    def cpu_of_rounds(self, name: str) -> list[float]:
+        """As ``of_rounds``, seconds of the CPU."""
+        return by_round(self.cpu_seconds[name], len(self.cpu_seconds["first"]))
+
+
+def by_round(values: list[float], rounds: int) -> list[float]:
+    each = len(values) // rounds
+    return [statistics.fmean(values[first : first + each]) for first in range(0, len(values), each)]
 
 
 def ratios(over: list[float], under: list[float]) -> list[float]:
     return [one / other for one, other in zip(over, under, strict=True)]
+
+
+def of_a_tensor(name: str, many: Turns, few: Turns) -> list[float]:
+    """Microseconds of the CPU that each tensor more takes, over those of torch's planning."""
+    spent = zip(many.cpu_of_rounds(name), few.cpu_of_rounds(name), many.cpu_of_rounds("planning"), strict=True)
+    more = many.count - few.count
+    return [1e6 * ((save - of_few) / more - plan / many.count) for save, of_few, plan in spent]
 
 
 def pinned_copy(total: int) -> list[float]:
@@ -208,10 +231,9 @@ def judge(turns: dict[int, Turns], device: str, total: int, fio: dict[str, list[
         many = turns[count]
         later, base = many.of_rounds("later"), few.of_rounds("later")
         if device == "cpu":
-            spent = zip(later, base, many.of_rounds("planning"), strict=True)
-            each = [1e6 * ((save - of_few) / (count - few.count) - plan / count) for save, of_few, plan in spent]
-            what = f"{count} tensors: us of a tensor of a later save, over torch's plan"
-            verdicts.append(line(what, each, TENSOR_MICROSECONDS, at_least=False))
+            for name in ("first", "later"):
+                what = f"{count} tensors: us of the CPU for a tensor of a {name} save, over torch's plan"
+                verdicts.append(line(what, of_a_tensor(name, many, few), TENSOR_MICROSECONDS, at_least=False))
             continue
         first = ratios(many.of_rounds("first"), few.of_rounds("first"))
         stall = ratios(many.of_rounds("stall"), many.of_rounds("pinned copy"))
@@ -292,7 +314,7 @@ def main() -> int:
         # Buffers are made and modules are imported outside of the rounds.
         for each in turns.values():
             each.round()
-            each.seconds.clear()
+            each.forget()
             if each.other is not None:
                 each.check_nvidia()
         best = best_of_fio(Path(folder), asked.bytes) if asked.against_fio else None
