@@ -20,7 +20,10 @@ from tunetool.cli.main import cli
 
 pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "perf/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 GENERATED = ROOT / "docs/reference/commands.md"
 """Pages that tools/dev/docs.py generates from the commands."""
 FOLDERS = "docs|inventory|molecule|perf|playbooks|plugins|roles|templates|tests|tools"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from goals import HELD, MISSED, OPEN, line, status, verdict
 from host_memory import GOALS, Goal
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,12 @@ def test_huge_pages_are_compared_within_a_round() -> None:
     # Without a GPU, or without torch, there is no such figure.
     assert by_figure["register"].ratios(rounds) == []
     assert Goal("write", "inverse", 1.0, inverse=True).ratios(rounds) == pytest.approx([1 / 3, 1.0])
+
+
+def test_every_goal_has_a_command_and_make_bench_runs_those_without_a_gpu() -> None:
+    table = (ROOT / "perf/README.md").read_text().partition("## Costs")[0]
+    listed = re.findall(r"^\|.*\| `[^`]*?perf/(\w+\.py)[^`]*` \|([^|]*)\|", table, re.MULTILINE)
+    programs = {path.name for path in (ROOT / "perf").glob("*.py") if "from goals import" in path.read_text()}
+    assert {name for name, _ in listed} == programs
+    recipe = (ROOT / "Makefile").read_text().partition("\nbench:")[2].partition("\n\n")[0]
+    assert all(name in recipe for name, needs in listed if "GPU" not in needs)
