@@ -51,7 +51,7 @@ def by_safetensors(directory: Path, device: torch.device, options: Mapping[str, 
 def by_transformers(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
     library = import_module("transformers")
     (name,) = json.loads((directory / "config.json").read_text())["architectures"]
-    model = getattr(library, name).from_pretrained(directory, dtype="auto").to(device)
+    model = getattr(library, name).from_pretrained(directory, dtype="auto", device_map=str(device))
     return dict(model.named_parameters()), nothing
 
 
@@ -71,11 +71,11 @@ def by_fastsafetensors(directory: Path, device: torch.device, options: Mapping[s
 
 def by_runai(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
     library = import_module("runai_model_streamer")
-    tensors = {}
+    tensors: dict[str, Any] = {}
     with library.SafetensorsStreamer() as streamer:
-        streamer.stream_files(files(directory))
-        for name, tensor in streamer.get_tensors():
-            tensors[name] = tensor.clone() if device.type == "cpu" else tensor.to(device)
+        # What it yields is the caller's to keep, from 0.17 on.
+        streamer.stream_files(files(directory), device=str(device), owned=True)
+        tensors.update(streamer.get_tensors())
     return tensors, nothing
 
 

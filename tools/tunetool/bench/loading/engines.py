@@ -29,8 +29,8 @@ class Engine:
 ENGINES: Mapping[str, Engine] = {
     DIRECT: Engine("tunetool.loading", "tunetool"),
     "instanttensor": Engine("instanttensor", "instanttensor", needs_gpu=True),
-    "fastsafetensors": Engine("fastsafetensors", "fastsafetensors", needs_gpu=True),
-    "runai": Engine("runai_model_streamer", "runai-model-streamer"),
+    "fastsafetensors": Engine("fastsafetensors", "fastsafetensors"),
+    "runai": Engine("runai_model_streamer", "'runai-model-streamer>=0.17'"),
     "kvikio": Engine("kvikio", "kvikio-cu12", needs_gpu=True),
     "safetensors": Engine("safetensors", "safetensors"),
     "transformers": Engine("transformers", "transformers accelerate"),
