@@ -230,8 +230,8 @@ def test_a_config_that_libcufile_refuses_ends_in_a_refusal(tmp_path: Path) -> No
     ("mode", "wanted"), [("nvidia-fs", "require"), ("p2pdma", "require"), ("compat", "off"), ("off", "off")]
 )
 def test_the_manifest_says_whether_it_must_be_proven(mode: str, wanted: str) -> None:
-    assert rung.default_mode({"gds": {"mode": mode, "reasons": []}}) == wanted
-    assert rung.default_mode(None) == "off"
+    assert config.default_mode({"gds": {"mode": mode, "reasons": []}}) == wanted
+    assert config.default_mode(None) == "off"
 
 
 def test_sizes_are_whole_requests() -> None:

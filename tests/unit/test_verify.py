@@ -484,7 +484,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
             Check(name.replace("_", "."), status, "as built", "otherwise", "run `site.yml`")
             for name, status in {"filesystem_mounted": "pass", **statuses}.items()
         ]
-        monkeypatch.setattr(verify_module, "run_checks", lambda document: answers)
+        monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document: answers)
 
     answer()
     return answer

@@ -13,9 +13,11 @@ from tunetool.errors import UsageProblem
 from tunetool.measure import figures, rundir, session
 from tunetool.measure.aio import rung as deepspeed
 from tunetool.measure.balance import balance
+from tunetool.measure.checks import as_result
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.gds import rung as gds
+from tunetool.measure.gds.config import default_mode
 from tunetool.measure.gds.spec import Mode
 from tunetool.measure.ladder import climb as ladder
 from tunetool.measure.ladder import facts as ladder_facts
@@ -28,14 +30,14 @@ from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_directory, refuse_unanswering
 from tunetool.measure.worker import preloads
 from tunetool.node.array.md_arrays import HALTED_STATES
-from tunetool.node.audit.manifest_checks import run_checks
-from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load, unsigned
+from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.record import CheckResult, Expectation, Ladder, Measurement
 from tunetool.verdict import Case, limit_of
 from tunetool.verify.ceiling import ceiling
+from tunetool.verify.configuration import manifest_checks, static_checks
 from tunetool.verify.drive_errors import Watch
 from tunetool.verify.expectable import EXPECTABLE
 from tunetool.verify.request import Request
@@ -91,10 +93,9 @@ class _Verification:
         request, findings, progress, environment = self.request, self.collected, session.progress, session.environment
         manifest = self.manifest = read_manifest(request.manifest)
         if manifest is not None:
-            findings.checks += [_as_result(check) for check in run_checks(manifest)]
-            findings.checks += _unsigned(request.manifest)
+            findings.checks += map(as_result, manifest_checks(request.manifest, manifest))
         if request.level == "config":
-            findings.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
+            findings.checks += map(as_result, static_checks(manifest, environment, request.gds))
         else:
             self.scene = _set_scene(request, manifest, findings, progress, environment)
         if manifest is None:
@@ -132,22 +133,6 @@ def read_manifest(path: Path | None) -> dict[str, Any] | None:
         return None
     except ManifestError as error:
         raise UsageProblem(error.message, error.hint) from None
-
-
-def _unsigned(path: Path | None) -> list[CheckResult]:
-    """A skipped check where it is not known whether the manifest was edited."""
-    if not unsigned(str(path or MANIFEST_PATH)):
-        return []
-    found = f"`{path or MANIFEST_PATH}` is unsigned: an earlier version wrote it, or the checksum was removed"
-    return [
-        CheckResult(
-            id="manifest.checksum",
-            status="skip",
-            expected="the manifest as it was written",
-            found=found,
-            remedy="run `site.yml` on this node, which writes it again",
-        )
-    ]
 
 
 def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[Expectation]:
@@ -252,7 +237,7 @@ def _set_scene(
     rung = deepspeed.prepare(request.python, request.duration, request.require, environment, request.chosen)
     above = ladder.announcement(shape, stack) if request.level == "full" else []
     left = [f"`{path}` was left by a run that died" for path in stale]
-    direct = request.gds or gds.default_mode(manifest)
+    direct = request.gds or default_mode(manifest)
     for line in [*shape.announcement(), rung.announcement(), *gds.announcement(direct), *above, *left]:
         progress.say(line)
     return _Scene(stack, shape, stale, rung, direct, Wish(named, request.python, "deepspeed" in request.require))
@@ -344,10 +329,4 @@ def _ladder(findings: _Findings, stack: BlockStack | None) -> Ladder | None:
         {**left_out, **climbed.skipped},
         findings.unproven,
         lambda: ladder_facts.read_facts(stack, read_drives(), findings.measurements),
-    )
-
-
-def _as_result(check: Any) -> CheckResult:
-    return CheckResult(
-        id=check.id, status=check.status, expected=check.expected, found=check.found, remedy=check.remedy
     )

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunetool.measure.gds.spec import Mode
+from tunetool.node.common.check_result import Check
 from tunetool.node.gds.cufile_check import check_config, flatten, read_config
-from tunetool.record import CheckResult
+from tunetool.node.gds.facts import read_gds_facts
 
 CHECK_ID = "gds.config"
 DEFAULT = "/etc/cufile.json"
@@ -50,6 +52,19 @@ def config_path(environment: Mapping[str, str]) -> Path:
     return Path(environment.get(VARIABLE) or DEFAULT)
 
 
+def default_mode(manifest: Mapping[str, Any] | None) -> Mode:
+    """The default mode: a node that was built for GPUDirect must prove it, others need not."""
+    return "require" if manifest is not None and manifest["gds"]["mode"] in ("nvidia-fs", "p2pdma") else "off"
+
+
+def static_check(mode: Mode, environment: Mapping[str, str]) -> list[Check]:
+    """The configuration file alone, for a level that moves nothing."""
+    if mode == "off":
+        return []
+    facts = read_gds_facts("/")
+    return [check(config_path(environment), facts.libcufile, None, "level config moves nothing")]
+
+
 def differences(config: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     """Settings that libcufile holds otherwise than the file gives them."""
     return [
@@ -60,7 +75,7 @@ def differences(config: Mapping[str, Any], values: Mapping[str, Any]) -> list[st
     ]
 
 
-def check(path: Path, version: str | None, values: Mapping[str, Any] | None, untried: str = "") -> CheckResult:
+def check(path: Path, version: str | None, values: Mapping[str, Any] | None, untried: str = "") -> Check:
     """``values`` are what libcufile answered; None where it could not be asked, for the reason ``untried``."""
     try:
         text = path.read_text()
@@ -77,7 +92,7 @@ def check(path: Path, version: str | None, values: Mapping[str, Any] | None, unt
     return _taken(path, config, values, untried)
 
 
-def _taken(path: Path, config: Mapping[str, Any], values: Mapping[str, Any] | None, untried: str) -> CheckResult:
+def _taken(path: Path, config: Mapping[str, Any], values: Mapping[str, Any] | None, untried: str) -> Check:
     if values is None:
         return _result("pass", f"`{path}`: {len(config)} settings, each in its place; not read back, {untried}")
     different = differences(config, values)
@@ -99,5 +114,5 @@ def _listed(lines: Sequence[str], most: int = 4) -> str:
     return "; ".join([*dict.fromkeys(lines[:most]), *more])
 
 
-def _result(status: Any, found: str, remedy: str = "") -> CheckResult:
-    return CheckResult(id=CHECK_ID, status=status, expected=_EXPECTED, found=found, remedy=remedy)
+def _result(status: str, found: str, remedy: str = "") -> Check:
+    return Check(CHECK_ID, status, _EXPECTED, found, remedy)

@@ -12,6 +12,7 @@ from typing import Any
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio.driver import Pass
 from tunetool.measure.aio.figures import doubt
+from tunetool.measure.checks import as_result
 from tunetool.measure.direction import Direction
 from tunetool.measure.figure import What, measured
 from tunetool.measure.gds import config, judge
@@ -46,24 +47,11 @@ class Result:
     raw: dict[str, str] = field(default_factory=dict)
 
 
-def default_mode(manifest: Mapping[str, Any] | None) -> Mode:
-    """The default mode: a node that was built for GPUDirect must prove it, others need not."""
-    return "require" if manifest is not None and manifest["gds"]["mode"] in ("nvidia-fs", "p2pdma") else "off"
-
-
 def announcement(mode: Mode) -> list[str]:
     """Lines that describe the rung before it starts."""
     if mode == "off":
         return []
     return ["then GPUDirect Storage: a file of at most 1.074 GB to and from HBM through cuFile, about 15 s"]
-
-
-def static_check(mode: Mode, environment: Mapping[str, str]) -> list[CheckResult]:
-    """The configuration file alone, for a level that moves nothing."""
-    if mode == "off":
-        return []
-    facts = read_gds_facts("/")
-    return [config.check(config.config_path(environment), facts.libcufile, None, "level config moves nothing")]
 
 
 def measure(
@@ -82,7 +70,7 @@ def measure(
     facts = read_gds_facts("/", stack.mount.mount_point if stack.mount else None)
     path = config.config_path(environment)
     if not facts.gpus:
-        result.checks.append(config.check(path, facts.libcufile, None, "there is no GPU"))
+        result.checks.append(as_result(config.check(path, facts.libcufile, None, "there is no GPU")))
         result.checks.append(
             judge.answer(mode, "unknown", "there is no NVIDIA GPU here", "verify on a node that has one")
         )
@@ -152,7 +140,7 @@ class _Step:
         settings = opened(child, self.directory)
         values = settings["values"] if settings["refused"] is None else None
         self.result.checks.append(
-            config.check(path, self.probed["libcufile"], values, "cuFile's driver would not open")
+            as_result(config.check(path, self.probed["libcufile"], values, "cuFile's driver would not open"))
         )
         spec = self._spec(True)
         refused = settings["refused"] or child.ask({"do": "register", "file": str(spec.file)}, START_SECONDS)["refused"]
