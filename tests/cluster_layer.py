@@ -19,7 +19,6 @@ from pathlib import Path
 
 from programs import packages
 
-PACKAGES = packages("cluster")
 _INSTALLED = Path("/var/lib/dpkg/status")
 _MERGED = ("bin", "sbin", "lib", "lib64")
 """Links into usr/ on current systems. A folder with such a name in a layer would hide everything behind the link."""
@@ -32,12 +31,14 @@ class NoLayer(Exception):
     """The packages are not available here; the message has the reason."""
 
 
-def layer() -> Path:
-    """The folder with the packages' files, laid out as a root. It is fetched once for each set of installed packages."""
+def layer(group: str = "cluster") -> Path:
+    """The folder with the files of a group's packages, laid out as a root. It is fetched once for each set of installed
+    packages."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise NoLayer("no apt-get: the cluster's programs are taken from Debian's packages")
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunetool/cluster"
-    key = hashlib.sha256(" ".join(PACKAGES).encode() + _INSTALLED.read_bytes()).hexdigest()[:16]
+        raise NoLayer(f"no apt-get: the {group}'s programs are taken from Debian's packages")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunetool" / group
+    names = packages(group)
+    key = hashlib.sha256(" ".join(names).encode() + _INSTALLED.read_bytes()).hexdigest()[:16]
     directory = caches / key
     if directory.is_dir():
         return directory
@@ -48,7 +49,7 @@ def layer() -> Path:
                 shutil.rmtree(old)
             with tempfile.TemporaryDirectory(dir=caches, prefix=".new-") as new:
                 root = Path(new, "root")
-                _unpack(_fetch(Path(new)), root)
+                _unpack(_fetch(names, Path(new)), root)
                 root.rename(directory)
     return directory
 
@@ -60,18 +61,18 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(folder: Path) -> list[Path]:
+def _fetch(names: tuple[str, ...], folder: Path) -> list[Path]:
     """The packages with their dependencies that are not installed."""
     # Lists may be missing (a fresh container) or older than the archive, which then has other versions.
     for refresh in (False, True):
         if refresh:
             _run(["apt-get", "update", "-qq"], folder)
         with contextlib.suppress(subprocess.CalledProcessError):
-            plan = _run(["apt-get", "install", "--simulate", "--no-install-recommends", *PACKAGES], folder)
+            plan = _run(["apt-get", "install", "--simulate", "--no-install-recommends", *names], folder)
             wanted = [f"{name}={version}" for name, version in _planned(plan)]
             _run(["apt-get", "download", "-o", "APT::Sandbox::User=root", *wanted], folder)
             return sorted(folder.glob("*.deb"))
-    raise NoLayer("`apt-get download` fails: see `apt-get install --simulate openssh-server slurmd`")
+    raise NoLayer(f"`apt-get download` fails: see `apt-get install --simulate {' '.join(names)}`")
 
 
 def _planned(plan: str) -> list[tuple[str, str]]:

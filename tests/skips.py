@@ -129,7 +129,7 @@ ALLOWED = (
     ),
     Allowed(r"there is no wheel for this machine", "a licence: NVIDIA has no such wheel for this processor", no_wheel),
     hardware(r"no free network in ", "200 networks are in use"),
-    Allowed(r"no apt-get: the cluster's programs", "another distribution", no_apt),
+    Allowed(r"no apt-get: the \w+'s programs", "another distribution", no_apt),
     hardware(r"no Python \S+ here that `nobody` may start", "the only Python lies in root's home"),
     Allowed(r"it compresses: the tensor's bytes", "an engine to which the question does not apply", always),
     Allowed(r"^(it is for a state on a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),

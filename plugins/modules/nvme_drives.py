@@ -88,6 +88,10 @@ boot_unit:
   description: Whether anything of M(tunetool.node.ephemeral_unit) is on the node.
   returned: success, without O(plan)
   type: bool
+health_check:
+  description: Whether anything of M(tunetool.node.node_health) is on the node.
+  returned: success, without O(plan)
+  type: bool
 gds:
   description: Whether there are NVIDIA GPUs (C(gpus)), and anything of M(tunetool.node.gpudirect_storage) (C(traces)).
   returned: success, without O(plan)
@@ -133,6 +137,7 @@ from ..module_utils.common.drift import Drifted, as_results, built_manifest  # n
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
 from ..module_utils.gds.facts import read_gpus  # noqa: E402
+from ..module_utils.health import health_units  # noqa: E402
 from ..module_utils.machine.drive_contents import (  # noqa: E402
     RAID_MEMBER,
     Contents,
@@ -341,6 +346,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     module.exit_json(
         changed=False,
         boot_unit=bool(boot_unit.changes({})),
+        health_check=health_units.installed(),
         gds={"gpus": bool(read_gpus()), "traces": gds_apply.traces()},
         tuned=anything_of_ours(),
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.slurm import SlurmLauncher, SlurmOptions
+from tunetool.node.health import health_units
+from tunetool.node.health.settings import CONFIG_PATH, dump
 from waiting import PATIENCE, until
 
 _RANK = Path(__file__).with_name("slurm_rank.py")
@@ -189,6 +192,51 @@ def test_a_python_that_the_nodes_lack_is_named(slurm: Cluster, tmp_path: Path) -
     with pytest.raises(RankFailed, match="/opt/nowhere/bin/python") as caught:
         _run(slurm, Job((str(_RANK), "wait"), 1, {}, tmp_path, python="/opt/nowhere/bin/python"))
     assert "installed on the nodes" in str(caught.value.hint)
+
+
+def test_a_sick_node_is_drained_by_its_health_check_and_comes_back(slurm: Cluster) -> None:
+    """slurmd itself starts the program, with the little environment that it gives."""
+    folder = slurm.shared / "health"
+    folder.mkdir()
+    starter, python = folder / "tunetool-health", folder / "python"
+    (folder / "tunetool").touch()
+    starter.write_text(health_units.files(str(folder / "tunetool"), "", 900, "")[str(starter)])
+    # Without -I: this very checkout's code, whatever is installed.
+    python.write_text(f'#!/bin/sh\nshift; PYTHONPATH={_RANK.parents[2]}/tools exec {sys.executable} "$@"\n')
+    for program in (starter, python):
+        program.chmod(0o755)
+    before = slurm.run(CONTROL, ["cat", "/etc/slurm/slurm.conf"]).stdout
+
+    def configure(text: str) -> None:
+        for name in (CONTROL, *NODES):
+            slurm.run(name, ["sh", "-c", "cat > /etc/slurm/slurm.conf"], stdin=text)
+        slurm.run(CONTROL, ["scontrol", "reconfigure"])
+
+    def write(path: str, text: str) -> None:
+        slurm.run("node2", ["sh", "-c", f"mkdir -p $(dirname {path}); cat > {path}"], stdin=text)
+
+    def result(*failed: str) -> None:
+        document = {"at": time.time(), "status": "fail" if failed else "pass", "failed": failed, "doubts": []}
+        write("/run/tunetool/health.json", json.dumps(document))
+
+    def shown(node: str) -> str:
+        return slurm.run(CONTROL, ["scontrol", "--oneliner", "show", "node", node]).stdout
+
+    write(CONFIG_PATH, dump(86400, 0, "", []))
+    result("array.members: 7 of 8 members; missing `S1`")
+    try:
+        configure(f"{before}\nHealthCheckProgram={starter}\nHealthCheckInterval=1\nHealthCheckNodeState=ANY\n")
+        until(lambda: "IDLE+DRAIN" in shown("node2"), "the drain")
+        assert "Reason=tunetool health: array.members: 7 of 8 members; missing `S1` [" in shown("node2")
+        # This node's health is unknown: nothing is asked or done.
+        assert "DRAIN" not in shown("node1")
+        result()
+        until(lambda: "DRAIN" not in shown("node2"), "the end of the drain")
+        assert "Reason=" not in shown("node2")
+        assert slurm.run("node2", ["ls", "/var/lib/tunetool/health"]).stdout == ""
+    finally:
+        configure(before)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow  # half a minute: Slurm waits for a node before it gives it up

@@ -108,3 +108,37 @@ def test_inspect_knows_that_it_is_a_container(host: Host) -> None:
     assert seen["memory"]["shm"] == 48 * MIB
     assert seen["memory"].get("shm_huge") == ("within_size" if host.file(SHMEM_ENABLED).exists else None)
     assert "--shm-size=" in {finding["id"]: finding["remedy"] for finding in seen["findings"]}["container.shm"]
+
+
+def test_the_health_check_runs_and_says_that_nothing_is_known_without_a_manifest(host: Host) -> None:
+    assert host.check_output("systemctl is-active tunetool-health.timer tunetool-health.socket") == "active\nactive"
+    assert host.check_output("systemctl is-enabled tunetool-health.timer tunetool-health.socket") == "enabled\nenabled"
+    host.check_output("systemctl start tunetool-health.service")
+    result = json.loads(host.file("/run/tunetool/health.json").content_string)
+    assert (result["status"], result["doubts"]) == ("unproven", ["manifest: there is none"])
+    metrics = host.file("/var/lib/prometheus/node-exporter/tunetool-health.prom")
+    assert metrics.mode == 0o644
+    assert 'status="unproven"} 1.0' in metrics.content_string
+    # Without a Slurm nothing is asked of one: the node's health is unknown.
+    assert host.run("/opt/tunetool/bin/tunetool-health").rc == 0
+
+
+ASK = """
+import socket
+path = b"/nvhcd.HealthCheckService/RunHealthCheck"
+block = b"\\x83\\x86\\x04" + bytes([len(path)]) + path
+with socket.socket(socket.AF_UNIX) as asking:
+    asking.settimeout(60)
+    asking.connect("/run/tunetool/health.sock")
+    asking.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + len(block).to_bytes(3, "big") + b"\\1\\5\\0\\0\\0\\1" + block)
+    asking.shutdown(socket.SHUT_WR)
+    while piece := asking.recv(65536):
+        print(piece)
+"""
+
+
+def test_the_socket_answers_everybody(host: Host) -> None:
+    """By an ordinary user, as a job would ask; tests/unit/test_health_socket.py asks with gRPC's own client."""
+    shown = host.check_output("setpriv --reuid=65534 --regid=65534 --clear-groups python3 -c %s", ASK)
+    assert "grpc-status\\x0214" in shown
+    assert "manifest: there is none" in shown

@@ -14,7 +14,7 @@ import programs
 
 pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
-NO_GROUPS = {"setup", "deepspeed", "cluster"}
+NO_GROUPS = {"setup", "deepspeed", "cluster", "monitoring"}
 """Names in the list that are not groups of tests with a time box."""
 
 

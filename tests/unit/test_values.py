@@ -50,6 +50,10 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("gpudirect_storage", "cufile", {"max_direct_io_size_kb": 16}, "`max_direct_io_size_kb` is in the wrong place"),
     ("gpudirect_storage", "cufile", {"properties": {"allow_compat_mod": True}}, "did you mean `properties.allow_comp"),
     ("gpudirect_storage", "cufile", {"properties": {"allow_compat_mode": "yes"}}, "write true or false"),
+    ("node_health", "period", 59, "`node_health_period` is 59"),
+    ("node_health", "measure_every", -1, "`node_health_measure_every` is -1"),
+    ("node_health", "socket", "run/x", "`node_health_socket` is `run/x`"),
+    ("node_health", "textfile_directory", "metrics", "`node_health_textfile_directory` is `metrics`"),
     ("node_reboot", "timeout", 0, "`node_reboot_timeout` is 0"),
 ]
 GOOD: dict[str, dict[str, Any]] = {
@@ -73,6 +77,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "io_tuning": {"fstrim_timer": "enabled"},
     "ephemeral": {"enabled": True, "wait_seconds": 30},
     "tunetool": {"install": True, "expect_read": "50GBps", "volume": ""},
+    "node_health": {"enabled": True, "period": 900, "measure_every": 0, "textfile_directory": "", "socket": ""},
     "node_reboot": {"timeout": 1800},
 }
 
@@ -117,6 +122,8 @@ def test_settings_that_only_contradict_each_other_are_named() -> None:
     assert "needs the program" in problem
     (problem,) = value_problems({"ephemeral": ephemeral, "tunetool": {"volume": "/data"}})
     assert "its owner's" in problem
+    (problem,) = value_problems({"node_health": {"enabled": True}, "tunetool": {"install": False}})
+    assert "`node_health_enabled` needs the program" in problem
 
 
 def test_a_key_that_is_no_public_key_is_named() -> None:

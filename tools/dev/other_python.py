@@ -34,7 +34,7 @@ def test(python: str, version: str) -> int:
         pip = [str(venv / "bin/pip"), "--disable-pip-version-check", "install", "--quiet"]
         constraint = ["--constraint", str(ROOT / "constraints.txt")]
         needs = ["click", "jinja2", "pydantic", "rich", "pytest", "pytest-xdist", "hypothesis", "jsonschema", "pyyaml"]
-        needs += ["prometheus-client", "xxhash"]
+        needs += ["grpcio", "prometheus-client", "xxhash"]
         subprocess.run([*pip, *constraint, *needs], check=True)
         (venv / "ready").touch()
     # Tests of the checkout's own tools show the same on every Python, so this one leaves them out (`any_python`).

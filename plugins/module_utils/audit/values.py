@@ -7,6 +7,7 @@ from typing import Any, Mapping
 from ..array.array_values import chunk_problem, drives_problems, name_problem
 from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
+from ..health.settings import problems_of as health_problems
 from ..memory.memory_values import memory_problems
 from ..tuning.settings import ARGUMENTS as TUNING
 from ..tuning.settings import normal_form
@@ -84,17 +85,7 @@ def _rest(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str, Any]) ->
     volume = program.get("volume") or ""
     if volume and not volume.startswith("/"):
         problems.append("`tunetool_volume` is `%s`. hint: the mount point, an absolute path" % volume)
-    ephemeral = roles.get("ephemeral", {})
-    if ephemeral.get("enabled"):
-        if program.get("install") is False:
-            problems.append("`ephemeral_enabled` needs the program on the node. hint: set `tunetool_install: true`")
-        if volume:
-            problems.append(
-                "`ephemeral_enabled` is for an array that is built here, and this node's volume is its owner's. hint: "
-                "leave out `ephemeral_enabled` or `tunetool_volume`"
-            )
-        if (ephemeral.get("wait_seconds") or 0) < 0:
-            problems.append("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
+    problems += _units_problems(roles, program)
     if not volume:
         problems += _gds_problems(roles.get("gpudirect_storage", {}))
     for role, name in (("node_reboot", "timeout"), ("training_environment", "proof_timeout")):
@@ -102,6 +93,25 @@ def _rest(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str, Any]) ->
         if seconds is not None and seconds < 1:
             problems.append("`%s_%s` is %d. hint: a number of seconds" % (role, name, seconds))
     return problems
+
+
+def _units_problems(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str, Any]) -> list[str]:
+    """Of the roles whose units call the program."""
+    problems = [
+        "`%s_enabled` needs the program on the node. hint: set `tunetool_install: true`" % role
+        for role in ("ephemeral", "node_health")
+        if roles.get(role, {}).get("enabled") and program.get("install") is False
+    ]
+    ephemeral, health = roles.get("ephemeral", {}), roles.get("node_health", {})
+    if ephemeral.get("enabled"):
+        if program.get("volume"):
+            problems.append(
+                "`ephemeral_enabled` is for an array that is built here, and this node's volume is its owner's. hint: "
+                "leave out `ephemeral_enabled` or `tunetool_volume`"
+            )
+        if (ephemeral.get("wait_seconds") or 0) < 0:
+            problems.append("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
+    return [*problems, *(health_problems(health) if health.get("enabled") else [])]
 
 
 def _gds_problems(given: Mapping[str, Any]) -> list[str]:

@@ -5,9 +5,11 @@ Format: Prometheus' text exposition format 0.0.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
-from tunetool.record import Measurement, Record
+if TYPE_CHECKING:
+    from tunetool.record import Measurement, Record
 
 _UNITS = {"B/s": "bytes_per_second", "s": "seconds", "1/s": "per_second", "B": "bytes", "1": "ratio"}
 _STATUSES = ("pass", "fail", "unstable", "unproven", "error")
@@ -29,29 +31,52 @@ class _Page:
         return "".join(line + "\n" for family in self.families.values() for line in family)
 
 
+class _Check(Protocol):
+    """A check of a record, or of the reader of machines."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+
+
 def prometheus(record: Record) -> str:
     """The text of the file. Write it by rename, since the collector may read it at any moment."""
     page = _Page()
     base = {"kind": record.kind, "node": record.node.host}
-    page.add(
-        "finished_timestamp_seconds", "Time of the end of the run; alert on its age", base, record.finished.timestamp()
-    )
-    for status in _STATUSES:
-        if record.verdict is not None:
-            now = float(record.verdict.status == status)
-            page.add("verdict", "1 for the verdict of the record, 0 for the others", {**base, "status": status}, now)
+    _ended(page, base, record.finished.timestamp(), record.verdict.status if record.verdict is not None else None)
     for measurement in record.measurements:
         _measurement(page, base, measurement)
     for wanted in record.expectations:
         labels = {**base, "measurement": wanted.name}
         page.add("expected_" + _UNITS[wanted.unit], "Expected value", labels, wanted.value)
-    for check in record.checks:
-        value = float(_CHECKS[check.status])
-        page.add("check", "0 pass, 1 fail, 2 unknown, 3 skipped", {**base, "check": check.id}, value)
+    _checks(page, base, record.checks)
     for host in record.hosts or []:
         value = float(host.status == "pass")
         page.add("host_pass", "1 where the host passed", {**base, "host": host.host, "status": host.status}, value)
     return page.text()
+
+
+def of_checks(kind: str, host: str, finished: float, status: str, checks: Iterable[_Check], cpu_seconds: float) -> str:
+    """The text for checks that made no record. ``finished``: seconds since 1970; ``cpu_seconds``: what they cost."""
+    page, base = _Page(), {"kind": kind, "node": host}
+    _ended(page, base, finished, status)
+    _checks(page, base, checks)
+    page.add("cpu_seconds", "CPU time of the run and of its programs", base, cpu_seconds)
+    return page.text()
+
+
+def _ended(page: _Page, base: Mapping[str, str], finished: float, status: str | None) -> None:
+    page.add("finished_timestamp_seconds", "Time of the end of the run; alert on its age", base, finished)
+    for each in _STATUSES if status is not None else ():
+        labels = {**base, "status": each}
+        page.add("verdict", "1 for the verdict of the record, 0 for the others", labels, float(each == status))
+
+
+def _checks(page: _Page, base: Mapping[str, str], checks: Iterable[_Check]) -> None:
+    for check in checks:
+        value = float(_CHECKS[check.status])
+        page.add("check", "0 pass, 1 fail, 2 unknown, 3 skipped", {**base, "check": check.id}, value)
 
 
 def _measurement(page: _Page, base: Mapping[str, str], measurement: Measurement) -> None:

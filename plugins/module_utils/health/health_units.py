@@ -1,0 +1,216 @@
+"""The files of the node's health check: its settings, the program's starter, and its systemd units."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+from ..common.commands import run
+from ..common.files import content
+from ..volume.unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, exact_changes, link_to, quoted
+from .settings import CONFIG_PATH, SettingsError, load
+
+SERVICE = "tunetool-health.service"
+TIMER = "tunetool-health.timer"
+MEASURE = "tunetool-health-measure.service"
+SOCKET = "tunetool-health.socket"
+ANSWER = "tunetool-health@.service"
+HEADER = "# Written by tunetool (node_health_enabled); it goes when that is false."
+STARTER_NAME = "tunetool-health"
+EXECUTABLE = 0o755
+METRICS = ("tunetool-health.prom", "tunetool-verify.prom")
+"""Of the checks, and of measurements."""
+
+# The link leads to the venv of the version that is installed now; its interpreter starts without the user's settings.
+_STARTER = """\
+#!/bin/sh
+%(header)s
+# Without an argument it is a program for Slurm's HealthCheckProgram, which takes none.
+# slurmd may start it without a PATH.
+PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
+export PATH
+program=$(readlink -f %(program)s) || exit 3
+exec "${program%%/*}/python" -I -m tunetool.health "${1:-slurm}"
+"""
+
+_SERVICE = """\
+%(header)s
+[Unit]
+Description=Check this node's storage against its manifest
+
+[Service]
+Type=oneshot
+ExecStart=%(starter)s check
+Nice=10
+IOSchedulingClass=idle
+# A stuck drive must not hold it for ever. The age of the last result shows that then.
+TimeoutStartSec=%(timeout)d
+"""
+
+_TIMER = """\
+%(header)s
+[Unit]
+Description=Check this node's storage against its manifest, every %(period)d s
+
+[Timer]
+OnBootSec=120
+OnUnitActiveSec=%(period)d
+AccuracySec=15
+
+[Install]
+WantedBy=timers.target
+"""
+
+_MEASURE = """\
+%(header)s
+[Unit]
+Description=Measure this idle node's storage
+
+[Service]
+Type=oneshot
+ExecStart=%(starter)s measure
+TimeoutStartSec=1800
+"""
+
+_SOCKET = """\
+%(header)s
+[Unit]
+Description=Answer for this node's health
+
+[Socket]
+ListenStream=%(socket)s
+Accept=yes
+MaxConnections=16
+# Jobs of every user ask.
+SocketMode=0666
+RemoveOnStop=yes
+
+[Install]
+WantedBy=sockets.target
+"""
+
+_ANSWER = """\
+%(header)s
+[Unit]
+Description=Answer for this node's health
+CollectMode=inactive-or-failed
+
+[Service]
+ExecStart=%(starter)s answer
+StandardInput=socket
+StandardOutput=journal
+RuntimeMaxSec=120
+# Whoever asks may be anybody.
+DynamicUser=yes
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectHome=yes
+ProtectSystem=strict
+PrivateDevices=yes
+PrivateNetwork=yes
+RestrictAddressFamilies=AF_UNIX
+MemoryMax=128M
+TasksMax=4
+"""
+
+
+def starter_path(program: str) -> str:
+    """The path of the starter, beside the link of the program."""
+    return os.path.join(os.path.dirname(program), STARTER_NAME)
+
+
+def files(program: str, settings: str, period: int, socket: str) -> dict[str, str]:
+    """Every file by path, including the links that `systemctl enable` would make, as ``-> TARGET``."""
+    words = {
+        "header": HEADER,
+        "program": "'%s'" % program.replace("'", "'\\''"),
+        "starter": quoted(starter_path(program)),
+        "period": period,
+        "timeout": max(60, period - 10),
+        "socket": socket.replace("%", "%%"),
+    }
+    texts = {
+        SERVICE: _SERVICE % words,
+        TIMER: _TIMER % words,
+        MEASURE: _MEASURE % words,
+        "timers.target.wants/" + TIMER: link_to("../" + TIMER),
+    }
+    if socket:
+        texts[SOCKET] = _SOCKET % words
+        texts[ANSWER] = _ANSWER % words
+        texts["sockets.target.wants/" + SOCKET] = link_to("../" + SOCKET)
+    units = {os.path.join(UNITS_DIRECTORY, name): text for name, text in texts.items()}
+    return {CONFIG_PATH: settings, starter_path(program): _STARTER % words, **units}
+
+
+def changes(wanted: Mapping[str, str], program: str, root: str = "/") -> list[Change]:
+    """Differences from exactly these files; without files, all must be absent. Raises ``ForeignDropIn``."""
+
+    def under(path: str) -> str:
+        return os.path.join(root, path.lstrip("/"))
+
+    ours = files(program, "", 60, "/")
+    starter = under(starter_path(program))
+    if wanted and not _is_starter(starter):
+        raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % starter)
+    present = [path for path in map(under, ours) if os.path.lexists(path) and (path != starter or _is_starter(path))]
+    texts = {under(path): text for path, text in wanted.items()}
+    return exact_changes(under(os.path.join(UNITS_DIRECTORY, SERVICE)), HEADER, texts, present)
+
+
+def _is_starter(path: str) -> bool:
+    """Whether the file is tunetool's; True also where there is none."""
+    before = content(path)
+    return not before or HEADER in before
+
+
+def mode_of(path: str) -> int:
+    """The mode of one of these files."""
+    return EXECUTABLE if os.path.basename(path) == STARTER_NAME else 0o644
+
+
+def installed(root: str = "/") -> bool:
+    """Whether anything of it is on the node."""
+    return any(
+        os.path.lexists(os.path.join(root, path.lstrip("/")))
+        for path in (CONFIG_PATH, *(os.path.join(UNITS_DIRECTORY, name) for name in (SERVICE, TIMER, MEASURE, SOCKET)))
+    )
+
+
+def running(socket: bool) -> bool:
+    """Whether what must run runs; True if systemd does not run."""
+    if not os.path.isdir("/run/systemd/system"):
+        return True
+    units = [TIMER, *([SOCKET] if socket else [])]
+    shown = run(["systemctl", "is-active", *units], accept=range(256)).stdout.split()
+    return shown == ["active"] * len(units)
+
+
+def stop(enabled: bool, socket: bool) -> None:
+    """Stop what is not to run any more. Raises ``CommandError``.
+
+    It comes before the files go: without them systemd calls the timer failed, and leaves the socket's file behind.
+    """
+    gone = [*([] if enabled else [TIMER, MEASURE]), *([] if enabled and socket else [SOCKET])]
+    if gone and os.path.isdir("/run/systemd/system"):
+        # 5: one that is not loaded.
+        run(["systemctl", "stop", *gone], accept=(0, 5))
+
+
+def take_effect(enabled: bool, socket: bool) -> None:
+    """Let systemd, where it runs, read its files again; start the timer and the socket. Raises ``CommandError``."""
+    if not os.path.isdir("/run/systemd/system"):
+        return
+    run(["systemctl", "daemon-reload"])
+    if enabled:
+        run(["systemctl", "restart", TIMER, *([SOCKET] if socket else [])])
+
+
+def stale_metrics(directory: str, root: str = "/") -> list[str]:
+    """Metrics that nobody will renew: in the directory of the settings until now, where that is not ``directory``."""
+    try:
+        before = load(os.path.join(root, CONFIG_PATH.lstrip("/")))["textfile_directory"]
+    except SettingsError:
+        return []
+    paths = [os.path.join(before, name) for name in METRICS] if before and before != directory else []
+    return [path for path in paths if os.path.exists(path)]

@@ -1,0 +1,74 @@
+"""The settings of the node's health check, which the role writes and the program reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping
+
+from ..common import documents
+from ..common.manifest import validate
+
+CONFIG_PATH = "/etc/tunetool/health.json"
+SCHEMA_NAME = "tunetool.health/1"
+SHORTEST_PERIOD = 60
+
+_SECONDS = {"type": "integer", "minimum": 0}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "schema": {"const": SCHEMA_NAME, "type": "string"},
+        "period_seconds": {"type": "integer", "minimum": SHORTEST_PERIOD},
+        # 0: never.
+        "measure_seconds": _SECONDS,
+        "textfile_directory": {"type": "string"},
+        "ignored_checks": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["schema", "period_seconds", "measure_seconds", "textfile_directory", "ignored_checks"],
+    "additionalProperties": False,
+}
+
+
+class SettingsError(Exception):
+    """The settings cannot be used. The message is one line with its hint."""
+
+
+def load(path: str = CONFIG_PATH) -> dict[str, Any]:
+    """The settings, checked. Raises ``SettingsError``."""
+    hint = "hint: set `node_health_enabled: true`, then run `site.yml`"
+    try:
+        document = documents.read(path)
+    except FileNotFoundError:
+        raise SettingsError("`%s` is not there: the health check is off. %s" % (path, hint)) from None
+    except (OSError, ValueError) as error:
+        raise SettingsError("`%s` cannot be read: %s. hint: run `site.yml` on this node" % (path, error)) from None
+    problems = validate(document, SCHEMA, "settings")
+    if problems:
+        raise SettingsError("`%s`: %s. hint: run `site.yml` on this node" % (path, problems[0]))
+    return dict(document)
+
+
+def dump(period: int, measure: int, textfile_directory: str, ignored_checks: list[str]) -> str:
+    """The settings as text."""
+    document: Mapping[str, Any] = {
+        "schema": SCHEMA_NAME,
+        "period_seconds": period,
+        "measure_seconds": measure,
+        "textfile_directory": textfile_directory,
+        "ignored_checks": ignored_checks,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def problems_of(given: Mapping[str, Any]) -> list[str]:
+    """The problems of the role's values, a line each. A value that is missing is not judged."""
+    problems = []
+    period, measure = given.get("period"), given.get("measure_every")
+    if period is not None and period < SHORTEST_PERIOD:
+        problems.append("`node_health_period` is %d. hint: seconds, at least %d" % (period, SHORTEST_PERIOD))
+    if measure is not None and measure < 0:
+        problems.append("`node_health_measure_every` is %d. hint: hours; 0 for never" % measure)
+    for name in ("textfile_directory", "socket"):
+        path = given.get(name) or ""
+        if path and (not path.startswith("/") or "\n" in path):
+            problems.append("`node_health_%s` is `%s`. hint: an absolute path, or '' for none" % (name, path))
+    return problems

@@ -1,0 +1,164 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: install or remove the node's health check."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: node_health
+short_description: A timer that checks the node against its manifest, and what schedulers ask
+version_added: "0.1.0"
+description:
+  - Writes C(/etc/tunetool/health.json), a starter beside the program and C(tunetool-health.timer) with its service, and
+    starts the timer. The starter without an argument is a program for Slurm's C(HealthCheckProgram).
+  - With O(socket), a unit that answers the launcher of nvidia-resiliency-ext there.
+  - With O(enabled=false) removes all of it again.
+options:
+  enabled:
+    description: Install the health check; V(false) removes it.
+    type: bool
+    required: true
+  installed:
+    description: Whether the program is on the node; the health check needs it.
+    type: bool
+    default: true
+  program:
+    description: Path of the program.
+    type: path
+    default: /opt/tunetool/bin/tunetool
+  period:
+    description: Seconds between two checks.
+    type: int
+    default: 900
+  measure_every:
+    description: Hours between two measurements of an idle node; V(0) for none.
+    type: int
+    default: 0
+  textfile_directory:
+    description: Directory of the textfile collector of Prometheus' node exporter; empty for no metrics.
+    type: str
+    default: ""
+  socket:
+    description: Unix socket for C(ft_launcher --ft-node-health-check-endpoint); empty for none.
+    type: str
+    default: ""
+  ignored_checks:
+    description: Ids of checks, or globs, that are shown in the metrics and make no node sick.
+    type: list
+    elements: str
+    default: []
+extends_documentation_fragment: [tunetool.node.changes]
+author:
+  - The tunetool authors (@tunetool)
+"""
+
+EXAMPLES = r"""
+- name: Check the node every half hour
+  tunetool.node.node_health:
+    enabled: true
+    period: 1800
+    textfile_directory: /var/lib/prometheus/node-exporter
+"""
+
+RETURN = r"""
+starter:
+  description: Path of the program for Slurm's C(HealthCheckProgram).
+  returned: success
+  type: str
+"""
+
+import os  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any  # noqa: E402
+
+from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
+from ..module_utils.common.commands import CommandError  # noqa: E402
+from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.health import health_units  # noqa: E402
+from ..module_utils.health.settings import dump, problems_of  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.volume.unit_dropins import ForeignDropIn, apply  # noqa: E402
+
+
+def texts(wanted: dict[str, Any]) -> dict[str, str]:
+    """The wanted files; empty if there must be none."""
+    if not wanted["enabled"]:
+        return {}
+    if not wanted["installed"]:
+        raise Refusal("`node_health_enabled` needs the program on the node. hint: set `tunetool_install: true`")
+    problems = problems_of(wanted)
+    if problems:
+        raise Refusal(problems[0])
+    settings = dump(
+        wanted["period"], wanted["measure_every"] * 3600, wanted["textfile_directory"], wanted["ignored_checks"]
+    )
+    return health_units.files(wanted["program"], settings, wanted["period"], wanted["socket"])
+
+
+def converge(module: AnsibleModule) -> list[dict[str, str]]:
+    """Compare, then write or remove. Returns the diff."""
+    wanted = module.params
+    files = texts(wanted)
+    changed = health_units.changes(files, wanted["program"])
+    diff = [
+        {"before_header": each.path, "after_header": each.path, "before": each.before, "after": each.after}
+        for each in changed
+    ]
+    directory = wanted["textfile_directory"] if files else ""
+    if directory and not os.path.isdir(directory):
+        diff.append({"before_header": directory, "after_header": directory, "before": "", "after": "a directory\n"})
+    if files and not diff and not health_units.running(bool(wanted["socket"])):
+        unit = health_units.TIMER
+        diff.append({"before_header": unit, "after_header": unit, "before": "", "after": "active\n"})
+    stale = health_units.stale_metrics(directory) if changed else []
+    diff += [{"before_header": path, "after_header": path, "before": "metrics\n", "after": ""} for path in stale]
+    if module.check_mode:
+        return diff
+    if changed:
+        health_units.stop(bool(files), bool(wanted["socket"]))
+    for path in stale:
+        os.unlink(path)
+    if directory:
+        os.makedirs(directory, exist_ok=True)
+    for each in changed:
+        apply(each)
+        if each.after and not os.path.islink(each.path):
+            os.chmod(each.path, health_units.mode_of(each.path))
+    return diff
+
+
+def main() -> None:
+    """Install or remove the health check under the node's lock, and report."""
+    module = AnsibleModule(
+        argument_spec={
+            "enabled": {"type": "bool", "required": True},
+            "installed": {"type": "bool", "default": True},
+            "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
+            "period": {"type": "int", "default": 900},
+            "measure_every": {"type": "int", "default": 0},
+            "textfile_directory": {"type": "str", "default": ""},
+            "socket": {"type": "str", "default": ""},
+            "ignored_checks": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    try:
+        with only_one():
+            diff = converge(module)
+        if diff and not module.check_mode:
+            health_units.take_effect(wanted["enabled"], bool(wanted["socket"]))
+    except CommandError as error:
+        module.fail_json(msg="%s. hint: see `systemctl status %s`" % (error, health_units.TIMER))
+    except OSError as error:
+        module.fail_json(msg="`%s`: %s. hint: give another path" % (error.filename, error.strerror))
+    except (ForeignDropIn, Locked, Refusal) as error:
+        module.fail_json(msg=str(error))
+    else:
+        starter = health_units.starter_path(wanted["program"])
+        module.exit_json(changed=bool(diff), diff=diff, starter=starter)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,535 @@
+"""The node's health: its units, its checks and their cost in imports, the rules for idle nodes, measurements and Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from builders import record, sampled
+from machines import RECORDED
+from programs import need_program
+from tunetool.health import check as checking
+from tunetool.health import slurm
+from tunetool.health.check import check, due
+from tunetool.health.idle import busy
+from tunetool.health.measure import measure
+from tunetool.health.now import current
+from tunetool.health.results import Files, Health, Result, health, of_checks, read
+from tunetool.measure.session import Run
+from tunetool.node.common.check_result import Check
+from tunetool.node.common.commands import Result as Done
+from tunetool.node.health import health_units
+from tunetool.node.health.settings import SettingsError, dump, load
+from tunetool.node.memory.memlock_checks import Attempt
+from tunetool.node.volume.named_volume import describe_volume
+from tunetool.node.volume.unit_dropins import ForeignDropIn, apply
+from tunetool.record import Verdict
+from tunetool.report.progress import PlainProgress
+from tunetool.verify.request import Request
+from tunetool.verify.run import verify
+
+PROGRAM = "/opt/tunetool/bin/tunetool"
+SOCKET = "/run/tunetool/health.sock"
+SETTINGS: dict[str, Any] = {
+    "schema": "tunetool.health/1",
+    "period_seconds": 900,
+    "measure_seconds": 86400,
+    "textfile_directory": "",
+    "ignored_checks": [],
+}
+NOW = 1.8e9
+
+
+def converge(root: Path, wanted: dict[str, str]) -> list[str]:
+    needed = health_units.changes(wanted, PROGRAM, str(root))
+    for change in needed:
+        apply(change)
+    return sorted("/" + os.path.relpath(change.path, root) for change in needed)
+
+
+def left(root: Path) -> set[str]:
+    return {"/" + str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() or path.is_symlink()}
+
+
+def test_files_come_and_go(tmp_path: Path) -> None:
+    without = health_units.files(PROGRAM, dump(900, 0, "", []), 900, "")
+    with_socket = health_units.files(PROGRAM, dump(900, 0, "", []), 900, SOCKET)
+    assert converge(tmp_path, {}) == []
+    assert not health_units.installed(str(tmp_path))
+    assert converge(tmp_path, with_socket) == sorted(with_socket)
+    assert converge(tmp_path, with_socket) == []
+    assert health_units.installed(str(tmp_path))
+    for path in with_socket:
+        if ".wants/" in path:
+            assert (tmp_path / path[1:]).resolve() == tmp_path / "etc/systemd/system" / Path(path).name
+    assert converge(tmp_path, without) == sorted(set(with_socket) - set(without))
+    assert left(tmp_path) == set(without)
+    converge(tmp_path, {})
+    assert left(tmp_path) == set()
+
+
+def test_metrics_that_nobody_renews_are_named(tmp_path: Path) -> None:
+    textfiles = tmp_path / "prom"
+    textfiles.mkdir()
+    assert health_units.stale_metrics("", str(tmp_path)) == []
+    converge(tmp_path, health_units.files(PROGRAM, dump(900, 0, str(textfiles), []), 900, ""))
+    (textfiles / "tunetool-health.prom").touch()
+    (textfiles / "node.prom").touch()
+    assert health_units.stale_metrics(str(textfiles), str(tmp_path)) == []
+    for other in ("", "/elsewhere"):
+        assert health_units.stale_metrics(other, str(tmp_path)) == [str(textfiles / "tunetool-health.prom")]
+
+
+@pytest.mark.parametrize("path", ["etc/systemd/system/tunetool-health.service", "opt/tunetool/bin/tunetool-health"])
+def test_a_file_of_our_name_that_is_not_ours_stays(tmp_path: Path, path: str) -> None:
+    theirs = tmp_path / path
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs\n")
+    assert converge(tmp_path, {}) == []
+    with pytest.raises(ForeignDropIn):
+        converge(tmp_path, health_units.files(PROGRAM, "", 900, ""))
+    assert left(tmp_path) == {"/" + path}
+
+
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    need_program("systemd-analyze")
+    converge(tmp_path, health_units.files(PROGRAM, "", 900, SOCKET))
+    starter = tmp_path / "opt/tunetool/bin/tunetool-health"
+    starter.chmod(0o755)
+    units = tmp_path / "etc/systemd/system"
+    names = [path.name for path in units.iterdir() if path.is_file()]
+    assert len(names) == 5
+    for path in map(units.joinpath, names):
+        path.write_text(path.read_text().replace(str(starter)[len(str(tmp_path)) :], str(starter)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *(units / name.replace("@", "@1") for name in names)],
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    complaints = [line for line in done.stderr.splitlines() if "tunetool-health" in line]
+    assert complaints == []
+
+
+def test_the_starter_runs_the_python_of_the_version_that_is_installed_now(tmp_path: Path) -> None:
+    program = tmp_path / "a b'c/bin/tunetool"
+    for version in ("venv-1", "venv-2"):
+        python = tmp_path / "a b'c" / version / "bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\necho {version} $@\n")
+        python.chmod(0o755)
+        (python.parent / "tunetool").touch()
+    program.parent.mkdir()
+    starter = Path(health_units.starter_path(str(program)))
+    starter.write_text(health_units.files(str(program), "", 900, "")[str(starter)])
+    shown = []
+    for version in ("venv-1", "venv-2"):
+        program.unlink(missing_ok=True)
+        program.symlink_to(f"../{version}/bin/tunetool")
+        for arguments in ([], ["check"]):
+            shown.append(subprocess.run(["sh", starter, *arguments], capture_output=True, text=True, check=True).stdout)
+    assert shown == [
+        f"{version} -I -m tunetool.health {act}\n" for version in ("venv-1", "venv-2") for act in ("slurm", "check")
+    ]
+
+
+def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "health.json"
+    with pytest.raises(SettingsError, match="the health check is off"):
+        load(str(path))
+    path.write_text(dump(600, 7200, "/srv/prom", ["drives.wear"]))
+    assert load(str(path))["measure_seconds"] == 7200
+    path.write_text(path.read_text().replace("600", "6"))
+    with pytest.raises(SettingsError, match=r"run `site\.yml`"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["check", "check"]])
+def test_a_wrong_call_is_refused(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "tunetool.health", *arguments], capture_output=True, check=False)
+    assert (done.returncode, done.stderr[:6]) == (2, b"usage:")
+
+
+# --- the checks
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """A node whose owner's volume is /proc: the only one that is mounted everywhere."""
+    node = Files(tmp_path)
+    manifest = json.loads((RECORDED / "built-manifest.json").read_text())
+    manifest |= {
+        "array": None,
+        "filesystem": describe_volume("/proc"),
+        "memory": {"hugepages": [], "shm_bytes": None, "memlock": None},
+        "offload_dir": None,
+        "expect": {"read": 1e9},
+    }
+    node.manifest.parent.mkdir(parents=True)
+    node.manifest.write_text(json.dumps(manifest))
+    return node
+
+
+@pytest.fixture
+def no_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Instead of starting a unit of this very machine, the volume that would be measured."""
+    started: list[str] = []
+    monkeypatch.setattr(checking, "_measure_if_idle", started.append)
+    return started
+
+
+def test_it_asks_what_verify_asks(files: Files, no_start: list[str], tmp_path: Path) -> None:
+    request = Request(level="config", manifest=files.manifest, run=Run(runs_dir=tmp_path / "runs"))
+    of_verify = verify(request, PlainProgress()).record
+    assert of_verify is not None
+    assert of_verify.verdict is not None
+    textfiles = tmp_path / "prom"
+    textfiles.mkdir()
+    status = check({**SETTINGS, "textfile_directory": str(textfiles)}, files)
+    assert status == of_verify.verdict.status == "pass"
+    (page,) = textfiles.iterdir()
+    families = {family.name: family for family in text_string_to_metric_families(page.read_text())}
+    values = {sample.labels["check"]: sample.value for sample in families["tunetool_check"].samples}
+    codes = {"pass": 0.0, "fail": 1.0, "unknown": 2.0, "skip": 3.0}
+    assert values == {each.id: codes[each.status] for each in of_verify.checks}
+    verdicts = {sample.labels["status"]: sample.value for sample in families["tunetool_verdict"].samples}
+    assert {name for name, value in verdicts.items() if value} == {"pass"}
+    assert {sample.labels["kind"] for family in families.values() for sample in family.samples} == {"health"}
+    assert families["tunetool_cpu_seconds"].samples[0].value > 0
+    files.settings.write_text(dump(900, 0, "", []))
+    assert current(files) == Health("pass")
+    assert no_start == ["/proc"]
+
+
+def test_a_fault_is_seen_by_the_next_check(files: Files, no_start: list[str]) -> None:
+    files.settings.write_text(dump(900, 0, "", []))
+    check(SETTINGS, files)
+    document = json.loads(files.manifest.read_text())
+    document["filesystem"]["mount_point"] = "/nowhere"
+    files.manifest.write_text(json.dumps(document))
+    no_start.clear()
+    assert check(SETTINGS, files) == "fail"
+    assert current(files).status == "fail"
+    assert current(files).reasons[0].startswith("filesystem.mounted: `/nowhere`")
+    assert no_start == [], "a sick node is not measured"
+    assert check({**SETTINGS, "ignored_checks": ["filesystem.*"]}, files) == "pass"
+
+
+def test_a_result_that_cannot_be_read_is_no_pass(files: Files, no_start: list[str]) -> None:
+    files.settings.write_text(dump(900, 0, "", []))
+    check(SETTINGS, files)
+    assert current(files).status == "pass"
+    files.measured.mkdir(parents=True)
+    assert current(files).status == "unknown"
+    assert str(files.measured) in current(files).reasons[0]
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "there is none"), ("{}", "")])
+def test_without_a_manifest_nothing_is_known(files: Files, no_start: list[str], text: str | None, words: str) -> None:
+    files.manifest.unlink() if text is None else files.manifest.write_text(text)
+    assert check(SETTINGS, files) == "unproven"
+    result = read(files.checked)
+    assert result is not None
+    assert words in result.doubts[0]
+    assert no_start == []
+
+
+def test_a_check_imports_nothing_large(files: Files) -> None:
+    """Its start is most of its cost: pydantic alone, or click, would add half again."""
+    program = (
+        "import sys, json; from pathlib import Path; from tunetool.health.results import Files;"
+        "from tunetool.health.check import check; import tunetool.health.slurm, tunetool.health.answer;"
+        "check(json.loads(sys.argv[1]), Files(Path(sys.argv[2]))); print(*sys.modules)"
+    )
+    settings = json.dumps({**SETTINGS, "measure_seconds": 0})
+    done = subprocess.run(
+        [sys.executable, "-c", program, settings, str(files.root)], capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert "tunetool.node.audit.manifest_checks" in imported
+    assert imported.isdisjoint({"pydantic", "click", "rich", "jinja2", "xxhash", "tunetool.record", "asyncio"})
+
+
+def test_a_lock_that_held_is_not_tried_again_for_a_day() -> None:
+    tried: list[str] = []
+
+    def lock(kind: str, size: int) -> Attempt:
+        tried.append(kind)
+        return Attempt(65534, False, -1, size, "" if kind == "login" else "Cannot allocate memory")
+
+    def run(earlier: dict[str, Any], now: float, size: int = 100) -> dict[str, Any]:
+        locker = checking._Remembering(earlier, now, lock)
+        assert locker("login", size).locked == size or size < 100
+        locker("service", size)
+        # As a file keeps it.
+        kept: dict[str, Any] = json.loads(json.dumps(locker.locked))
+        return kept
+
+    kept = run({}, NOW)
+    assert tried == ["login", "service"]
+    tried.clear()
+    kept = run(kept, NOW + 900)
+    assert tried == ["service"], "what failed is tried by every check"
+    for later, size in ((NOW + 86401, 100), (NOW - 10, 100), (NOW + 900, 200)):
+        tried.clear()
+        run(kept, later, size)
+        assert tried == ["login", "service"], (later, size)
+    tried.clear()
+    run({"login": {"at": "x"}, "service": 3}, NOW)
+    assert tried == ["login", "service"], "a file that somebody edited"
+
+
+OK, BAD, DARK = Result(NOW, "pass"), Result(NOW, "fail", ["a: x"]), Result(NOW, "unproven", (), ["b: y"])
+
+
+@pytest.mark.parametrize(
+    ("checked", "measured", "later", "status", "reason"),
+    [
+        (None, None, 0, "unknown", "there is no result yet"),
+        (OK, None, 2700, "pass", None),
+        (OK, None, 2701, "unknown", "there is no result that is recent"),
+        (OK, None, -1, "unknown", "there is no result that is recent"),
+        (OK, OK, 0, "pass", None),
+        (BAD, OK, 0, "fail", "a: x"),
+        (BAD, None, 2701, "unknown", "there is no result that is recent"),
+        (DARK, OK, 0, "unknown", "b: y"),
+        (OK, Result(0, "fail", ["read: slow"]), 0, "fail", "read: slow"),
+        (DARK, Result(0, "fail"), 0, "fail", "verify: it falls short"),
+        (None, Result(0, "fail", ["read: slow"]), 0, "fail", "read: slow"),
+    ],
+)
+def test_health_is_what_is_recent(
+    checked: Result | None, measured: Result | None, later: float, status: str, reason: str | None
+) -> None:
+    now = health(checked, measured, NOW + later, 900)
+    assert (now.status, next(iter(now.reasons), None)) == (status, reason)
+
+
+CHECKS = st.lists(
+    st.builds(
+        Check, st.sampled_from("abc"), st.sampled_from(["pass", "fail", "skip", "unknown"]), st.just(""), st.just("")
+    )
+)
+
+
+@given(CHECKS)
+def test_the_verdict_is_that_of_a_record(checks: list[Check]) -> None:
+    from tunetool.measure.checks import as_result
+    from tunetool.verdict import Case, judge
+
+    assert of_checks(checks, [], NOW).status == judge(Case(checks=[*map(as_result, checks)], judged="checks")).status
+
+
+# --- measuring
+
+
+@pytest.mark.parametrize(
+    ("measured", "every", "expected"),
+    [
+        ({}, 86400, True),
+        ({}, 0, False),
+        ({"recorded": NOW - 86399, "tried": NOW - 86399, "status": "pass"}, 86400, False),
+        ({"recorded": NOW - 86401, "tried": NOW - 86401, "status": "pass"}, 86400, True),
+        # Unproven or unstable leaves no status: tomorrow again, not in an hour.
+        ({"recorded": NOW - 4000, "tried": NOW - 4000}, 86400, False),
+        ({"recorded": NOW - 4000, "tried": NOW - 4000, "status": "fail"}, 86400, True),
+        ({"recorded": NOW - 3000, "tried": NOW - 3000, "status": "fail"}, 86400, False),
+        # It was ended for a job.
+        ({"tried": NOW - 3000}, 86400, False),
+        ({"tried": NOW - 3601}, 86400, True),
+        ({"recorded": NOW + 99999, "tried": NOW + 99999, "status": "pass"}, 86400, True),
+        ({"recorded": "x", "tried": None}, 86400, True),
+    ],
+)
+def test_a_measurement_is_due(measured: dict[str, Any], every: int, expected: bool) -> None:
+    assert due(measured, {"measure_seconds": every}, NOW) is expected
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """An idle machine, with one process."""
+    process = tmp_path / "proc/7"
+    (process / "fd").mkdir(parents=True)
+    (tmp_path / "proc/loadavg").write_text("9.00 1.00 0.10 1/99 7\n")
+    (process / "cmdline").write_bytes(b"bash\0")
+    (process / "comm").write_text("bash\n")
+    return tmp_path
+
+
+def test_an_idle_machine_is_idle(proc: Path) -> None:
+    assert busy("/mnt/scratch", 2, str(proc)) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: (root / "proc/loadavg").write_text("0.00 1.01 9.00 1/99 7\n"), "the load is 1.01"),
+        (lambda root: (root / "proc/loadavg").write_text("\n"), "the load cannot be read"),
+        (lambda root: (root / "proc/7/cmdline").write_bytes(b"slurmstepd: [4711.batch]\0"), "Slurm job 4711"),
+        (lambda root: (root / "proc/7/fd/3").symlink_to("/dev/nvidia0"), "`bash`) has a GPU open"),
+    ],
+)
+def test_a_machine_at_work_is_not(proc: Path, make: Callable[[Path], object], words: str) -> None:
+    make(proc)
+    assert words in str(busy("/mnt/scratch", 2, str(proc)))
+
+
+def test_the_load_of_a_large_machine_may_be_larger(proc: Path) -> None:
+    (proc / "proc/loadavg").write_text("0.00 11.20 0.00 1/99 7\n")
+    assert busy(None, 224, str(proc)) is None
+    assert busy(None, 223, str(proc)) == "the load is 11.2"
+
+
+def test_a_process_with_a_file_of_the_volume_open_is_work(tmp_path: Path) -> None:
+    mount = "29 1 259:9 / /mnt/scratch rw - xfs /dev/md127 rw\n"
+    for pid in ("self", "7"):
+        (tmp_path / "proc" / pid / "fdinfo").mkdir(parents=True)
+        (tmp_path / "proc" / pid / "mountinfo").write_text(mount)
+    (tmp_path / "proc/loadavg").write_text("0 0 0 1/9 7\n")
+    (tmp_path / "proc/mounts").write_text("/dev/md127 /mnt/scratch xfs rw 0 0\n")
+    assert busy("/mnt/scratch", 2, str(tmp_path)) is None
+    (tmp_path / "proc/7/cwd").symlink_to("/mnt/scratch/data")
+    assert "process 7" in str(busy("/mnt/scratch", 2, str(tmp_path)))
+
+
+def printed(tmp_path: Path, status: Any, *reasons: str) -> list[str]:
+    page = tmp_path / "record.json"
+    verdict = Verdict(status=status, reasons=list(reasons))
+    page.write_text(
+        record(sampled("read", 1e9, 1e9), kind="verify", verdict=verdict).model_dump_json(exclude_none=True)
+    )
+    return ["cat", str(page)]
+
+
+def test_a_measurement_is_kept_and_what_proves_nothing_changes_nothing(tmp_path: Path) -> None:
+    node, metrics = Files(tmp_path), {**SETTINGS, "textfile_directory": str(tmp_path)}
+    assert measure(metrics, printed(tmp_path, "fail", "read: slow", "write: slow"), list, node) == "fail: read: slow"
+    page = (tmp_path / "tunetool-verify.prom").read_text()
+    assert 'kind="verify"' in page
+    for command in (printed(tmp_path, "unstable", "it swings"), ["false"], ["echo", "{}"], ["echo", "no JSON"]):
+        assert measure(metrics, command, list, node)
+        kept = read(node.measured)
+        assert kept is not None
+        assert (kept.status, kept.failed) == ("fail", ("read: slow", "write: slow")), command
+    assert measure(metrics, printed(tmp_path, "pass"), list, node) == "pass"
+    kept = read(node.measured)
+    assert kept is not None
+    assert (kept.status, kept.failed) == ("pass", ())
+
+
+def test_a_job_ends_the_measurement(tmp_path: Path) -> None:
+    marker = tmp_path / "ended"
+    program = (
+        "import signal, sys; from pathlib import Path\n"
+        "def end(number, frame): Path(sys.argv[1]).write_text(str(number)); sys.exit(130)\n"
+        "signal.signal(signal.SIGTERM, end); Path(sys.argv[1]).touch()\n"
+        "while True: signal.pause()"
+    )
+
+    def jobs() -> Sequence[str]:
+        return ["Slurm job 5 runs on this node"] if marker.exists() else []
+
+    done = measure(SETTINGS, [sys.executable, "-c", program, str(marker)], jobs, Files(tmp_path))
+    assert done == "ended before it was done: Slurm job 5 runs on this node"
+    assert marker.read_text() == str(int(signal.SIGTERM))
+    assert read(Files(tmp_path).measured) is None
+
+
+# --- Slurm: the rule against a node that answers as scontrol does; tests/finetune/test_slurm.py has a real one
+
+
+@dataclass
+class Node:
+    states: set[str] = field(default_factory=lambda: {"IDLE"})
+    reason: str = ""
+    more: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str]) -> Done:
+        self.calls.append(list(argv))
+        if argv[1] == "update":
+            wanted = dict(word.split("=", 1) for word in argv[2:])
+            assert wanted["NodeName"] == "n1"
+            if wanted["State"] == "DRAIN":
+                self.states.add("DRAIN")
+                self.reason = wanted["Reason"]
+            else:
+                assert wanted["State"] == "UNDRAIN"
+                self.states.discard("DRAIN")
+                self.reason = ""
+            return Done(0, "", "")
+        reason = f" Reason={self.reason} [root@2026-11-23T03:00:00]{self.more}" if self.reason else ""
+        return Done(0, f"NodeName=n1 Arch=x86_64 State={'+'.join(sorted(self.states))}* ThreadsPerCore=1{reason}\n", "")
+
+
+SICK, WELL, UNKNOWN = (
+    Health("fail", FAILED := ("array.members: 7 of 8; missing `S1`",)),
+    Health("pass"),
+    Health("unknown"),
+)
+
+
+@pytest.mark.parametrize("more", ["", " Comment=rack 7"])
+def test_a_sick_node_is_drained_once_and_resumed_when_it_is_well(tmp_path: Path, more: str) -> None:
+    node, ours = Node(more=more), Files(tmp_path)
+    assert slurm.apply(WELL, "n1", ours, node) is None
+    assert slurm.apply(UNKNOWN, "n1", ours, node) is None
+    assert node.calls == [], "a node that is well asks the controller nothing"
+    assert "drained" in str(slurm.apply(SICK, "n1", ours, node))
+    assert (node.states, node.reason) == ({"IDLE", "DRAIN"}, "tunetool health: " + FAILED[0])
+    assert slurm.apply(SICK, "n1", ours, node) is None
+    assert slurm.apply(Health("fail", ["another: fault"]), "n1", ours, node) is None
+    assert slurm.apply(UNKNOWN, "n1", ours, node) is None
+    assert node.states == {"IDLE", "DRAIN"}
+    assert slurm.apply(WELL, "n1", ours, node) == "resumed `n1`"
+    assert node.states == {"IDLE"}
+    node.calls.clear()
+    assert slurm.apply(WELL, "n1", ours, node) is None
+    assert node.calls == []
+
+
+def test_what_a_person_drained_is_theirs(tmp_path: Path) -> None:
+    node, ours = Node({"IDLE", "DRAIN"}, "cable"), Files(tmp_path)
+    assert slurm.apply(SICK, "n1", ours, node) is None
+    assert slurm.apply(WELL, "n1", ours, node) is None
+    assert node.reason == "cable"
+    down = Node({"DOWN"}, "Not responding")
+    assert slurm.apply(SICK, "n1", ours, down) is None
+    assert down.states == {"DOWN"}
+    # A person takes over a drain of ours, then gives the node back; later it is drained by hand with our words.
+    node = Node()
+    slurm.apply(SICK, "n1", ours, node)
+    words, node.reason = node.reason, "RMA 1234"
+    assert slurm.apply(WELL, "n1", ours, node) is None
+    assert (node.states, node.reason) == ({"IDLE", "DRAIN"}, "RMA 1234")
+    node.reason = words
+    assert slurm.apply(WELL, "n1", ours, node) is None
+    assert "DRAIN" in node.states
+
+
+@given(st.lists(st.text(max_size=300), min_size=1, max_size=3))
+def test_any_reason_is_one_that_slurm_can_hold(reasons: list[str]) -> None:
+    words = slurm.reason_of(Health("fail", reasons))
+    assert re.fullmatch(r"tunetool health: [\x20-\x7e]*", words)
+    assert '"' not in words
+    assert len(words) <= 217
+    assert words == words.strip() or words == slurm.PREFIX
+
+
+def test_a_node_has_the_name_that_slurm_gives_it() -> None:
+    assert slurm.node_name({"SLURMD_NODENAME": "n7"}) == "n7"
+    assert "." not in slurm.node_name({})

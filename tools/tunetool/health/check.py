@@ -1,0 +1,114 @@
+"""The checks of ``verify --level config``, every few minutes: no I/O on the drives, and little CPU."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunetool.health import results
+from tunetool.health.idle import busy
+from tunetool.node.common import manifest as manifests
+from tunetool.node.common.check_result import UNKNOWN, Check
+from tunetool.node.common.commands import CommandError, run
+from tunetool.node.common.files import replace_file
+from tunetool.node.health.health_units import MEASURE, METRICS
+from tunetool.node.health.settings import load
+from tunetool.node.memory.memlock_checks import Attempt, Locker, lock_memory
+from tunetool.report.prometheus import of_checks
+from tunetool.verify.configuration import manifest_checks, static_checks
+
+RETRY = 3600.0
+"""Seconds between two tries to measure. Each costs a start of the whole program."""
+REMEMBERED = 86400.0
+"""Seconds for which a lock of memory that succeeded counts: it starts a login and a service, and little changes it."""
+
+
+def main() -> int:
+    """Check this node."""
+    check(load())
+    return 0
+
+
+def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> str:
+    """Check the node, keep the result and its metrics, and start a measurement if that is due. Returns the status."""
+    earlier = results.read_document(files.checked).get("locked")
+    locker = _Remembering(earlier if isinstance(earlier, dict) else {}, time.time())
+    manifest, checks = _checks(files.manifest, locker)
+    at = time.time()
+    result = results.of_checks(checks, settings["ignored_checks"], at)
+    results.keep(files.checked, result, locked=locker.locked)
+    directory = settings["textfile_directory"]
+    if directory:
+        text = of_checks("health", socket.gethostname(), at, result.status, checks, _cpu_seconds())
+        replace_file(f"{directory}/{METRICS[0]}", text, sync=False)
+    # Without an expectation there is nothing to judge the figures by.
+    if manifest is not None and manifest["expect"] and not result.failed and _due(files, settings, at):
+        _measure_if_idle(manifest["filesystem"]["mount_point"])
+    return result.status
+
+
+def _checks(path: Path, locker: Locker) -> tuple[Mapping[str, Any] | None, list[Check]]:
+    try:
+        manifest: Mapping[str, Any] = manifests.load(str(path))
+    except FileNotFoundError:
+        return None, [Check("manifest", UNKNOWN, "a manifest", "there is none", "run `site.yml` on this node")]
+    except manifests.ManifestError as error:
+        return None, [Check("manifest", UNKNOWN, "a manifest that can be read", error.message, error.hint)]
+    return manifest, [*manifest_checks(path, manifest, locker), *static_checks(manifest, os.environ)]
+
+
+class _Remembering:
+    """Locks memory, and remembers for a day what could be locked in this boot."""
+
+    def __init__(self, earlier: Mapping[str, Any], now: float, lock: Locker = lock_memory) -> None:
+        self.locked = dict(earlier)
+        self._now, self._lock = now, lock
+
+    def __call__(self, kind: str, size: int) -> Attempt:
+        """See ``memlock_checks.Locker``."""
+        try:
+            at, attempt = self.locked[kind]["at"], Attempt(**self.locked[kind]["attempt"])
+            if 0 <= self._now - at < REMEMBERED and attempt.locked >= size and not attempt.error:
+                return attempt
+        except (KeyError, TypeError):
+            pass
+        self.locked.pop(kind, None)
+        attempt = self._lock(kind, size)
+        self.locked[kind] = {"at": self._now, "attempt": vars(attempt)}
+        return attempt
+
+
+def due(measured: Mapping[str, Any], settings: Mapping[str, Any], now: float) -> bool:
+    """Whether it is time to measure: the last record is old, or it failed, and no try was lately."""
+    every = settings["measure_seconds"]
+    recorded, tried = (_number(measured.get(name)) for name in ("recorded", "tried"))
+    settled = measured.get("status") != "fail" and 0 <= now - recorded < every
+    return bool(every) and not settled and not 0 <= now - tried < RETRY
+
+
+def _due(files: results.Files, settings: Mapping[str, Any], now: float) -> bool:
+    return due(results.read_document(files.measured), settings, now)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _measure_if_idle(mount_point: str, start: Callable[[list[str]], object] = run) -> None:
+    if busy(mount_point, os.cpu_count() or 1) is not None:
+        return
+    try:
+        # In a unit of its own: a check in a few minutes must not wait for it.
+        start(["systemctl", "start", "--no-block", MEASURE])
+    except CommandError as error:
+        print(f"error: {error}", flush=True)
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return round(sum(each.ru_utime + each.ru_stime for each in used), 4)

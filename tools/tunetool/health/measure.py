@@ -1,0 +1,83 @@
+"""A short ``verify`` of an idle node. It ends when a job of Slurm begins."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tunetool.health import results
+from tunetool.node.common.files import replace_file
+from tunetool.node.health.health_units import METRICS
+from tunetool.node.health.settings import load
+from tunetool.node.machine.busy import scheduler_jobs
+from tunetool.record import Record
+from tunetool.report.prometheus import prometheus
+
+COMMAND = (sys.executable, "-I", "-m", "tunetool", "verify", "--level", "quick", "--json", "-")
+LOOK = 1.0
+"""Seconds between two looks for a job."""
+
+
+def main() -> int:
+    """Measure this node."""
+    print(measure(load()))
+    return 0
+
+
+def measure(
+    settings: Mapping[str, Any],
+    command: Sequence[str] = COMMAND,
+    jobs: Callable[[], Sequence[str]] = lambda: scheduler_jobs({}),
+    files: results.Files = results.NODE,
+) -> str:
+    """Verify, and keep the verdict and its metrics. Returns what it ended with, in a line."""
+    document = {**results.read_document(files.measured), "tried": time.time()}
+    results.write_document(files.measured, document)
+    text, job = _run(command, jobs)
+    if job is not None:
+        return f"ended before it was done: {job}"
+    try:
+        status, reasons, metrics = _judged(text)
+    except ValueError as error:
+        return f"no record: {error}"
+    document["recorded"] = time.time()
+    if status in ("pass", "fail"):
+        document |= asdict(results.Result(document["recorded"], status, reasons if status == "fail" else ()))
+    # Another verdict proves neither health nor a fault: what was known before stays.
+    results.write_document(files.measured, document)
+    if settings["textfile_directory"]:
+        replace_file(f"{settings['textfile_directory']}/{METRICS[1]}", metrics, sync=False)
+    return ": ".join([status, *reasons[:1]])
+
+
+def _run(command: Sequence[str], jobs: Callable[[], Sequence[str]]) -> tuple[str, str | None]:
+    """The output, and the job for which it was ended. What it says for people goes into the journal."""
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    job = None
+    while True:
+        try:
+            text, _ = child.communicate(timeout=LOOK)
+        except subprocess.TimeoutExpired:
+            if job is None:
+                job = next(iter(jobs()), None)
+                if job is not None:
+                    # It removes what it wrote.
+                    child.send_signal(signal.SIGTERM)
+            continue
+        return text, job
+
+
+def _judged(text: str) -> tuple[str, list[str], str]:
+    """Status, reasons and metrics of the record. Raises ``ValueError``."""
+    if not text.strip():
+        raise ValueError("`verify` printed none")
+    record = Record.model_validate(json.loads(text))
+    if record.verdict is None:
+        raise ValueError("it has no verdict")
+    return record.verdict.status, list(record.verdict.reasons), prometheus(record)

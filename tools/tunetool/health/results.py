@@ -1,0 +1,133 @@
+"""The last results of the health check, kept in files, and the node's health by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from tunetool.node.common import documents
+from tunetool.node.common.check_result import FAIL, PASS, UNKNOWN, Check
+from tunetool.node.common.files import replace_file
+from tunetool.node.common.manifest import MANIFEST_PATH
+from tunetool.node.health.settings import CONFIG_PATH
+
+PERIODS = 3
+"""After so many periods a result says nothing any more."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of the health check, under the node's root directory."""
+
+    root: Path = Path("/")
+
+    @property
+    def settings(self) -> Path:
+        """What the role wrote."""
+        return self.root / CONFIG_PATH.lstrip("/")
+
+    @property
+    def manifest(self) -> Path:
+        """What was built."""
+        return self.root / MANIFEST_PATH.lstrip("/")
+
+    @property
+    def checked(self) -> Path:
+        """The result of the checks. It goes with a boot: what was true before says nothing."""
+        return self.root / "run/tunetool/health.json"
+
+    @property
+    def measured(self) -> Path:
+        """The result of the last measurement."""
+        return self.root / "var/lib/tunetool/health/measured.json"
+
+    @property
+    def drained(self) -> Path:
+        """The reason with which we drained the node in Slurm."""
+        return self.root / "var/lib/tunetool/health/drained.json"
+
+
+NODE = Files()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run: when it ended (seconds since 1970), its verdict, and what fails, as ``id: words``."""
+
+    at: float
+    status: str
+    failed: Sequence[str] = ()
+    doubts: Sequence[str] = ()
+    """What could not be judged."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """The node's health: ``pass``, ``fail`` or ``unknown``, with the reasons."""
+
+    status: str
+    reasons: Sequence[str] = field(default_factory=tuple)
+
+
+def of_checks(checks: Sequence[Check], ignored: Sequence[str], at: float) -> Result:
+    """The verdict over the checks, as ``verify --level config`` gives it, without those that the owner ignores."""
+    judged = [check for check in checks if not any(fnmatchcase(check.id, glob) for glob in ignored)]
+    failed = [f"{check.id}: {check.found}" for check in judged if check.status == FAIL]
+    doubts = [f"{check.id}: {check.found}" for check in judged if check.status == UNKNOWN]
+    if not failed and not doubts and not any(check.status == PASS for check in judged):
+        doubts = ["no check could be made"]
+    return Result(at, "fail" if failed else "unproven" if doubts else "pass", failed, doubts)
+
+
+def health(checked: Result | None, measured: Result | None, now: float, period: float) -> Health:
+    """What is known of the node now. A failure counts until a later run passes; an old result of the checks is none."""
+    # A clock that was set back makes a result look as if it came from the future: it says nothing either.
+    fresh = checked if checked is not None and 0 <= now - checked.at <= PERIODS * period else None
+    failed = list(fresh.failed) if fresh is not None else []
+    if measured is not None and measured.status == "fail":
+        failed += measured.failed or ["verify: it falls short"]
+    if failed:
+        return Health("fail", failed)
+    if fresh is None:
+        return Health("unknown", ["there is no result that is recent" if checked else "there is no result yet"])
+    return Health("pass" if fresh.status == "pass" else "unknown", fresh.doubts)
+
+
+def read(path: Path) -> Result | None:
+    """The result in a file; None where there is none. Raises ``OSError`` for a file that cannot be read."""
+    document = read_document(path)
+    try:
+        return Result(
+            float(document["at"]), str(document["status"]), _lines(document["failed"]), _lines(document["doubts"])
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _lines(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError
+    return tuple(str(line) for line in value)
+
+
+def read_document(path: Path) -> Mapping[str, Any]:
+    """The object in a file; empty where there is none. Raises ``OSError`` for a file that cannot be read."""
+    try:
+        document = documents.read(path)
+    except (FileNotFoundError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def keep(path: Path, result: Result, **more: Any) -> None:
+    """Write the result, by one rename; not through to the disk, since the next one comes soon."""
+    write_document(path, {**asdict(result), **more})
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write an object, by one rename."""
+    replace_file(str(path), json.dumps(document) + "\n", sync=False)
