@@ -202,6 +202,12 @@ def test_nonsense_ends_the_connection_and_nothing_else(frames: list[bytes]) -> N
         answer = answer[9 + length :]
 
 
+def test_a_ping_is_answered_with_its_bytes() -> None:
+    """gRPC's clients measure the connection by pings, and close one that does not answer."""
+    answer = said_to(PREFACE + b"\0\0\x08\6\0\0\0\0\0ping-123")
+    assert answer.endswith(b"\0\0\x08\6\1\0\0\0\0ping-123")
+
+
 def test_another_protocol_gets_no_answer() -> None:
     assert said_to(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == b""
     assert said_to(b"") == b""
