@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders import record, sampled
+from builders import record, sampled, wanted_read
 from machines import RECORDED
 from programs import need_program
 from tunetool.health import check as checking
@@ -36,7 +36,7 @@ from tunetool.node.health.settings import SettingsError, dump, load
 from tunetool.node.memory.memlock_checks import Attempt
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.unit_dropins import ForeignDropIn, apply
-from tunetool.record import Verdict
+from tunetool.record import CheckResult, Verdict
 from tunetool.report.progress import PlainProgress
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify
@@ -429,6 +429,29 @@ def test_a_measurement_is_kept_and_what_proves_nothing_changes_nothing(tmp_path:
     kept = read(node.measured)
     assert kept is not None
     assert (kept.status, kept.failed) == ("pass", ())
+
+
+@pytest.mark.parametrize(
+    ("failing", "figure", "status", "reasons"),
+    [
+        (["drives.wear"], "pass", "pass", ()),
+        (["drives.wear"], "unstable", None, None),
+        (["drives.wear"], "fail", "fail", ("sequential read: slow",)),
+        (["drives.wear", "drives.balance"], "pass", "fail", ("drives.balance: x", "sequential read: slow")),
+        ([], "fail", "fail", ("sequential read: slow",)),
+    ],
+)
+def test_an_ignored_check_makes_no_measurement_fail(
+    tmp_path: Path, failing: list[str], figure: Any, status: str | None, reasons: tuple[str, ...] | None
+) -> None:
+    page = tmp_path / "record.json"
+    checks = [CheckResult(id=name, status="fail", expected="", found="x") for name in failing]
+    verdict = Verdict(status="fail", reasons=[*(f"{name}: x" for name in failing), "sequential read: slow"])
+    made = record(kind="verify", checks=checks, expectations=wanted_read(figure), verdict=verdict)
+    page.write_text(made.model_dump_json(exclude_none=True))
+    measure({**SETTINGS, "ignored_checks": ["drives.w*"]}, ["cat", str(page)], list, Files(tmp_path))
+    kept = read(Files(tmp_path).measured)
+    assert (kept.status, kept.failed) == (status, reasons) if kept else status is None
 
 
 def test_a_job_ends_the_measurement(tmp_path: Path) -> None:

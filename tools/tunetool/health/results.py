@@ -75,12 +75,17 @@ class Health:
 
 def of_checks(checks: Sequence[Check], ignored: Sequence[str], at: float) -> Result:
     """The verdict over the checks, as ``verify --level config`` gives it, without those that the owner ignores."""
-    judged = [check for check in checks if not any(fnmatchcase(check.id, glob) for glob in ignored)]
+    judged = [check for check in checks if not is_ignored(check.id, ignored)]
     failed = [f"{check.id}: {check.found}" for check in judged if check.status == FAIL]
     doubts = [f"{check.id}: {check.found}" for check in judged if check.status == UNKNOWN]
     if not failed and not doubts and not any(check.status == PASS for check in judged):
         doubts = ["no check could be made"]
     return Result(at, "fail" if failed else "unproven" if doubts else "pass", failed, doubts)
+
+
+def is_ignored(check_id: str, ignored: Sequence[str]) -> bool:
+    """Whether one of the globs ``ignored`` is that of the check."""
+    return any(fnmatchcase(check_id, glob) for glob in ignored)
 
 
 def health(checked: Result | None, measured: Result | None, now: float, period: float) -> Health:
