@@ -247,7 +247,12 @@ def test_a_program_that_is_no_fio(bench: Bench, tmp_path: Path, script: str, sai
 
 
 def test_no_fio(bench: Bench) -> None:
-    lied(bench.mounted("mkdir $P/bin; PATH=$P/bin"), 3, "`fio` is not on PATH; install it: `apt install fio`", "ERROR")
+    lied(
+        bench.mounted("mkdir $P/bin; PATH=$P/bin"),
+        3,
+        "`fio` is not on PATH; install it: `apt-get install --no-install-recommends fio`",
+        "ERROR",
+    )
 
 
 @pytest.mark.slow  # bytes that no drive counted are in test_the_page_cache_answers_for_the_drive

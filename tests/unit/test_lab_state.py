@@ -246,9 +246,10 @@ def test_a_strange_pid_file_names_nobody(lab: Lab, text: str):
 
 def test_a_missing_program_names_the_packages_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(programs, "find", lambda program: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(CannotJudge) as caught:
         programs.require("qemu-system-x86_64", "qemu-img")
-    assert caught.value.hint == "apt-get install --no-install-recommends qemu-system-x86 qemu-utils"
+    assert caught.value.hint == "`apt-get install --no-install-recommends qemu-system-x86 qemu-utils`"
     assert caught.value.exit_code == ExitCode.NOT_JUDGED
 
 

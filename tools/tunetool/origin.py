@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+_NAME = re.compile(r"[\w.-]+")
+_LEAST_PYTHON = re.compile(r"python_version\s*>=\s*['\"](\d+)\.(\d+)")
 _SET_UP = {"control": "setup"} | dict.fromkeys(
     ("deepspeed", "checkpoint", "engines", "finetune", "lightning"), "setup-deepspeed"
 )
@@ -113,6 +115,34 @@ def _given(document: dict[str, Any]) -> str | None:
     return url if parts.scheme else None
 
 
+def lacking(extra: str, source: Origin | None = None) -> list[str] | None:
+    """Packages of ``extra`` that the Python which runs this lacks; none of them is imported.
+
+    None where the metadata of tunetool do not list the extra. ``source``: by default where this tunetool came from.
+    """
+    from importlib import metadata  # noqa: PLC0415  (see ``origin``)
+
+    listed = _of_extra(source or origin(), extra)
+    absent = []
+    for requirement, marker in listed:
+        name = _NAME.match(requirement)
+        least = _LEAST_PYTHON.search(marker)
+        if least and sys.version_info < (int(least[1]), int(least[2])):
+            absent.append(f"{requirement}, which needs Python {least[1]}.{least[2]}")
+            continue
+        try:
+            metadata.distribution(name[0] if name else requirement)
+        except metadata.PackageNotFoundError:
+            absent.append(requirement)
+    return absent if listed else None
+
+
+def _of_extra(source: Origin, extra: str) -> list[tuple[str, str]]:
+    """Requirement and marker of each package of ``extra``."""
+    parts = [each.partition(";") for each in source.requires if extra in _EXTRA.findall(each)]
+    return [(requirement.strip(), marker) for requirement, _, marker in parts]
+
+
 def install_hint(extra: str, python: str | Path | None = None) -> str:
     """The command, in backticks, that installs ``extra`` for ``python``: by default the one that runs this."""
     return hint_for(origin(), extra, Path(python or sys.executable), Path(sys.prefix))
@@ -132,7 +162,7 @@ def hint_for(source: Origin, extra: str, python: Path, prefix: Path) -> str:
     if source.clone is not None and own and extra in _SET_UP and prefix.resolve() == (source.clone / ".venv").resolve():
         return f"`make {_SET_UP[extra]}` in `{source.clone}`"
     if source.given is None:
-        what = [each.partition(";")[0].strip() for each in source.requires if extra in _EXTRA.findall(each)]
+        what = [requirement for requirement, _ in _of_extra(source, extra)]
     elif "://" in source.given:
         what = [f"tunetool[{extra}] @ {source.given}"]
     else:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from tunetool import __version__
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.commands import captured
 from tunetool.node.common.manifest import MANIFEST_PATH
 from tunetool.node.common.training_part import REPAIR, SWITCH_ON, NoTraining, Training, read_training, same_python
+from tunetool.origin import install_hint
 
 DEEPSPEED = ("torch", "deepspeed")
 """Packages that most commands need."""
 TORCH = ("torch",)
+_SECONDS = 120.0
+_ASK = (
+    "import importlib.util as u, json; found = {n: bool(u.find_spec(n)) for n in %r}; "
+    "found['tunetool'] = bool(u.find_spec('tunetool')); version = None\n"
+    "if found['tunetool']:\n import tunetool; version = tunetool.__version__\n"
+    "print(json.dumps([found, version]))"
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,33 @@ def choose(named: str | None, manifest: Path | None = None, needs: Sequence[str]
         f"{lacking} is not installed in `{executable}`, and this node has no training environment", SWITCH_ON
     )
     return TrainingPython(executable, "tunetool", problem=problem)
+
+
+def check_packages(chosen: TrainingPython, needs: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Ask the Python itself, without an import of what it ``needs``.
+
+    Raises ``CannotJudge`` where it does not start, lacks a package, or has another tunetool than this.
+    """
+    python = chosen.path
+    hint = f"install tunetool {__version__} into it: {install_hint('finetune', python)}"
+    hint += ", or name another with `--python`" if chosen.named_by == "--python" else "; `site.yml` does so"
+    try:
+        done = captured([str(python), "-c", _ASK % (list(needs),)], _SECONDS, cwd="/", env=dict(environment))
+        packages, version = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ({}, None)
+    except OSError as error:
+        raise CannotJudge(f"`{python}` does not start: {error.strerror}", hint) from None
+    except subprocess.TimeoutExpired:
+        raise CannotJudge(f"`{python}` did not start within {_SECONDS:.0f} s", hint) from None
+    except (ValueError, IndexError):
+        raise CannotJudge(f"`{python}` is not a Python interpreter", "`--python` takes an interpreter") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        raise CannotJudge(f"`{python}` does not start: {last}", hint)
+    lacking = next((name for name, there in packages.items() if not there), None)
+    if lacking is not None:
+        raise CannotJudge(f"{lacking} is not installed in `{python}`", hint)
+    if version != __version__:
+        raise CannotJudge(f"`{python}` has tunetool {version}, and this is {__version__}", hint)
 
 
 def _read(manifest: Path | None) -> tuple[Training | None, CannotJudge | None]:

@@ -16,6 +16,11 @@ def state() -> Path:
     return _base("XDG_STATE_HOME", ".local/state") / "tunetool"
 
 
+def runs() -> Path:
+    """Where records go without ``--runs-dir``: /var/lib/tunetool/runs as root, else below ``state``."""
+    return Path("/var/lib/tunetool/runs") if os.geteuid() == 0 else state() / "runs"
+
+
 def _base(variable: str, default: str) -> Path:
     value = os.environ.get(variable, "")
     return Path(value) if value.startswith("/") else Path.home() / default

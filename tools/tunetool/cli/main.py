@@ -30,6 +30,7 @@ COMMANDS = {
     "advise": "Compute what a job needs before it runs: how often to save checkpoints, what a network costs.",
     "report": "Show, list or compare records.",
     "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
+    "doctor": "Show what this machine lacks for which command, and the line that installs it.",
     "build-ops": "Compile DeepSpeed's ops once, so that no job has to compile them.",
     "build-wheelhouse": "Fetch the wheels of training environments once, for nodes without a package index.",
 }

@@ -14,12 +14,13 @@ from tunetool.errors import CannotJudge
 from tunetool.lab import guest, process, snapshot, ssh
 from tunetool.lab.image import Image
 from tunetool.lab.machine import Boot, Drive
-from tunetool.lab.programs import FULL, failure_of, find
+from tunetool.lab.programs import FULL, failure_of
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.recipe import SYSTEM_LABEL
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.standing import Standing, bring_back
 from tunetool.lab.state import Lab, NodeState, data_serial
+from tunetool.system_packages import find
 
 BOOT_SECONDS = 300.0
 SHUTDOWN_SECONDS = 120.0

@@ -29,11 +29,20 @@ from tunetool.launch.ssh import Guards, InventoryLauncher
 from tunetool.launch.this_machine import judge
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.worker import describe_end
+from tunetool.system_packages import install_line
 from tunetool.training_python import choose
 
 _MARK = "TUNETOOL_LAUNCHER"
 _VERDICT_SECONDS = 20.0
 """Seconds that the guards have to report a failed rank after DeepSpeed has ended."""
+
+
+def need_pdsh() -> str:
+    """The path of pdsh. Raises ``UsageProblem`` where it is missing."""
+    program = shutil.which("pdsh")
+    if program is None:
+        raise UsageProblem("`pdsh` is not on PATH", f"DeepSpeed connects to hosts with it: {install_line('pdsh')}")
+    return program
 
 
 class DeepspeedLauncher(InventoryLauncher):
@@ -46,8 +55,7 @@ class DeepspeedLauncher(InventoryLauncher):
 
         ``job.python`` must have the same path here and on every host: DeepSpeed starts ranks with its own interpreter.
         """
-        if shutil.which("pdsh") is None:
-            raise UsageProblem("`pdsh` is not on PATH", "DeepSpeed connects to hosts with it: `apt-get install pdsh`")
+        need_pdsh()
         chosen = choose(job.python)
         if chosen.problem is not None:
             # DeepSpeed itself connects to the hosts.

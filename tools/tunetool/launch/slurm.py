@@ -37,6 +37,16 @@ _SHARED_SECONDS = 15.0
 """Seconds until a node's last write is visible through NFS."""
 
 
+def need_slurm() -> None:
+    """Raise ``UsageProblem`` where Slurm's commands are missing."""
+    for program in _NEEDED:
+        if shutil.which(program) is None:
+            raise UsageProblem(
+                f"`{program}` is not on PATH",
+                "run this where jobs are submitted, a login node, or use another `--launcher`",
+            )
+
+
 class SlurmLauncher:
     """Runs a batch job: a guard on each node starts torchrun."""
 
@@ -44,12 +54,7 @@ class SlurmLauncher:
 
     def __init__(self, options: SlurmOptions, progress: Progress) -> None:
         """Raises ``UsageProblem`` if Slurm's commands are missing."""
-        for program in _NEEDED:
-            if shutil.which(program) is None:
-                raise UsageProblem(
-                    f"`{program}` is not on PATH",
-                    "run this where jobs are submitted, a login node, or use another `--launcher`",
-                )
+        need_slurm()
         self._options = options
         self._progress = progress
 

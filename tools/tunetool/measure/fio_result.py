@@ -11,8 +11,9 @@ from tunetool.measure.claim import Claim
 from tunetool.measure.direction import Direction
 from tunetool.measure.worker import Failed
 from tunetool.node.common import documents
+from tunetool.system_packages import install_line
 
-INSTALL_HINT = "install it: `apt install fio` or `dnf install fio`"
+INSTALL_HINT = f"install it: {install_line('fio')}"
 
 
 class FioFailed(Failed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from tunetool.errors import UsageProblem
 
 def default_runs_dir() -> Path:
     """/var/lib/tunetool/runs as root, else under ``$XDG_STATE_HOME``."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/tunetool/runs")
-    return user_directories.state() / "runs"
+    return user_directories.runs()
 
 
 def prepare_runs_dir(path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.worker import start_talking
 from tunetool.stage.tree import Entry
+from tunetool.system_packages import install_line
 
 TRANSFERS = 8
 _REMOTE = re.compile(r"^(:?[A-Za-z0-9_][A-Za-z0-9_.+@ -]*(,[^:]*)?):")
@@ -33,7 +34,9 @@ def need_rclone() -> str:
     """The path of rclone. Raises ``CannotJudge`` if it is not installed."""
     program = shutil.which("rclone")
     if program is None:
-        raise CannotJudge("`rclone` is not installed: it fetches remote sources", "install it, or stage a directory")
+        raise CannotJudge(
+            "`rclone` is not installed: it fetches remote sources", f"{install_line('rclone')}, or stage a directory"
+        )
     return program
 
 

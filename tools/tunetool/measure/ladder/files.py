@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +9,7 @@ from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.figure import spread_of
 from tunetool.measure.fio import Outcome
+from tunetool.measure.io_uring import no_io_uring
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import (
     MIB,
@@ -31,26 +29,7 @@ URING = "sequential.{direction}.io_uring"
 SUSTAINED = "sustained.write"
 RANDOM = "random.read.{size}"
 _START = 1.0
-_IO_URING_SETUP = 425
-"""The same number on every architecture: it is younger than the common table (Linux 5.1)."""
-_PARAMETERS_BYTES = 120
-
 _DIRECTIONS: tuple[Direction, ...] = ("write", "read")
-
-
-def no_io_uring() -> str | None:
-    """Why io_uring cannot be used here; None where it can."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    handle = libc.syscall(_IO_URING_SETUP, 1, ctypes.create_string_buffer(_PARAMETERS_BYTES))
-    if handle >= 0:
-        os.close(handle)
-        return None
-    number = ctypes.get_errno()
-    if number == errno.ENOSYS:
-        return "this kernel has no io_uring"
-    if number == errno.EPERM:
-        return "io_uring is forbidden here: by `kernel.io_uring_disabled`, or by a container's seccomp filter"
-    return f"io_uring does not work here: {os.strerror(number)}"
 
 
 @dataclass(frozen=True)
