@@ -95,14 +95,16 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def program(checkout: Path, name: str, script: str) -> None:
+    # It may be a link to the machine's.
+    (checkout / "bin" / name).unlink(missing_ok=True)
     (checkout / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
     (checkout / "bin" / name).chmod(0o755)
 
 
-def set_up(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def set_up(checkout: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS", "MAKELEVEL")}
     return subprocess.run(
-        ["bash", str(checkout / "tools/dev/setup.sh")],
+        [shutil.which("bash") or "bash", str(checkout / "tools/dev/setup.sh"), *options],
         env={**kept, "PATH": f"{checkout / 'bin'}:/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
@@ -121,25 +123,128 @@ def test_set_up_names_a_machine_that_is_not_linux(checkout: Path) -> None:
     assert not (checkout / "asked").exists()
 
 
-OLD = """
-case "$1" in
---version) echo Python 3.10.12;;
--c) exit 1;;
-*) echo "$@" >> "$0.called";;
+PYTHON = """
+version={version}
+case "$*" in
+--version) echo Python $version.9;;
+*"version_info < (3, 11)"*) [ ${{version#3.}} -ge 11 ];;
+*"import ensurepip"*) {ensurepip};;
+*"version_info[:2]"*) echo $version;;
+"-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python;;
+*"-m pip"*) echo "$@" >> installed;;
+*) exit 9;;
 esac
 """
+RELEASES = {
+    "debian 12": 'ID=debian\nVERSION_ID="12"\n',
+    "debian 11": 'ID=debian\nVERSION_ID="11"\n',
+    "ubuntu 22.04": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="22.04"\n',
+    "rocky 9": 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n',
+    "arch": "ID=arch\n",
+}
 
 
-@pytest.mark.parametrize("chosen", ["python3", "python3.10", "./.venv/bin/python"])
-def test_set_up_names_a_python_without_ansible(checkout: Path, chosen: str) -> None:
-    (checkout / ".venv/bin").mkdir(parents=True)
-    program(checkout, chosen.replace("./", "../"), OLD)
-    environment = {} if chosen.startswith("./") else {"PYTHON": chosen}
-    done = set_up(checkout, **environment)
+def machine(checkout: Path, release: str, pythons: dict[str, str], ensurepip: bool = True) -> dict[str, str]:
+    """The checkout on a machine with that os-release, these Pythons and no other. Returns variables for ``set_up``."""
+    (checkout / "os-release").write_text(RELEASES[release])
+    for name in ("bash", "cat", "cut", "dirname", "env", "id", "ln", "mkdir", "sha256sum", "uname", "cp", "sh"):
+        (checkout / "bin" / name).symlink_to(shutil.which(name) or name)
+    for name, version in pythons.items():
+        program(checkout, name, PYTHON.format(version=version, ensurepip="true" if ensurepip else "false"))
+    for name in ("pyproject.toml", "constraints.txt"):
+        (checkout / name).touch()
+    return {"PATH": str(checkout / "bin"), "TUNETOOL_OS_RELEASE": str(checkout / "os-release")}
+
+
+@pytest.mark.parametrize("release", [name for name in RELEASES if name != "debian 11"])
+@pytest.mark.parametrize("pythons", [{"python3": "3.12"}, {"python3": "3.9", "python3.11": "3.11"}])
+def test_a_control_machine_is_set_up_without_a_package_or_root(
+    checkout: Path, release: str, pythons: dict[str, str]
+) -> None:
+    variables = machine(checkout, release, pythons)
+    program(checkout, "sudo", f"touch {checkout}/asked")
+    done = set_up(checkout, **variables)
+    assert done.returncode == 0, done.stderr
+    (line,) = (checkout / "installed").read_text().splitlines()
+    assert line.endswith("--constraint constraints.txt --editable .[control]")
+    assert "tunetool doctor" in done.stdout
+    assert (checkout / ".ansible/collections/ansible_collections/tunetool/node").is_symlink()
+    assert not (checkout / "asked").exists()
+    # A second call has nothing to do.
+    again = set_up(checkout, **variables)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert len((checkout / "installed").read_text().splitlines()) == 1
+
+
+def test_tests_get_more_and_a_later_set_up_takes_nothing_away(checkout: Path) -> None:
+    variables = machine(checkout, "debian 12", {"python3": "3.11"})
+    (checkout / "tests/programs.txt").write_text("python3 python3 setup\n")
+    for options in ((), ("--for", "lint"), (), ("--for", "unit")):
+        assert set_up(checkout, *options, **variables).returncode == 0
+    extras = [line.rpartition(" ")[2] for line in (checkout / "installed").read_text().splitlines()]
+    assert extras == [".[control]", ".[control,dev]"]
+    (checkout / "constraints.txt").write_text("click==8.1\n")
+    assert set_up(checkout, **variables).returncode == 0
+    assert (checkout / "installed").read_text().splitlines()[2].endswith(".[control]")
+
+
+@pytest.mark.parametrize(
+    ("release", "line"),
+    [
+        ("debian 12", "apt-get install python3.11-venv"),
+        ("ubuntu 22.04", "apt-get install python3.11-venv"),
+        ("debian 11", "this release has no package of it; the next one has"),
+        ("rocky 9", "dnf install python3.11"),
+        (
+            "arch",
+            "install Python 3.11 or newer, with its modules venv and ensurepip, by this machine's package manager",
+        ),
+    ],
+)
+def test_set_up_names_the_package_of_a_newer_python(checkout: Path, release: str, line: str) -> None:
+    variables = machine(checkout, release, {"python3": "3.10"})
+    program(checkout, "id", "echo 1000")
+    done = set_up(checkout, **variables)
     assert done.returncode == 2
     error, hint = error_and_hint(done)
-    assert error == f"error: `{chosen.removeprefix('./')}` is Python 3.10.12, and Ansible needs Python 3.11 or newer"
+    assert error == "error: `python3` is Python 3.10.9, and Ansible needs Python 3.11 or newer"
+    sudo = "sudo " if line.startswith(("apt-get", "dnf")) else ""
+    assert hint.endswith(f"PYTHON=python3.11 make setup; where there is none: {sudo}{line}")
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize(("release", "line"), [("ubuntu 22.04", "python3.12-venv"), ("rocky 9", "python3.12")])
+def test_set_up_names_the_package_of_ensurepip(checkout: Path, release: str, line: str) -> None:
+    done = set_up(checkout, **machine(checkout, release, {"python3": "3.12"}, ensurepip=False))
+    assert done.returncode == 2
+    error, hint = error_and_hint(done)
+    assert error == "error: `python3` has no ensurepip, so that it makes no .venv"
+    assert hint.endswith(f" install {line}")
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize("release", ["debian 12", "rocky 9"])
+def test_set_up_names_the_package_of_python(checkout: Path, release: str) -> None:
+    done = set_up(checkout, **machine(checkout, release, {}))
+    assert done.returncode == 2
+    error, hint = error_and_hint(done)
+    assert error == "error: `python3` is missing"
+    wanted = "dnf install python3.11" if release == "rocky 9" else "apt-get install python3 python3-venv"
+    assert hint.endswith(wanted)
+
+
+@pytest.mark.parametrize("chosen", ["python3.10", "./.venv/bin/python"])
+def test_set_up_names_a_chosen_python_without_ansible(checkout: Path, chosen: str) -> None:
+    variables = machine(checkout, "debian 12", {"python3": "3.11", "python3.10": "3.10"})
+    if chosen.startswith("./"):
+        (checkout / ".venv/bin").mkdir(parents=True)
+        shutil.copy(checkout / "bin/python3.10", checkout / ".venv/bin/python")
+    else:
+        variables["PYTHON"] = chosen
+    done = set_up(checkout, **variables)
+    assert done.returncode == 2
+    error, hint = error_and_hint(done)
+    assert error == f"error: `{chosen.removeprefix('./')}` is Python 3.10.9, and Ansible needs Python 3.11 or newer"
     assert ("remove .venv" in hint) == chosen.startswith("./")
     assert "PYTHON=python3.11 make setup" in hint
-    assert not (checkout / "asked").exists()
-    assert not (checkout / "bin" / f"{chosen}.called").exists()
+    assert not (checkout / "installed").exists()

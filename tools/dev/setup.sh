@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Sets up this checkout: the machine's packages where they are missing, .venv, the collection's link.
+# Sets up this checkout. Without an option what a control machine needs: .venv with the tool and Ansible, and the
+# collection's link; no package of the machine, no compiler, no root. What the machine lacks for that is named in one line.
+# With any option also what tests need in .venv, and the machine's packages where they are missing:
 #   --for GROUPS  also the programs that groups of tests need (comma between them): tests/programs.txt
 #   --lab         also what virtual nodes need: the same as `--for node`
 #   --containers  also podman and mmdebstrap, where neither podman nor docker works: `--for containers`
@@ -15,8 +17,9 @@ if [ "$(uname -s)" != Linux ]; then
 fi
 cd "$(dirname "$0")/../.."
 started=$SECONDS
-wanted=,setup, deepspeed=false cluster=false timed=false
+wanted=, tests=false deepspeed=false cluster=false timed=false
 while [ $# -gt 0 ]; do
+  tests=true
   case $1 in
     --for)
       if [ $# -lt 2 ]; then echo "error: \`--for\` names no group" >&2; exit 2; fi
@@ -33,16 +36,46 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-python=${PYTHON:-python3}
+if $tests; then wanted+=setup,; fi
+
+new_enough() { command -v "$1" >/dev/null && "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+# Ubuntu 22.04 and RHEL 9 have a newer Python beside the one that is called python3.
+python=${PYTHON:-}
+for name in python3 python3.13 python3.12 python3.11; do
+  if [ -z "$python" ] && new_enough "$name"; then python=$name; fi
+done
+python=${python:-python3}
+
+# The line that installs a package on this machine: Debian's name, then that of RHEL and its kind.
+package_line() {
+  local system sudo=""
+  # shellcheck disable=SC1090  # the machine's
+  system=$(. "${TUNETOOL_OS_RELEASE:-/etc/os-release}" 2>/dev/null && echo " ${ID:-} ${VERSION_ID:-} ${ID_LIKE:-} ") || true
+  if [ "$(id -u)" != 0 ]; then sudo="sudo "; fi
+  case $system in
+    " debian 10 "* | " debian 11 "* | " ubuntu 20.04 "*) echo "this release has no package of it; the next one has" ;;
+    *" debian "* | *" ubuntu "*) echo "${sudo}apt-get install $1" ;;
+    *" rhel "* | *" fedora "* | *" centos "*) echo "${sudo}dnf install $2" ;;
+    *) echo "install Python 3.11 or newer, with its modules venv and ensurepip, by this machine's package manager" ;;
+  esac
+}
 
 # Without this, pip would leave Ansible out, and only the first command that needs it would fail.
 need_new_python() {
   local chosen=$python
   if [ -x .venv/bin/python ]; then chosen=.venv/bin/python; fi
-  if command -v "$chosen" >/dev/null && ! "$chosen" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  if ! command -v "$chosen" >/dev/null; then
+    # A set-up for tests installs it.
+    if $tests && [ "${1:-}" != last ] && command -v apt-get >/dev/null; then return; fi
+    echo "error: \`$chosen\` is missing" >&2
+    echo "hint: $(package_line "python3 python3-venv" python3.11)" >&2
+    exit 2
+  fi
+  if ! new_enough "$chosen"; then
     echo "error: \`$chosen\` is $("$chosen" --version 2>&1), and Ansible needs Python 3.11 or newer" >&2
     if [ "$chosen" = .venv/bin/python ]; then echo "hint: remove .venv, and name another: PYTHON=python3.11 make setup" >&2
-    else echo "hint: name another: PYTHON=python3.11 make setup" >&2
+    else echo "hint: name another: PYTHON=python3.11 make setup; where there is none: $(package_line python3.11-venv python3.11)" >&2
     fi
     exit 2
   fi
@@ -93,7 +126,13 @@ if [ ${#packages[@]} -gt 0 ]; then
 fi
 
 # It may be installed only now.
-need_new_python
+need_new_python last
+if [ ! -x .venv/bin/python ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  echo "error: \`$python\` has no ensurepip, so that it makes no .venv" >&2
+  echo "hint: $(package_line "python$version-venv" "python$version")" >&2
+  exit 2
+fi
 
 # pip compiles on one core, and every module. Here all cores compile, and packages of which hardly a module is ever imported
 # are left to the first import.
@@ -105,15 +144,20 @@ compile_packages() {
     "$packages" >/dev/null || true
 }
 
-# The stamp holds what the venv was made from, so that a changed lock makes it anew and an unchanged one costs nothing.
+# The stamp holds what the venv was made from, so that a changed lock makes it anew and an unchanged one costs nothing;
+# after it, `tests` where .venv has what tests need, too.
 key=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
-if [ "$(cat .venv/.stamp 2>/dev/null)" != "$key" ]; then
+extras=control stamp=$key
+if $tests; then extras=control,dev stamp="$key tests"; fi
+made=$(cat .venv/.stamp 2>/dev/null || true)
+if [ "$made" != "$stamp" ] && [ "$made" != "$key tests" ]; then
   echo "making .venv"
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --no-compile \
-    --editable '.[control,dev]'
+    --editable ".[$extras]"
   compile_packages
-  printf '%s' "$key" >.venv/.stamp
+  printf '%s' "$stamp" >.venv/.stamp
+  $tests || echo "done; \`.venv/bin/tunetool doctor\` names what this machine lacks for which command"
 fi
 
 # torch from the default index brings gigabytes of CUDA. Where there is no GPU to use them, only a CPU wheel is taken
