@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -76,6 +78,27 @@ def test_a_machine_that_is_not_linux_is_named(arguments: list[str]) -> None:
     assert "control machine with Linux" in hint
     for always in ("--help", "--version"):
         assert tunetool(always, before="sys.platform = 'darwin'; ").returncode == 0
+
+
+def test_the_extra_control_has_all_that_a_control_machine_imports() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    listed = "".join(re.findall(r"^(?:dependencies|control) = \[\n(.*?)^\]$", project, re.MULTILINE | re.DOTALL))
+    names = set(re.findall(r'^  "([\w-]+)', listed, re.MULTILINE))
+    assert names == {"click", "jinja2", "pydantic", "rich", "xxhash", "ansible-core", "ansible-runner", "pip"}
+    modules = {"click", "jinja2", "pydantic", "rich", "xxhash", "ansible", "ansible_runner", "tunetool"}
+    sources = [
+        *(ROOT / "tools/tunetool/fleet").glob("*.py"),
+        *(ROOT / "plugins/action").glob("*.py"),
+        *(ROOT / f"plugins/modules/{name}.py" for name in ("wheelhouse", "write_plan", "validate_variables")),
+        ROOT / "plugins/module_utils/common/control_pip.py",
+    ]
+    assert len(sources) > 15
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_text())):
+            imported = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            imported += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            for name in (each.partition(".")[0] for each in imported):
+                assert name in modules or name in sys.stdlib_module_names, f"{source}: {name}"
 
 
 # --- make setup ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,16 @@ from tunetool.origin import Origin, lacking
 from tunetool.report.doctor import print_doctor
 from tunetool.report.page import table_console
 
-NOTHING = {"advise checkpoint", "advise network", "doctor", "inspect", "report list", "report show", "report compare"}
+NOTHING = {
+    "advise checkpoint",
+    "advise expect",
+    "advise network",
+    "doctor",
+    "inspect",
+    "report list",
+    "report show",
+    "report compare",
+}
 """Commands that need no more than the package itself."""
 FAMILIES = {"apt-get": "apt-get install --no-install-recommends", "dnf": "dnf install", "brew": "brew install"}
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import calls
 from calls import ROOT, TUNETOOL
+from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.fleet.new_inventory import write_inventory
 from waiting import PATIENCE
 
 yaml = pytest.importorskip("yaml")
 
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 WRITTEN = {".gitignore", "hosts.yml", "group_vars/all.yml"}
 KILLED = """
 import os, shutil, signal, sys
@@ -51,6 +55,29 @@ def test_what_is_written_is_the_example(profile: str, tmp_path: Path) -> None:
         assert (made / name).read_bytes() == (ROOT / "inventory" / profile / name).read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["my cluster"]
     assert done.stdout.splitlines()[-1].endswith("`tunetool provision -i 'my cluster' --check`")
+
+
+@pytest.mark.parametrize("profile", ["h100", "h200"])
+def test_every_value_has_its_reason_and_names_what_a_machine_without_a_clone_has(profile: str) -> None:
+    example = ROOT / "inventory" / profile
+    text = "".join((example / name).read_text() for name in WRITTEN - {".gitignore"})
+    assert not re.findall(r"docs/|README\.md(?! of each role)|CHANGELOG|\.\./", text)
+    assert all((ROOT / "roles" / role / "README.md").is_file() for role in ROLES)
+    for words in re.findall(r"`tunetool ([^`]*)`", re.sub(r"\n\s*# ", " ", text)):
+        command: click.Command | None = cli
+        for word in words.split():
+            if isinstance(command, click.Group):
+                command = command.get_command(click.Context(command), word)
+                assert command is not None, words
+            elif word.startswith("-") and word != "--":
+                assert any(word in each.opts for each in command.params), words
+            else:
+                break
+    lines = (example / "group_vars/all.yml").read_text().splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r"\w", line):
+            above = next(each for each in reversed(lines[:number]) if not re.match(r"\w", each))
+            assert re.match(r"# (?!---)", above), line
 
 
 def test_every_example_can_be_asked_for(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ TESTER_CPU_SHARE = "tester_cpu_share"
 NEAR_TESTER, BUSY_TESTER = 0.8, 0.9
 """Share of that ceiling, and of those cores, from which on the program may be the bottleneck and not the drives."""
 
+NO_EXPECTATION = "no expectation to compare with: pass `--expect 50GBps`"
+
 LEVEL = 0.95
 """Confidence with which a figure is judged. Below it there is neither a pass nor a failure."""
 
@@ -187,7 +189,7 @@ def _judge_parts(parts: Sequence[tuple[str, Verdict]]) -> list[tuple[Status, str
 
 def _judge_expectations(case: Case) -> list[tuple[Status, str]]:
     if not case.expectations:
-        return [("unproven", "no expectation to compare with: pass `--expect 50GBps`")]
+        return [("unproven", NO_EXPECTATION)]
     by_name = {measurement.name: measurement for measurement in case.measurements}
     wanted = {expectation.name: expectation for expectation in case.expectations}
     findings: list[tuple[Status, str]] = []

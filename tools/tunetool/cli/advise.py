@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli import advise_network, options
+from tunetool.cli import advise_expect, advise_network, options
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, number, option, takes
 from tunetool.cli.output import write_text
@@ -26,6 +26,7 @@ def command() -> None:
     """Compute what a job needs before anything is bought, written or run. Measures nothing."""
 
 
+command.add_command(advise_expect.expect)
 command.add_command(advise_network.network)
 
 
