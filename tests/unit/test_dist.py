@@ -14,6 +14,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,29 @@ def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: 
     expected |= {f"{INSIDE}{name}" for name in ("ansible.cfg", "constraints.txt", "hatch_build.py", "pyproject.toml")}
     assert names == expected
     assert wheel.stat().st_size < MOST_BYTES
+
+
+def test_the_collection_s_archive_has_its_changelog_in_antsibull_s_form(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
+    dist.build_collection(tmp_path)
+    assert not (ROOT / "changelogs").exists()
+    (archive,) = tmp_path.iterdir()
+    with tarfile.open(archive) as tar:
+        member = tar.extractfile("changelogs/changelog.yaml")
+        assert member is not None
+        document = yaml.safe_load(member.read())
+    text = (ROOT / "CHANGELOG.md").read_text()
+    version = yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
+    assert set(document) == {"ancestor", "releases"}
+    # antsibull-changelog refuses a release without them.
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", each["release_date"]) for each in document["releases"].values())
+    assert set(document["releases"]) == set(re.findall(r"^## (\S+)", text, re.MULTILINE)) == {version}
+    entries = [
+        each for release in document["releases"].values() for kind in release["changes"].values() for each in kind
+    ]
+    assert len(entries) == len(re.findall(r"^- ", text, re.MULTILINE)) > 100
+    assert not any(each.count("``") % 2 or "](" in each or "\n" in each for each in entries)
 
 
 def test_an_editable_install_has_no_part_of_the_collection() -> None:

@@ -8,6 +8,7 @@ The names depend on the version alone. The build backend comes from pip's index 
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import subprocess
@@ -15,6 +16,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import changelog
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("sdist", "wheel")
@@ -43,10 +46,20 @@ def build(directory: Path, forms: Sequence[str] = FORMS) -> None:
 
 
 def build_collection(directory: Path) -> None:
-    """The archive that ansible-galaxy installs."""
+    """The archive that ansible-galaxy installs; its changelog is made of CHANGELOG.md for the time of the build."""
+    import yaml
+
     galaxy = Path(sys.executable).with_name("ansible-galaxy")
     command = [str(galaxy), "collection", "build", "--force", "--output-path", str(directory)]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    made = ROOT / "changelogs/changelog.yaml"
+    document = changelog.changelog((ROOT / "CHANGELOG.md").read_text(), datetime.date.today().isoformat())
+    made.parent.mkdir(exist_ok=True)
+    made.write_text(yaml.safe_dump(document, width=120))
+    try:
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    finally:
+        made.unlink()
+        made.parent.rmdir()
 
 
 def main() -> int:
