@@ -86,6 +86,45 @@ def machine(house: Path) -> Iterator[Machine]:
         container.down(runtime, made.name)
 
 
+@pytest.fixture(scope="module")
+def control(house: Path) -> Iterator[list[str]]:
+    """The command that starts the image of the Containerfile, built without an index; a command for it goes behind."""
+    runtime = container.find_runtime(os.environ.get("TUNETOOL_CONTAINER_RUNTIME", ""))
+    base = container.made_image(runtime, fresh.SYSTEM, "control", (*fresh.PACKAGES, "openssh-client"))
+    before, after = fresh.way_to_run(runtime, base)
+    image = f"tunetool-control-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]}"
+    arguments = {"BASE": base, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/tmp/dist"}
+    build = [
+        *(runtime, "build", f"--tag={image}", f"--file={ROOT / 'Containerfile'}"),
+        # No container for each step: not every build machine lets podman start one in its build. Its steps then have
+        # this machine's network, which neither apt (the base has it all) nor pip uses.
+        *(["--isolation=chroot"] if runtime == "podman" else ["--network=none"]),
+        *(f"--build-arg={key}={value}" for key, value in arguments.items()),
+    ]
+    try:
+        done = container.call([*build, str(house)], PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield [runtime, *before, "run", "--rm", "--network=none", "--label=tunetool=test", *after, image]
+    finally:
+        container.call([runtime, "rmi", "--force", image])
+
+
+@pytest.mark.slow  # its base and its steps take a minute; the other tests install the same wheel
+def test_the_image_of_a_control_machine_lacks_nothing_to_provision(control: list[str]) -> None:
+    done = container.call([*control, "doctor", "provision", "--json", "-"], PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["commands"] == {"provision": {"lacks": []}}
+    # What a node needs is another matter, and has its line.
+    lacking = container.call([*control, "doctor", "verify"], PATIENCE)
+    assert lacking.returncode == 1
+    assert "apt-get install --no-install-recommends fio" in lacking.stdout
+    *run, image = control
+    script = "pwd && tunetool init mycluster >/dev/null && ansible-inventory -i mycluster --list"
+    listed = container.call([*run, "--entrypoint=", image, "sh", "-c", script], PATIENCE).stdout.partition("\n")
+    assert listed[0] == "/work"
+    assert len(json.loads(listed[2])["h100"]["hosts"]) == 4
+
+
 def test_an_inventory_and_a_play_without_a_clone(machine: Machine) -> None:
     tunetool = f"{VENV}/bin/tunetool"
     # As pipx has it: none of the environment's programs is on PATH.

@@ -137,7 +137,7 @@ def lacks(answers: Sequence[Answer]) -> dict[str, list[str]]:
 
 def needs(target: Path | None = None) -> list[Need]:
     """Everything that a command may lack."""
-    lab = ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "mke2fs", "e2fsck", "debugfs", "ssh-keygen")
+    lab: tuple[str, ...] = ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "mke2fs", "e2fsck", "debugfs", "ssh-keygen")
     if os.geteuid() != 0:
         lab += ("newuidmap",)
     listed = [
