@@ -245,3 +245,9 @@ def test_what_stops_a_command_is_printed_first(capsys: pytest.CaptureFixture[str
         "lack nothing: stage",
     ]
     assert max(map(len, lines)) <= 100
+    # No word of a state or a kind is broken.
+    assert [line.split()[:3] for line in lines[2:5]] == [
+        ["rclone", "program", "missing"],
+        ["fio", "program", "MISSING"],
+        ["records", "right", "there"],
+    ]

@@ -16,7 +16,7 @@ _SHOWN = {"there": "there", "missing": "MISSING", "unknown": "unknown"}
 def print_doctor(answers: Sequence[Answer], console: Console) -> None:
     """Print the table, the remedies, and what each command lacks."""
     table = new_table()
-    for title, width in (("what", 15), ("kind", 7), ("state", 7), ("here", 28), ("needed by (used by)", 38)):
+    for title, width in (("what", 15), ("kind", 7), ("state", 7), ("here", 27), ("needed by (used by)", 35)):
         table.add_column(title, width=width, overflow="fold")
     for each in answers:
         here = each.detail if each.status == "there" else "-"
