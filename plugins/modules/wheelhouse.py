@@ -71,6 +71,7 @@ import os  # noqa: E402
 import shutil  # noqa: E402
 import tarfile  # noqa: E402
 import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.control_pip import own_pip, package_files, package_wheel, platform_options  # noqa: E402
@@ -148,7 +149,7 @@ def main() -> None:
         if not os.path.exists(os.path.join(source, name)):
             module.fail_json(msg="`%s` has no %s. hint: it is not a copy of this collection" % (source, name))
     cache = wanted["cache_dir"] or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tunetool", "wheelhouse"
+        os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"), "tunetool", "wheelhouse"
     )
     try:
         key = key_of(source, wanted["python_versions"], wanted["machines"])

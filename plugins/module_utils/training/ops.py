@@ -153,10 +153,9 @@ def unpack(archive: str, directory: str, key: str) -> dict[str, str]:
 def _unpack(archive: str, directory: str, key: str) -> dict[str, Any]:
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
-            if not member.isfile() or not _TRUSTED.match(member.name) or ".." in member.name.split("/"):
+            stream = tar.extractfile(member) if member.isfile() else None
+            if stream is None or not _TRUSTED.match(member.name) or ".." in member.name.split("/"):
                 raise Refusal("`%s` holds `%s`, which is not a plain file. hint: remove it" % (archive, member.name))
-            stream = tar.extractfile(member)
-            assert stream is not None  # noqa: S101  (a plain file, as asked for above)
             # The stamp is last by its name: a copy that was cut short does not pass as complete.
             path = os.path.join(directory, member.name + (".new" if member.name == STAMP else ""))
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -63,7 +63,8 @@ def load(order: dict[str, Any]) -> dict[str, Any]:
         name = os.path.basename(path).split(".", 1)[0]
         loader = importlib.machinery.ExtensionFileLoader(name, path)
         spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-        assert spec is not None  # noqa: S101  (a loader was given)
+        if spec is None:
+            raise ImportError("`%s` has no loader" % path)
         loader.exec_module(importlib.util.module_from_spec(spec))
         # An op finds the manager of locked memory, of which there must be one, by its symbol.
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
