@@ -36,7 +36,7 @@ from tunetool.measure.sequential import FEWEST, Plan, Results, Sequential
 from tunetool.node.machine import block_stack
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.tune.fio_driver import FioDriver
-from tunetool.tune.samples import Samples
+from tunetool.tune.samples import Samples, figures
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.verdict import TESTER_CPU_SHARE
@@ -86,7 +86,8 @@ for name in ("data.0", "aio.data"):
             os.posix_fallocate(stream.fileno(), 0, size)
 claimed = count(direction, size, "--time_based" in options or not {timed})
 side = {{"io_bytes": claimed, "runtime": 1000, "total_ios": 1000}}
-print(json.dumps({{"jobs": [{{"jobname": options["--name"], "error": 0, "read": side, "write": side}}]}}))
+job = {{"jobname": options["--name"], "error": 0, "usr_cpu": 40, "sys_cpu": 10, "job_runtime": 1000}}
+print(json.dumps({{"jobs": [{{**job, "read": side, "write": side}}]}}))
 """
 
 _PACED_FIO = """
@@ -271,6 +272,8 @@ def tune(bench: Bench) -> None:
     other = AioSettings(2 * MIB, 8, 1, single_submit=False, overlap_events=True)
     samples = Samples(driver, bench.stack, time.monotonic, bench.progress.say)
     samples.take(other, "write")
+    for figure in figures(samples, {"processes": 1}):
+        assert figure.parameters[TESTER_CPU_SHARE] == 0.5
 
 
 class _Ranks:

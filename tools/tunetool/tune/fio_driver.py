@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio.spec import FILE, SMALLEST
-from tunetool.measure.claim import Claim
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Fio, FioFailed, execute
 from tunetool.measure.fio_result import Outcome, shares
@@ -21,6 +20,7 @@ from tunetool.measure.stored import incomplete
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size
 from tunetool.tune.pool import PASS_SECONDS, largest, unit_of
+from tunetool.tune.samples import Move
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
@@ -97,7 +97,7 @@ class FioDriver:
                 self.io_bytes = wanted
                 self._lay_out()
 
-    def move(self, settings: AioSettings, direction: Direction) -> Claim:
+    def move(self, settings: AioSettings, direction: Direction) -> Move:
         """One sample by ``settings``. Raises ``SettingFailed`` for settings that cannot be used here."""
         try:
             outcome = self._run(settings, direction)
@@ -106,7 +106,7 @@ class FioDriver:
             if settings == DEFAULTS:
                 raise
             raise SettingFailed(error.message) from None
-        return Claim(outcome.claimed_bytes, outcome.seconds)
+        return Move(outcome.claimed_bytes, outcome.seconds, outcome.cores)
 
     def prove(self, settings: AioSettings) -> None:
         """Write once and check that the file is complete; the content of fio's files is not known."""

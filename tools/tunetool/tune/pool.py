@@ -20,7 +20,6 @@ from tunetool.measure.aio.spec import (
     largest_io_bytes,
     script,
 )
-from tunetool.measure.claim import Claim
 from tunetool.measure.direction import Direction
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
@@ -28,6 +27,7 @@ from tunetool.measure.worker import Failed, Worker, child_command
 from tunetool.node.common.files import read_int
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.memory import memory_total
+from tunetool.tune.samples import Move
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
@@ -122,7 +122,7 @@ class Pool:
                 self._open_all()
                 self._lay_out()
 
-    def move(self, settings: AioSettings, direction: Direction) -> Claim:
+    def move(self, settings: AioSettings, direction: Direction) -> Move:
         """One sample by ``settings``. Raises ``SettingFailed`` for settings that cannot be used here."""
         if settings.use_gds and self._no_gds:
             raise SettingFailed(self._no_gds)
@@ -253,7 +253,7 @@ class Pool:
             if wrong:
                 raise Failed(f"`aio_handle` reported success, but {wrong[0]}", raw=self._children[number].messages())
 
-    def _move(self, settings: AioSettings, direction: Direction, seconds: float | None) -> Claim:
+    def _move(self, settings: AioSettings, direction: Direction, seconds: float | None) -> Move:
         longest = self._longest(_SLOWEST)
         if settings != self._used:
             self._used = None
@@ -263,8 +263,10 @@ class Pool:
         order = {"do": "move", "direction": direction, "stamp": self._stamp, "seconds": seconds}
         answers = self._all({**order, "loops": None if seconds else 1}, longest)
         # They start within a millisecond of each other: the slowest one determines the time of all.
-        return Claim(
-            sum(int(answer["bytes"]) for answer in answers), max(answer["durable_seconds"] for answer in answers)
+        return Move(
+            sum(int(answer["bytes"]) for answer in answers),
+            max(answer["durable_seconds"] for answer in answers),
+            sum(answer["cpu_seconds"] / answer["seconds"] for answer in answers),
         )
 
     def _longest(self, slowest: float) -> float:

@@ -13,10 +13,19 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, explain
 from tunetool.measure.figure import What, measured
 from tunetool.measure.sampling import Counting, Repeats, again, judgement
+from tunetool.measure.tester import cpu_share
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Measurement, Scalar
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
+
+
+@dataclass(frozen=True)
+class Move(Claim):
+    """The claim of a driver for one transfer."""
+
+    cores: float | None = None
+    """How many cores' worth of time the processes spent meanwhile; None where they do not say."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,7 @@ class Sample:
     claimed_bytes: int
     counted: Counted | None
     moment: float
+    cores: float | None = None
 
 
 class Driver(Protocol):
@@ -39,7 +49,7 @@ class Driver(Protocol):
     def engine(self) -> str:
         """The engine, with its version."""
 
-    def move(self, settings: AioSettings, direction: Direction) -> Claim:
+    def move(self, settings: AioSettings, direction: Direction) -> Move:
         """Take one sample. Raises ``SettingFailed`` if the settings cannot be used."""
 
 
@@ -88,7 +98,7 @@ class Samples:
             if settings == DEFAULTS:
                 raise CannotJudge(reason, "look for a full disk or I/O errors: `df`, `dmesg | tail`")
             raise SettingFailed(reason)
-        return Sample(claim.bandwidth, claim.claimed_bytes, counted, counting.moment)
+        return Sample(claim.bandwidth, claim.claimed_bytes, counted, counting.moment, claim.cores)
 
 
 def figures(samples: Samples, conditions: Mapping[str, Scalar]) -> list[Measurement]:
@@ -113,11 +123,13 @@ def _figure(
     taken: list[Sample],
     conditions: Mapping[str, Scalar],
 ) -> Measurement:
+    threads = settings.intra_op_parallelism * int(conditions.get("processes") or 1)
+    share = cpu_share([sample.cores for sample in taken if sample.cores is not None], threads)
     what = What(
         name_of(settings, direction),
         "bandwidth",
         samples.driver.engine,
         samples.stack.medium,
-        parameters={"direction": direction, **settings.block(), **conditions},
+        parameters={"direction": direction, **settings.block(), **conditions, **share},
     )
     return measured(what, samples.stack, taken, [sample.rate for sample in taken])
