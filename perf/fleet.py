@@ -54,7 +54,7 @@ def beyond(directory: Path, nodes: int, seconds: float) -> float:
         text=True,
         check=False,
     )
-    if f"{nodes} hosts" not in done.stderr or done.returncode not in (0, 1):
+    if f"{nodes} host" not in done.stderr or done.returncode not in (0, 1):
         raise SystemExit(f"error: `tunetool verify` ended with {done.returncode}\n{done.stdout}{done.stderr}")
     return time.monotonic() - started - seconds
 
