@@ -67,6 +67,7 @@ from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  #
 from ..module_utils.common import manifest as manifests  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
+from ..module_utils.common.drift import diff_entry  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, ConfigError, dump  # noqa: E402
@@ -135,18 +136,10 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
     if not module.check_mode:
         for change in changed:
             apply(change)
-    diff = [
-        {
-            "before_header": file_change.path,
-            "after_header": file_change.path,
-            "before": file_change.before,
-            "after": file_change.after,
-        }
-        for file_change in changed
-    ]
+    diff = [diff_entry(each.path, each.before, each.after) for each in changed]
     if wanted and not has_run():
         # It is new, or it failed at boot and the volume was repaired since.
-        diff.append({"before_header": UNIT, "after_header": UNIT, "before": "", "after": "active\n"})
+        diff.append(diff_entry(UNIT, "", "active\n"))
     return diff
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: node_health
-short_description: A timer that checks the node against its manifest, and what schedulers ask
+short_description: Check the node against its manifest by a timer
 version_added: "0.1.0"
 description:
   - Writes C(/etc/tunetool/health.json), a starter beside the program and C(tunetool-health.timer) with its service, and
-    starts the timer. The starter without an argument is a program for Slurm's C(HealthCheckProgram).
+    starts the timer. The starter without an argument is a program for Slurm's C(HealthCheckProgram), which drains a
+    sick node and takes back only its own drain.
   - With O(socket), a unit that answers the launcher of nvidia-resiliency-ext there.
   - With O(enabled=false) removes all of it again.
 options:
@@ -24,24 +25,16 @@ options:
     description: Whether the program is on the node; the health check needs it.
     type: bool
     default: true
-  program:
-    description: Path of the program.
-    type: path
-    default: /opt/tunetool/bin/tunetool
   period:
     description: Seconds between two checks.
     type: int
     default: 900
-  measure_every:
-    description: Hours between two measurements of an idle node; V(0) for none.
-    type: int
-    default: 0
+  program:
+    description: Path of the program.
+    type: path
+    default: /opt/tunetool/bin/tunetool
   textfile_directory:
     description: Directory of the textfile collector of Prometheus' node exporter; empty for no metrics.
-    type: str
-    default: ""
-  socket:
-    description: Unix socket for C(ft_launcher --ft-node-health-check-endpoint); empty for none.
     type: str
     default: ""
   ignored_checks:
@@ -49,6 +42,14 @@ options:
     type: list
     elements: str
     default: []
+  socket:
+    description: Unix socket for C(ft_launcher --ft-node-health-check-endpoint); empty for none.
+    type: str
+    default: ""
+  measure_every:
+    description: Hours between two measurements of an idle node; V(0) for none.
+    type: int
+    default: 0
 extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
@@ -74,11 +75,23 @@ from typing import Any  # noqa: E402
 
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
+from ..module_utils.common.drift import diff_entry  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.health import health_units  # noqa: E402
 from ..module_utils.health.settings import dump, problems_of  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.volume.unit_dropins import ForeignDropIn, apply  # noqa: E402
+
+ARGUMENTS: dict[str, Any] = {
+    "enabled": {"type": "bool", "required": True},
+    "installed": {"type": "bool", "default": True},
+    "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
+    "period": {"type": "int", "default": 900},
+    "measure_every": {"type": "int", "default": 0},
+    "textfile_directory": {"type": "str", "default": ""},
+    "socket": {"type": "str", "default": ""},
+    "ignored_checks": {"type": "list", "elements": "str", "default": []},
+}
 
 
 def texts(wanted: dict[str, Any]) -> dict[str, str]:
@@ -101,18 +114,14 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
     wanted = module.params
     files = texts(wanted)
     changed = health_units.changes(files, wanted["program"])
-    diff = [
-        {"before_header": each.path, "after_header": each.path, "before": each.before, "after": each.after}
-        for each in changed
-    ]
+    diff = [diff_entry(each.path, each.before, each.after) for each in changed]
     directory = wanted["textfile_directory"] if files else ""
     if directory and not os.path.isdir(directory):
-        diff.append({"before_header": directory, "after_header": directory, "before": "", "after": "a directory\n"})
+        diff.append(diff_entry(directory, "", "a directory\n"))
     if files and not diff and not health_units.running(bool(wanted["socket"])):
-        unit = health_units.TIMER
-        diff.append({"before_header": unit, "after_header": unit, "before": "", "after": "active\n"})
+        diff.append(diff_entry(health_units.TIMER, "", "active\n"))
     stale = health_units.stale_metrics(directory) if changed else []
-    diff += [{"before_header": path, "after_header": path, "before": "metrics\n", "after": ""} for path in stale]
+    diff += [diff_entry(path, "metrics\n", "") for path in stale]
     if module.check_mode:
         return diff
     if changed:
@@ -130,19 +139,7 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
 
 def main() -> None:
     """Install or remove the health check under the node's lock, and report."""
-    module = AnsibleModule(
-        argument_spec={
-            "enabled": {"type": "bool", "required": True},
-            "installed": {"type": "bool", "default": True},
-            "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
-            "period": {"type": "int", "default": 900},
-            "measure_every": {"type": "int", "default": 0},
-            "textfile_directory": {"type": "str", "default": ""},
-            "socket": {"type": "str", "default": ""},
-            "ignored_checks": {"type": "list", "elements": "str", "default": []},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     wanted = module.params
     try:
         with only_one():

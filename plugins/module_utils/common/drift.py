@@ -79,6 +79,11 @@ def forget(path: str = MANIFEST_PATH) -> None:
         sync_directory(os.path.dirname(path))
 
 
+def diff_entry(what: str, before: str, after: str) -> dict[str, str]:
+    """A difference as Ansible's --diff shows it."""
+    return {"before_header": what, "after_header": what, "before": before, "after": after}
+
+
 class Ledger:
     """Collects a job's changes: before and after for the diff, and on a built node each difference by name."""
 
@@ -93,7 +98,7 @@ class Ledger:
         """Record a change for the diff only. Returns whether to make it now."""
         if before == after:
             return False
-        self.diff.append({"before_header": what, "after_header": what, "before": before, "after": after})
+        self.diff.append(diff_entry(what, before, after))
         return self.acting
 
     def differs(self, name: str, expected: str, found: str, what: str, before: str, after: str) -> bool:

@@ -11,7 +11,10 @@ from ..common.files import exact_text, lines
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of /proc/self/mountinfo. ``options`` are the mount's and the file system's, merged."""
+    """One line of /proc/self/mountinfo. ``options`` are the mount's and the file system's, merged.
+
+    ``number`` is this mount's, and ``parent`` that of the mount that it lies on.
+    """
 
     device_number: str
     """``major:minor`` of the device; ``0:N`` without one (tmpfs, overlay)."""
@@ -23,7 +26,10 @@ class Mount:
     options: tuple[str, ...]
     number: str = ""
     parent: str = ""
-    """The numbers of this mount and of the one that it lies on."""
+
+
+DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
+"""``major:minor``, as the kernel prints it."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,6 @@ class FstabEntry:
     """Whether mount(8) ignores the line: it is too short, or has a word instead of a number."""
 
 
-DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
-"""``major:minor``, as the kernel prints it."""
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _NUMBER = re.compile(r"[\v\f\r]*[+-]?[0-9]+", re.ASCII)
 _TAG = re.compile(r"""([A-Z]+=)(["'])(.*)\2""", re.DOTALL)

@@ -10,6 +10,7 @@ from typing import Mapping
 from ..array.initramfs_check import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
 from ..common.commands import CommandError, run
+from ..common.drift import diff_entry
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
@@ -44,7 +45,7 @@ class Job:
     def note(self, what: str, before: str, after: str) -> None:
         """Record a difference for the diff; equal texts are none."""
         if before != after:
-            self.diff.append({"before_header": what, "after_header": what, "before": before, "after": after})
+            self.diff.append(diff_entry(what, before, after))
 
     def occupants(self) -> list[str]:
         """What uses the volume, a line each."""

@@ -42,12 +42,12 @@ def call_all(
             started.append(
                 subprocess.Popen(
                     list(argv),
+                    # A group of its own: compilers and ranks end with it.
+                    start_new_session=True,
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
-                    # A group of its own: compilers and ranks end with it.
-                    start_new_session=True,
                 )
             )
         bad = _wait(started, seconds)
