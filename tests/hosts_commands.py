@@ -21,12 +21,13 @@ ON_HOSTS = {
 def with_inventory(
     command: click.Command, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """The commands below ``command`` that take `-i`, each with its words."""
+    """The commands below ``command`` that run on the hosts of `-i`, each with its words."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             child = command.get_command(context, name)
             assert child is not None
             yield from with_inventory(child, (*path, name))
-    elif any("-i" in parameter.opts for parameter in command.params):
+    # `report fleet` asks Ansible for the groups alone.
+    elif path != ("report", "fleet") and any("-i" in parameter.opts for parameter in command.params):
         yield path, command

@@ -40,8 +40,8 @@ QUOTING = re.compile(r"^\| (?:it says|the reason contains) \|.*\n\|[-|]+\n((?:\|
 NEEDS = re.compile(r"^# .+\n\nNeeds: \w", re.MULTILINE)
 ANYWHERE = (["advise"], ["inspect"], ["init"], ["report", "list"])
 """Commands that need no node, no disk and no GPU."""
-ELSEWHERE = re.compile(r"-i|--capture|--page|[A-Z]{3,}")
-"""Words of a call of these that does: an inventory, a file that a reader names."""
+ELSEWHERE = re.compile(r"-i|--capture|--page|expect$|[A-Z]{3,}")
+"""Words of a call of these that does: an inventory, a file that a reader names, `advise expect`, which needs drives."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ NOTHING = {
     "report list",
     "report show",
     "report compare",
+    "report fleet",
+    "report page",
+    "report trend",
 }
 """Commands that need no more than the package itself."""
 FAMILIES = {"apt-get": "apt-get install --no-install-recommends", "dnf": "dnf install", "brew": "brew install"}

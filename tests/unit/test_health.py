@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,31 +230,6 @@ def test_a_link_is_held_to_what_drive_and_slot_both_allow(
         assert check.found.startswith(
             f"`LAB1NV4` at 0000:05:00.0: {runs[0].split('.')[0]} GT/s x{runs[1]} of 32 GT/s x4"
         )
-
-
-@pytest.mark.parametrize(("code", "drains"), [(0, False), (1, True), (2, False), (3, False)])
-def test_the_guide_s_script_drains_with_the_first_reason(tmp_path: Path, code: int, drains: bool) -> None:
-    guide = (Path(__file__).parents[2] / "docs/guides/health-check.md").read_text()
-    script = guide.split("```sh\n")[1].split("```")[0].replace("/opt/tunetool/bin/", f"{tmp_path}/")
-    said = (
-        "node1: nothing measured\nchecks: 1 fail\nFAIL    drives.wear: `S1`: 101 % used\n  more\nFAIL    b: c\nFAIL\n"
-    )
-    stand_ins = {
-        "tunetool": f"cat <<'END'\n{said}END\nexit {code}",
-        "scontrol": f'printf "%s\\n" "$@" > {tmp_path}/told',
-    }
-    for name, body in stand_ins.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "tmp").mkdir()
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path / "tmp"), "SLURMD_NODENAME": "n7"}
-    done = subprocess.run(["/bin/sh", "-c", script], env=environment, check=False)
-    assert done.returncode == 0
-    assert not list((tmp_path / "tmp").iterdir())
-    assert (tmp_path / "told").exists() == drains
-    if drains:
-        arguments = (tmp_path / "told").read_text().splitlines()
-        assert arguments == ["update", "NodeName=n7", "State=DRAIN", "Reason=tunetool: drives.wear: `S1`: 101 % used"]
 
 
 def test_no_drive_is_no_judgement(tmp_path: Path) -> None:
