@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -14,7 +14,9 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint.columns import Columns, Numbers, columns_of, narrow, received, sent
-from tunetool.checkpoint.torch_call import TorchCall
+
+if TYPE_CHECKING:
+    from tunetool.checkpoint.torch_call import TorchCall
 
 T = TypeVar("T")
 

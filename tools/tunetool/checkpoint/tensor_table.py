@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from tunetool.checkpoint.columns import Numbers, narrow, received, sent
-from tunetool.checkpoint.torch_call import TorchCall
+
+if TYPE_CHECKING:
+    from tunetool.checkpoint.torch_call import TorchCall
 
 Described = tuple[TensorProperties | None, torch.Size | None]
 """Properties and shape; None of an object that is no tensor."""
