@@ -120,13 +120,15 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
         diff.append(diff_entry(directory, "", "a directory\n"))
     if files and not diff and not health_units.running(bool(wanted["socket"])):
         diff.append(diff_entry(health_units.TIMER, "", "active\n"))
-    stale = health_units.stale_metrics(directory) if changed else []
-    diff += [diff_entry(path, "metrics\n", "") for path in stale]
+    metrics = health_units.stale_metrics(directory) if changed else []
+    results = health_units.stale_results(bool(files), wanted["measure_every"] > 0)
+    diff += [diff_entry(path, "metrics\n", "") for path in metrics]
+    diff += [diff_entry(path, "a result\n", "") for path in results]
     if module.check_mode:
         return diff
     if changed:
         health_units.stop(bool(files), bool(wanted["socket"]))
-    for path in stale:
+    for path in [*metrics, *results]:
         os.unlink(path)
     if directory:
         os.makedirs(directory, exist_ok=True)

@@ -27,7 +27,7 @@ from tunetool.health.check import check, due
 from tunetool.health.idle import busy
 from tunetool.health.measure import measure
 from tunetool.health.now import current
-from tunetool.health.results import Files, Health, Result, health, of_checks, read
+from tunetool.health.results import Files, Health, Result, health, keep, of_checks, read
 from tunetool.measure.session import Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import Result as Done
@@ -230,7 +230,7 @@ def test_a_fault_is_seen_by_the_next_check(files: Files, no_start: list[str]) ->
 
 
 def test_a_result_that_cannot_be_read_is_no_pass(files: Files, no_start: list[str]) -> None:
-    files.settings.write_text(dump(900, 0, "", []))
+    files.settings.write_text(dump(900, 3600, "", []))
     check(SETTINGS, files)
     assert current(files).status == "pass"
     files.measured.mkdir(parents=True)
@@ -556,3 +556,32 @@ def test_any_reason_is_one_that_slurm_can_hold(reasons: list[str]) -> None:
 def test_a_node_has_the_name_that_slurm_gives_it() -> None:
     assert slurm.node_name({"SLURMD_NODENAME": "n7"}) == "n7"
     assert "." not in slurm.node_name({})
+
+
+def test_a_failed_measurement_counts_only_while_one_can_clear_it(files: Files, no_start: list[str]) -> None:
+    """Else Slurm's program would drain a node again and again that nothing measures any more."""
+    files.settings.write_text(dump(900, 3600, "", []))
+    check(SETTINGS, files)
+    built = files.manifest.stat().st_mtime
+    keep(files.measured, Result(built + 1, "fail", ["read: slow"]))
+    assert current(files) == Health("fail", ["read: slow"])
+    files.settings.write_text(dump(900, 0, "", []))
+    assert current(files) == Health("pass"), "it is never measured again"
+    files.settings.write_text(dump(900, 3600, "", []))
+    os.utime(files.manifest, (built + 2, built + 2))
+    assert current(files) == Health("pass"), "it was built anew, perhaps without an expectation"
+    os.utime(files.manifest, (built, built))
+    assert current(files).status == "fail"
+    files.manifest.unlink()
+    assert current(files) == Health("pass"), "what was measured is gone"
+
+
+def test_results_go_with_the_health_check(tmp_path: Path) -> None:
+    node = Files(tmp_path)
+    for path in (node.checked, node.measured, node.drained):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert health_units.stale_results(True, True, str(tmp_path)) == []
+    assert health_units.stale_results(True, False, str(tmp_path)) == [str(node.measured)]
+    # The note of a drain stays: without it the node would be drained for ever.
+    assert health_units.stale_results(False, True, str(tmp_path)) == [str(node.checked), str(node.measured)]

@@ -8,7 +8,7 @@ from typing import Mapping
 from ..common.commands import run
 from ..common.files import content
 from ..volume.unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, exact_changes, link_to, quoted
-from .settings import CONFIG_PATH, SettingsError, load
+from .settings import CHECKED_PATH, CONFIG_PATH, MEASURED_PATH, SettingsError, load
 
 SERVICE = "tunetool-health.service"
 TIMER = "tunetool-health.timer"
@@ -214,3 +214,12 @@ def stale_metrics(directory: str, root: str = "/") -> list[str]:
         return []
     paths = [os.path.join(before, name) for name in METRICS] if before and before != directory else []
     return [path for path in paths if os.path.exists(path)]
+
+
+def stale_results(enabled: bool, measures: bool, root: str = "/") -> list[str]:
+    """Results that nobody will renew. Were it switched on again, an old failure would make a node sick that is well.
+
+    The note of a drain in Slurm is not among them: only with it is the drain known as ours.
+    """
+    gone = [*([] if enabled else [CHECKED_PATH]), *([] if enabled and measures else [MEASURED_PATH])]
+    return [path for path in (os.path.join(root, path.lstrip("/")) for path in gone) if os.path.exists(path)]

@@ -13,7 +13,7 @@ from tunetool.node.common import documents
 from tunetool.node.common.check_result import FAIL, PASS, UNKNOWN, Check
 from tunetool.node.common.files import replace_file
 from tunetool.node.common.manifest import MANIFEST_PATH
-from tunetool.node.health.settings import CONFIG_PATH
+from tunetool.node.health.settings import CHECKED_PATH, CONFIG_PATH, MEASURED_PATH
 
 PERIODS = 3
 """After so many periods a result says nothing any more."""
@@ -38,12 +38,12 @@ class Files:
     @property
     def checked(self) -> Path:
         """The result of the checks. It goes with a boot: what was true before says nothing."""
-        return self.root / "run/tunetool/health.json"
+        return self.root / CHECKED_PATH.lstrip("/")
 
     @property
     def measured(self) -> Path:
         """The result of the last measurement."""
-        return self.root / "var/lib/tunetool/health/measured.json"
+        return self.root / MEASURED_PATH.lstrip("/")
 
     @property
     def drained(self) -> Path:
