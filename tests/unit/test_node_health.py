@@ -585,3 +585,20 @@ def test_results_go_with_the_health_check(tmp_path: Path) -> None:
     assert health_units.stale_results(True, False, str(tmp_path)) == [str(node.measured)]
     # The note of a drain stays: without it the node would be drained for ever.
     assert health_units.stale_results(False, True, str(tmp_path)) == [str(node.checked), str(node.measured)]
+
+
+def test_metrics_replace_a_link_and_do_not_follow_it(files: Files, no_start: list[str], tmp_path: Path) -> None:
+    """The directory may belong to the exporter's user, who could let root replace any file."""
+    textfiles, secret = tmp_path / "prom", tmp_path / "secret"
+    textfiles.mkdir()
+    secret.write_text("theirs\n")
+    secret.chmod(0o600)
+    for name in health_units.METRICS:
+        (textfiles / name).symlink_to(secret)
+    settings = {**SETTINGS, "textfile_directory": str(textfiles)}
+    check(settings, files)
+    measure(settings, printed(tmp_path, "pass"), list, files)
+    assert secret.read_text() == "theirs\n"
+    for name in health_units.METRICS:
+        assert not (textfiles / name).is_symlink()
+        assert (textfiles / name).stat().st_mode & 0o777 == 0o644

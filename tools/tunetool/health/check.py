@@ -45,7 +45,8 @@ def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> s
     directory = settings["textfile_directory"]
     if directory:
         text = of_checks("health", socket.gethostname(), at, result.status, checks, _cpu_seconds())
-        replace_file(f"{directory}/{METRICS[0]}", text, sync=False)
+        # The directory may belong to the exporter's user: a link there must not let root write elsewhere.
+        replace_file(f"{directory}/{METRICS[0]}", text, sync=False, follow=False)
     # Without an expectation there is nothing to judge the figures by.
     if manifest is not None and manifest["expect"] and not result.failed and _due(files, settings, at):
         _measure_if_idle(manifest["filesystem"]["mount_point"])

@@ -53,7 +53,9 @@ def measure(
     # Another verdict proves neither health nor a fault: what was known before stays.
     results.write_document(files.measured, document)
     if settings["textfile_directory"]:
-        replace_file(f"{settings['textfile_directory']}/{METRICS[1]}", prometheus(record), sync=False)
+        # As for the metrics of the checks, a link there is not followed.
+        path = f"{settings['textfile_directory']}/{METRICS[1]}"
+        replace_file(path, prometheus(record), sync=False, follow=False)
     return ": ".join([status, *reasons[:1]])
 
 
