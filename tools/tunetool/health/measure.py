@@ -92,6 +92,9 @@ def _judged(record: Record, ignored: Sequence[str]) -> tuple[str, list[str]]:
     passed_over = {name for name in failed if results.is_ignored(name, ignored)}
     figures = {wanted.status for wanted in record.expectations}
     if status == "fail" and passed_over and failed == passed_over and "fail" not in figures:
-        # Nothing else falls short: the figures decide.
-        return ("pass" if figures == {"pass"} else "unproven"), []
+        # Nothing else falls short: the figures decide, if nothing else is in doubt.
+        doubted = {check.id for check in record.checks if check.status == "unknown"}
+        said = {line.partition(":")[0] for line in reasons}
+        others = [name for name in doubted | said if not results.is_ignored(name, ignored)]
+        return ("pass" if figures == {"pass"} and not others else "unproven"), []
     return status, [line for line in reasons if line.partition(":")[0] not in passed_over]
