@@ -629,3 +629,27 @@ def test_what_is_unknown_beside_an_ignored_check_proves_nothing(
     measure({**SETTINGS, "ignored_checks": ["drives.w*"]}, ["cat", str(page)], list, Files(tmp_path))
     result = read(Files(tmp_path).measured)
     assert (result.status if result else None) == kept
+
+
+def test_the_note_of_a_drain_is_on_the_disk_before_the_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash that loses it leaves the node drained for ever."""
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def seen(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    node, ours = Node(), Files(tmp_path)
+
+    def call(argv: Sequence[str]) -> Done:
+        if argv[1] == "update":
+            assert ours.drained.exists()
+            assert len(synced) == 2
+        return node(argv)
+
+    slurm.apply(SICK, "n1", ours, call)
+    assert "DRAIN" in node.states
+    # The text, under its first name, and then the name.
+    assert synced[0].parent == synced[1] == ours.drained.parent

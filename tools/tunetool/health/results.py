@@ -133,6 +133,6 @@ def keep(path: Path, result: Result, **more: Any) -> None:
     write_document(path, {**asdict(result), **more})
 
 
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write an object, by one rename."""
-    replace_file(str(path), json.dumps(document) + "\n", sync=False)
+def write_document(path: Path, document: Mapping[str, Any], sync: bool = False) -> None:
+    """Write an object, by one rename. ``sync``: it survives a crash."""
+    replace_file(str(path), json.dumps(document) + "\n", sync=sync)

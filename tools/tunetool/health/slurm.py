@@ -37,8 +37,8 @@ def apply(health: Health, node: str, files: results.Files = results.NODE, call: 
         if states & OUT_OF_SERVICE:
             return None
         words = reason_of(health)
-        # First the note: a drain without it would be for ever.
-        results.write_document(files.drained, {"node": node, "reason": words})
+        # First the note, through to the disk: a drain without it would be for ever.
+        results.write_document(files.drained, {"node": node, "reason": words}, sync=True)
         call(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={words}"])
         return f"drained `{node}`: {words}"
     same = reason == ours and "DRAIN" in states
