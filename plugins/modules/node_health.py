@@ -128,7 +128,9 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
         return diff
     if changed:
         health_units.stop(bool(files), bool(wanted["socket"]))
-    for path in [*metrics, *results]:
+        # Again: a check or measurement that ran until now may have written more.
+        metrics = health_units.stale_metrics(directory)
+    for path in [*metrics, *health_units.stale_results(bool(files), wanted["measure_every"] > 0)]:
         os.unlink(path)
     if directory:
         os.makedirs(directory, exist_ok=True)

@@ -653,3 +653,11 @@ def test_the_note_of_a_drain_is_on_the_disk_before_the_drain(tmp_path: Path, mon
     assert "DRAIN" in node.states
     # The text, under its first name, and then the name.
     assert synced[0].parent == synced[1] == ours.drained.parent
+
+
+def test_a_check_that_runs_is_stopped_before_the_files_go() -> None:
+    """It would write metrics and a result again after they were removed."""
+    units = health_units.to_stop(False, True)
+    assert units == [health_units.TIMER, health_units.SERVICE, health_units.MEASURE, health_units.SOCKET]
+    assert health_units.to_stop(True, False) == [health_units.SOCKET]
+    assert health_units.to_stop(True, True) == []

@@ -186,12 +186,17 @@ def running(socket: bool) -> bool:
     return shown == ["active"] * len(units)
 
 
+def to_stop(enabled: bool, socket: bool) -> list[str]:
+    """The units that are not to run any more. First the timer, then the check, which may start a measurement."""
+    return [*([] if enabled else [TIMER, SERVICE, MEASURE]), *([] if enabled and socket else [SOCKET])]
+
+
 def stop(enabled: bool, socket: bool) -> None:
     """Stop what is not to run any more. Raises ``CommandError``.
 
     It comes before the files go: without them systemd calls the timer failed, and leaves the socket's file behind.
     """
-    gone = [*([] if enabled else [TIMER, MEASURE]), *([] if enabled and socket else [SOCKET])]
+    gone = to_stop(enabled, socket)
     if gone and os.path.isdir("/run/systemd/system"):
         # 5: one that is not loaded.
         run(["systemctl", "stop", *gone], accept=(0, 5))
