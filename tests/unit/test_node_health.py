@@ -661,3 +661,12 @@ def test_a_check_that_runs_is_stopped_before_the_files_go() -> None:
     assert units == [health_units.TIMER, health_units.SERVICE, health_units.MEASURE, health_units.SOCKET]
     assert health_units.to_stop(True, False) == [health_units.SOCKET]
     assert health_units.to_stop(True, True) == []
+
+
+def test_a_job_of_the_last_second_spoils_the_figures(tmp_path: Path) -> None:
+    def jobs() -> Sequence[str]:
+        return ["Slurm job 5 runs on this node"]
+
+    done = measure(SETTINGS, printed(tmp_path, "fail", "read: slow"), jobs, Files(tmp_path))
+    assert done == "ended before it was done: Slurm job 5 runs on this node"
+    assert read(Files(tmp_path).measured) is None

@@ -73,7 +73,8 @@ def _run(command: Sequence[str], jobs: Callable[[], Sequence[str]]) -> tuple[str
                     # It removes what it wrote.
                     child.send_signal(signal.SIGTERM)
             continue
-        return text, job
+        # A job that began since the last look disturbed the figures too.
+        return text, job or next(iter(jobs()), None)
 
 
 def _record(text: str) -> Record:
