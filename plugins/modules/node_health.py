@@ -80,7 +80,7 @@ from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.health import health_units  # noqa: E402
 from ..module_utils.health.settings import dump, problems_of  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn, apply  # noqa: E402
+from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
 
 ARGUMENTS: dict[str, Any] = {
     "enabled": {"type": "bool", "required": True},
@@ -135,9 +135,7 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
     if directory:
         os.makedirs(directory, exist_ok=True)
     for each in changed:
-        apply(each)
-        if each.after and not os.path.islink(each.path):
-            os.chmod(each.path, health_units.mode_of(each.path))
+        health_units.put(each)
     return diff
 
 

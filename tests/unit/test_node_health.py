@@ -35,7 +35,7 @@ from tunetool.node.health import health_units
 from tunetool.node.health.settings import SettingsError, dump, load
 from tunetool.node.memory.memlock_checks import Attempt
 from tunetool.node.volume.named_volume import describe_volume
-from tunetool.node.volume.unit_dropins import ForeignDropIn, apply
+from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.record import CheckResult, Verdict
 from tunetool.report.progress import PlainProgress
 from tunetool.verify.request import Request
@@ -56,7 +56,7 @@ NOW = 1.8e9
 def converge(root: Path, wanted: dict[str, str]) -> list[str]:
     needed = health_units.changes(wanted, PROGRAM, str(root))
     for change in needed:
-        apply(change)
+        health_units.put(change)
     return sorted("/" + os.path.relpath(change.path, root) for change in needed)
 
 
@@ -670,3 +670,24 @@ def test_a_job_of_the_last_second_spoils_the_figures(tmp_path: Path) -> None:
     done = measure(SETTINGS, printed(tmp_path, "fail", "read: slow"), jobs, Files(tmp_path))
     assert done == "ended before it was done: Slurm job 5 runs on this node"
     assert read(Files(tmp_path).measured) is None
+
+
+def test_a_wrong_mode_is_a_difference(tmp_path: Path) -> None:
+    """A run that was cut may have left a starter that does not start."""
+    wanted = health_units.files(PROGRAM, dump(900, 0, "", []), 900, SOCKET)
+    before = os.umask(0o077)
+    try:
+        converge(tmp_path, wanted)
+    finally:
+        os.umask(before)
+    starter = tmp_path / "opt/tunetool/bin/tunetool-health"
+    modes = {path: (tmp_path / path[1:]).stat().st_mode & 0o777 for path in wanted if ".wants/" not in path}
+    assert modes.pop("/" + str(starter.relative_to(tmp_path))) == 0o755
+    assert set(modes.values()) == {0o644}
+    starter.chmod(0o644)
+    (change,) = health_units.changes(wanted, PROGRAM, str(tmp_path))
+    assert (change.path, change.before.splitlines()[0]) == (str(starter), "(mode 0644)")
+    assert change.after == starter.read_text()
+    assert converge(tmp_path, wanted) == ["/opt/tunetool/bin/tunetool-health"]
+    assert starter.stat().st_mode & 0o777 == 0o755
+    assert converge(tmp_path, wanted) == []

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import Mapping
 
 from ..common.commands import run
-from ..common.files import content
-from ..volume.unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, exact_changes, link_to, quoted
+from ..common.files import content, replace_file
+from ..volume.unit_dropins import (
+    UNITS_DIRECTORY,
+    Change,
+    ForeignDropIn,
+    apply,
+    exact_changes,
+    link_to,
+    quoted,
+)
 from .settings import CHECKED_PATH, CONFIG_PATH, MEASURED_PATH, SettingsError, load
 
 SERVICE = "tunetool-health.service"
@@ -155,7 +164,29 @@ def changes(wanted: Mapping[str, str], program: str, root: str = "/") -> list[Ch
         raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % starter)
     present = [path for path in map(under, ours) if os.path.lexists(path) and (path != starter or _is_starter(path))]
     texts = {under(path): text for path, text in wanted.items()}
-    return exact_changes(under(os.path.join(UNITS_DIRECTORY, SERVICE)), HEADER, texts, present)
+    changed = exact_changes(under(os.path.join(UNITS_DIRECTORY, SERVICE)), HEADER, texts, present)
+    same = set(texts) - {change.path for change in changed}
+    return changed + [_other_mode(path, texts[path]) for path in sorted(same) if not _has_mode(path)]
+
+
+def put(change: Change) -> None:
+    """Write or remove one of these files. It has its mode from the beginning: a run may be cut at any moment."""
+    if change.after and not change.after.startswith(link_to("")):
+        replace_file(change.path, change.after, mode_of(change.path), follow=False)
+    else:
+        apply(change)
+
+
+def _has_mode(path: str) -> bool:
+    return os.path.islink(path) or not os.path.exists(path) or _mode(path) == mode_of(path)
+
+
+def _other_mode(path: str, text: str) -> Change:
+    return Change(path, "(mode %04o)\n%s" % (_mode(path), text), text)
+
+
+def _mode(path: str) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
 
 
 def _is_starter(path: str) -> bool:
