@@ -691,3 +691,36 @@ def test_a_wrong_mode_is_a_difference(tmp_path: Path) -> None:
     assert converge(tmp_path, wanted) == ["/opt/tunetool/bin/tunetool-health"]
     assert starter.stat().st_mode & 0o777 == 0o755
     assert converge(tmp_path, wanted) == []
+
+
+def test_a_socket_that_systemd_gave_up_is_started_again(tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+    state = ""
+
+    def call(argv: Sequence[str], accept: Sequence[int] = (0,)) -> Done:
+        calls.append(list(argv))
+        code = 0 if argv[1] != "is-failed" or state == "failed" else 1
+        assert code in accept
+        return Done(code, state, "")
+
+    def revived(now: str) -> list[str]:
+        nonlocal state
+        state = now
+        calls.clear()
+        health_units.revive_socket(str(tmp_path), call)
+        return [argv[1] for argv in calls]
+
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert revived("failed") == [], "no socket was asked for"
+    converge(tmp_path, health_units.files(PROGRAM, "", 900, SOCKET))
+    assert revived("active") == ["is-failed"]
+    assert revived("failed") == ["is-failed", "restart"]
+    assert calls[1][2] == health_units.SOCKET
+    (tmp_path / "run/systemd/system").rmdir()
+    assert revived("failed") == [], "systemd does not run"
+
+
+def test_no_burst_of_callers_ends_the_socket() -> None:
+    """systemd gives a socket up that starts 200 services in 2 s, unless it is told otherwise."""
+    text = health_units.files(PROGRAM, "", 900, SOCKET)["/etc/systemd/system/tunetool-health.socket"]
+    assert "TriggerLimitIntervalSec=0" in text.partition("[Socket]")[2].splitlines()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Mapping
+from typing import Callable, Mapping
 
-from ..common.commands import run
+from ..common.commands import Result, run
 from ..common.files import content, replace_file
 from ..volume.unit_dropins import (
     UNITS_DIRECTORY,
@@ -90,6 +90,8 @@ Description=Answer for this node's health
 ListenStream=%(socket)s
 Accept=yes
 MaxConnections=16
+# Else anybody could end it: systemd gives up a socket with 200 connections in 2 s.
+TriggerLimitIntervalSec=0
 # Jobs of every user ask.
 SocketMode=0666
 RemoveOnStop=yes
@@ -231,6 +233,15 @@ def stop(enabled: bool, socket: bool) -> None:
     if gone and os.path.isdir("/run/systemd/system"):
         # 5: one that is not loaded.
         run(["systemctl", "stop", *gone], accept=(0, 5))
+
+
+def revive_socket(root: str = "/", call: Callable[..., Result] = run) -> None:
+    """Start the socket again if systemd gave it up: nothing else does. Raises ``CommandError``."""
+    unit = os.path.join(root, UNITS_DIRECTORY.lstrip("/"), SOCKET)
+    if not os.path.isdir(os.path.join(root, "run/systemd/system")) or not os.path.exists(unit):
+        return
+    if call(["systemctl", "is-failed", SOCKET], accept=range(256)).returncode == 0:
+        call(["systemctl", "restart", SOCKET])
 
 
 def take_effect(enabled: bool, socket: bool) -> None:

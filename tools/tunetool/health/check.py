@@ -16,7 +16,7 @@ from tunetool.node.common import manifest as manifests
 from tunetool.node.common.check_result import UNKNOWN, Check
 from tunetool.node.common.commands import CommandError, run
 from tunetool.node.common.files import replace_file
-from tunetool.node.health.health_units import MEASURE, METRICS
+from tunetool.node.health.health_units import MEASURE, METRICS, revive_socket
 from tunetool.node.health.settings import load
 from tunetool.node.memory.memlock_checks import Attempt, Locker, lock_memory
 from tunetool.report.prometheus import of_checks
@@ -30,6 +30,10 @@ REMEMBERED = 86400.0
 
 def main() -> int:
     """Check this node."""
+    try:
+        revive_socket()
+    except CommandError as error:
+        print(f"error: {error}", flush=True)
     check(load())
     return 0
 
