@@ -22,7 +22,7 @@ from builders import record, sampled, wanted_read
 from machines import RECORDED
 from programs import need_program
 from tunetool.health import check as checking
-from tunetool.health import slurm
+from tunetool.health import now, slurm
 from tunetool.health.check import check, due
 from tunetool.health.idle import busy
 from tunetool.health.measure import measure
@@ -579,13 +579,15 @@ def test_a_failed_measurement_counts_only_while_one_can_clear_it(files: Files, n
 
 def test_results_go_with_the_health_check(tmp_path: Path) -> None:
     node = Files(tmp_path)
-    for path in (node.checked, node.measured, node.drained):
+    for path in (node.checked, node.answer, node.measured, node.drained):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert health_units.stale_results(True, True, str(tmp_path)) == []
     assert health_units.stale_results(True, False, str(tmp_path)) == [str(node.measured)]
     # The note of a drain stays: without it the node would be drained for ever.
-    assert health_units.stale_results(False, True, str(tmp_path)) == [str(node.checked), str(node.measured)]
+    assert health_units.stale_results(False, True, str(tmp_path)) == [
+        str(path) for path in (node.checked, node.answer, node.measured)
+    ]
 
 
 def test_metrics_replace_a_link_and_do_not_follow_it(files: Files, no_start: list[str], tmp_path: Path) -> None:
@@ -724,3 +726,37 @@ def test_no_burst_of_callers_ends_the_socket() -> None:
     """systemd gives a socket up that starts 200 services in 2 s, unless it is told otherwise."""
     text = health_units.files(PROGRAM, "", 900, SOCKET)["/etc/systemd/system/tunetool-health.socket"]
     assert "TriggerLimitIntervalSec=0" in text.partition("[Socket]")[2].splitlines()
+
+
+def test_the_answer_needs_no_closed_directory(files: Files, no_start: list[str], tmp_path: Path) -> None:
+    """The answering process has no rights; the others' directories were perhaps made under root's umask 077."""
+    answer_of = Files(tmp_path / "alone")
+
+    def answered() -> Health:
+        """By /run/tunetool/answer.json and nothing else."""
+        answer_of.answer.parent.mkdir(parents=True, exist_ok=True)
+        answer_of.answer.write_bytes(files.answer.read_bytes())
+        return now.answered(answer_of)
+
+    assert now.answered(answer_of) == Health("unknown", ["there is no result yet"])
+    before = os.umask(0o077)
+    try:
+        files.settings.write_text(dump(900, 3600, "", []))
+        check(SETTINGS, files)
+        assert answered() == current(files) == Health("pass")
+        assert files.answer.stat().st_mode & 0o777 == 0o644
+        assert files.answer.parent.stat().st_mode & 0o777 == 0o755
+        measure(SETTINGS, printed(tmp_path, "fail", "read: slow"), list, files)
+        assert answered() == current(files) == Health("fail", ["read: slow"])
+        measure(SETTINGS, printed(tmp_path, "pass"), list, files)
+        assert answered() == current(files) == Health("pass")
+        document = json.loads(files.answer.read_text())
+        document["checked"]["at"] -= 2701
+        files.answer.write_text(json.dumps(document))
+        assert answered() == Health("unknown", ["there is no result that is recent"])
+        files.settings.unlink()
+        check(SETTINGS, files)
+        assert answered() == current(files)
+        assert "the health check is off" in answered().reasons[0]
+    finally:
+        os.umask(before)

@@ -10,6 +10,7 @@ from ..common.manifest import validate
 
 CONFIG_PATH = "/etc/tunetool/health.json"
 CHECKED_PATH = "/run/tunetool/health.json"
+ANSWER_PATH = "/run/tunetool/answer.json"
 MEASURED_PATH = "/var/lib/tunetool/health/measured.json"
 SCHEMA_NAME = "tunetool.health/1"
 SHORTEST_PERIOD = 60

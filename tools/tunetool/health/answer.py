@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tunetool.health.hpack import Decoder, Malformed
-from tunetool.health.now import current
+from tunetool.health.now import answered
 from tunetool.health.results import Health
 
 PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
@@ -45,7 +45,7 @@ class _Call:
 
 def main() -> int:
     """Serve the connection that systemd passes as standard input."""
-    answer_connection(0, current)
+    answer_connection(0, answered)
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tunetool.health import results
 from tunetool.health.idle import busy
+from tunetool.health.now import publish
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.check_result import UNKNOWN, Check
 from tunetool.node.common.commands import CommandError, run
@@ -46,6 +47,7 @@ def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> s
     at = time.time()
     result = results.of_checks(checks, settings["ignored_checks"], at)
     results.keep(files.checked, result, locked=locker.locked)
+    publish(files)
     directory = settings["textfile_directory"]
     if directory:
         text = of_checks("health", socket.gethostname(), at, result.status, checks, _cpu_seconds())

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tunetool.health import results
+from tunetool.health.now import publish
 from tunetool.node.common.files import replace_file
 from tunetool.node.health.health_units import METRICS
 from tunetool.node.health.settings import load
@@ -52,6 +53,7 @@ def measure(
         document |= asdict(results.Result(document["recorded"], status, reasons if status == "fail" else ()))
     # Another verdict proves neither health nor a fault: what was known before stays.
     results.write_document(files.measured, document)
+    publish(files)
     if settings["textfile_directory"]:
         # As for the metrics of the checks, a link there is not followed.
         path = f"{settings['textfile_directory']}/{METRICS[1]}"

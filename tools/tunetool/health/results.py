@@ -13,7 +13,7 @@ from tunetool.node.common import documents
 from tunetool.node.common.check_result import FAIL, PASS, UNKNOWN, Check
 from tunetool.node.common.files import replace_file
 from tunetool.node.common.manifest import MANIFEST_PATH
-from tunetool.node.health.settings import CHECKED_PATH, CONFIG_PATH, MEASURED_PATH
+from tunetool.node.health.settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, MEASURED_PATH
 
 PERIODS = 3
 """After so many periods a result says nothing any more."""
@@ -39,6 +39,11 @@ class Files:
     def checked(self) -> Path:
         """The result of the checks. It goes with a boot: what was true before says nothing."""
         return self.root / CHECKED_PATH.lstrip("/")
+
+    @property
+    def answer(self) -> Path:
+        """What a process without rights needs for the node's health."""
+        return self.root / ANSWER_PATH.lstrip("/")
 
     @property
     def measured(self) -> Path:
@@ -104,7 +109,11 @@ def health(checked: Result | None, measured: Result | None, now: float, period: 
 
 def read(path: Path) -> Result | None:
     """The result in a file; None where there is none. Raises ``OSError`` for a file that cannot be read."""
-    document = read_document(path)
+    return result_in(read_document(path))
+
+
+def result_in(document: Any) -> Result | None:
+    """The result in what a file holds; None where there is none."""
     try:
         return Result(
             float(document["at"]), str(document["status"]), _lines(document["failed"]), _lines(document["doubts"])
@@ -114,7 +123,7 @@ def read(path: Path) -> Result | None:
 
 
 def _lines(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         raise TypeError
     return tuple(str(line) for line in value)
 
