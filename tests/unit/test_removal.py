@@ -15,6 +15,7 @@ from machines import RECORDED, lay_out
 from tunetool.node.array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria
 from tunetool.node.array.md_arrays import Superblock, read_arrays
 from tunetool.node.array.mdadm_conf import conf_with_array, conf_without_array
+from tunetool.node.machine.busy import killed_by_a_reboot
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, refuse_suspended
 from tunetool.node.machine.drives import disks_under, read_drives
 from tunetool.node.machine.fstab import with_entry, without_entry
@@ -549,6 +550,37 @@ def test_names_of_any_bytes_are_in_the_way_and_the_mount_itself_is_not(proc: Pat
     (proc / "proc/swaps").write_bytes(swaps.encode("utf-8", "surrogateescape"))
     expected = [f"`{POINT}/{odd}` is mounted in it", f"swap file `{POINT}/{odd} x`"]
     assert occupants("9:127", "md127", POINT + "/", str(proc)) == expected
+
+
+@pytest.mark.parametrize(
+    "over",
+    ["", "60 20 0:50 / /mnt rw - tmpfs t rw\n", f"60 40 0:50 / {POINT} rw - tmpfs t rw\n"],
+    ids=["it shows", "a mount over its parent", "a mount over it"],
+)
+def test_a_reboot_would_end_a_process_on_a_volume_that_a_mount_hides(proc: Path, over: str) -> None:
+    table = f"20 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n{MOUNT.replace('40 1', '40 20')}{over}"
+    (proc / "proc/self/mountinfo").write_text(table)
+    device = proc / "sys/dev/block"
+    device.mkdir(parents=True)
+    (device / "9:127").symlink_to("../../devices/virtual/block/md127")
+    assert killed_by_a_reboot(POINT, {}, str(proc)) == []
+    base = process(proc, 77, "train", mounts=MOUNT + over)
+    (base / "fd/4").symlink_to(f"{POINT}/x")
+    (base / "fdinfo/4").write_text("pos:\t0\nflags:\t02\nmnt_id:\t40\n")
+    line = f"`{POINT}/`: process 77 `train` (open file `{POINT}/x`)"
+    assert killed_by_a_reboot(f"{POINT}/", {}, str(proc)) == [line]
+
+
+def test_the_trigger_of_an_automount_is_no_volume(proc: Path) -> None:
+    """systemd keeps the directory of an automount open, whose mount lies below that of the volume."""
+    trigger = f"39 20 0:40 / {POINT} rw - autofs systemd-1 rw\n"
+    (proc / "proc/self/mountinfo").write_text(
+        f"20 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n{trigger}{MOUNT.replace('40 1', '40 39')}"
+    )
+    base = process(proc, 1, "systemd", mounts=trigger + MOUNT)
+    (base / "fd/4").symlink_to(POINT)
+    (base / "fdinfo/4").write_text("pos:\t0\nflags:\t02\nmnt_id:\t39\n")
+    assert killed_by_a_reboot(POINT, {}, str(proc)) == []
 
 
 def test_mounts_swap_and_loops_within_are_in_the_way(proc: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Mapping
 from ..common.commands import CommandError, run
 from ..common.documents import read_bytes
 from ..common.files import read_text, whole_number
-from .mounts import mount_at, read_mounts
+from .mounts import plain_path, read_mounts
 from .volume_users import occupants
 
 _SLURM_STEP = re.compile(rb"slurmstepd: \[(\d{1,19})[.\]]")
@@ -75,12 +75,15 @@ def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]
 
 
 def volume_users(mount_point: str, root: str = "/") -> list[str]:
-    """Users of the volume at ``mount_point``; empty if it is not mounted."""
-    mount = mount_at(mount_point, read_mounts(root))
-    if mount is None:
-        return []
-    device = os.path.basename(os.path.realpath(os.path.join(root, "sys/dev/block", mount.device_number)))
-    return ["`%s`: %s" % (mount_point, line) for line in occupants(mount.device_number, device, mount_point, root)]
+    """Users of what is mounted at ``mount_point``, also where another mount hides it; empty if nothing is."""
+    point = plain_path(mount_point)
+    # An automount's trigger is no volume, and systemd always has it open.
+    mounts = [each for each in read_mounts(root) if each.fs_type != "autofs"]
+    users = []
+    for number in dict.fromkeys(each.device_number for each in mounts if plain_path(each.mount_point) == point):
+        device = os.path.basename(os.path.realpath(os.path.join(root, "sys/dev/block", number)))
+        users += ["`%s`: %s" % (mount_point, line) for line in occupants(number, device, mount_point, root)]
+    return list(dict.fromkeys(users))
 
 
 def killed_by_a_reboot(mount_point: str, environment: Mapping[str, str], root: str = "/") -> list[str]:
