@@ -190,3 +190,59 @@ def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothi
         assert theirs == {**expected, "mnt": "(empty)"}, at
         conf = read_carried(f"{tree}/boot/initrd.img-6.1", ("etc/mdadm/mdadm.conf",)).conf
         assert conf == THEIRS["mdadm/mdadm.conf"].encode(), at
+
+
+HIDDEN = """
+import ctypes, os, sys
+from pathlib import Path
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.plan.plan_file import TEARDOWN
+from tunetool.node.removal.apply import Job
+from tunetool.node.removal.decision import plan_removal
+from tunetool.node.removal.facts import look
+
+tree, point = Path(sys.argv[1]), Path(sys.argv[2])
+
+
+def over(source, target):
+    kind = None if source else b"tmpfs"
+    if ctypes.CDLL(None).mount(os.fsencode(source or "none"), os.fsencode(target), kind, 0 if kind else 4096, None):
+        sys.exit("no mount at %s" % target)
+
+
+over(None, "/run")
+over(None, "/sys")
+over(tree / "etc", "/etc")
+machine, _ = look()
+removal = plan_removal(machine, "nvme_raid0", str(point / "nvme_raid0"))
+job = Job(removal, removal.volume, TEARDOWN, True)
+job.refuse_if_busy()
+over(None, point)
+(point / "nvme_raid0").mkdir()
+over(None, point / "nvme_raid0")
+over(None, point)
+try:
+    job.refuse_if_busy()
+except Refusal as refusal:
+    print(refusal)
+"""
+
+
+def test_a_volume_that_another_mount_hides_is_not_torn_down(tmp_path: Path) -> None:
+    """It cannot be unmounted by its path, which --check has to say too."""
+    if no_mounts():
+        pytest.skip("this user may not make a mount namespace")
+    point = tmp_path / "point"
+    point.mkdir()
+    node(tmp_path / "node", f"{point}/nvme_raid0")
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    done = subprocess.run(
+        ["unshare", *user, "--mount", sys.executable, "-c", HIDDEN, str(tmp_path / "node"), str(point)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        f"`{point}/nvme_raid0` is hidden by a mount of `none` at `{point}`. hint: nothing was changed; unmount that first\n"
+    )

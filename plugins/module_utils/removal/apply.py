@@ -18,7 +18,7 @@ from ..ephemeral import boot_unit
 from ..machine.drive_contents import claim_problem, read_signatures
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, without_entry
-from ..machine.mounts import mount_at, read_mounts
+from ..machine.mounts import hidden_by, mount_at, read_mounts
 from ..machine.volume_users import occupants
 from ..plan.plan_file import TEARDOWN
 from ..volume import late_mount
@@ -53,9 +53,16 @@ class Job:
         return [line for array in self.removal.arrays for line in occupants(array.device_number, array.device, point)]
 
     def refuse_if_busy(self) -> None:
-        """Raises ``Refusal`` if anything uses the volume."""
+        """Raises ``Refusal`` if anything uses the volume, or if another mount hides it: no path leads to it then."""
         point = self.volume.mount_point
-        mount = mount_at(point, read_mounts())
+        mounts = read_mounts()
+        over = hidden_by(point, mounts)
+        if over is not None:
+            raise Refusal(
+                "`%s` is hidden by a mount of `%s` at `%s`. hint: nothing was changed; unmount that first"
+                % (point, over.source, over.mount_point)
+            )
+        mount = mount_at(point, mounts)
         if mount is not None and mount.device_number not in {array.device_number for array in self.removal.arrays}:
             raise Refusal(
                 "`%s` is a mount of `%s`, which is not this volume. hint: nothing was changed; unmount it first"
