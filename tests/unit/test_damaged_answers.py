@@ -19,7 +19,7 @@ from damaged import bounded_memory, cut, edited, no_hang
 from doors import refused_well
 from trees import NUMBERS
 from tunetool.launch.slurm_job import down_nodes, parse_sacct, parse_scontrol
-from tunetool.node.array.md_arrays import parse_examine
+from tunetool.node.array.md_arrays import examine, parse_examine
 from tunetool.node.common.commands import CommandError
 from tunetool.node.machine.capacity import Capacity, capacity_of, smallest_gpu
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
@@ -112,6 +112,40 @@ def test_a_superblock_whose_name_holds_lines_is_refused_and_is_none_the_less_the
     text = EXAMINE.replace("  (local to host node1)\n", f"\n{more}")
     with pytest.raises(CommandError, match=r"`mdadm --examine` of `nvme1n1` prints `.*` twice"):
         parse_examine(text)
+
+
+FORGED = {
+    "another drive's, which follows": ("/dev/nvme2n1:\nArray UUID : x", "of `nvme2n1` prints no `Version`"),
+    "its own again": ("/dev/nvme1n1:\nArray UUID : x", "prints `/dev/nvme1n1` twice"),
+    "a blank drive's": ("/dev/nvme3n1:\nArray UUID : x", "of `nvme3n1` prints no `Version`"),
+    "one that nobody asked about": ("/dev/sda:\nArray UUID : x", "prints `/dev/sda`, which was not asked about"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_name_that_looks_like_a_whole_superblock_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name has 32 bytes, and this fits into them."""
+    name, reason = FORGED[kind]
+    assert len(f"\n{name}") <= 32
+    honest = EXAMINE.partition("/dev/nvme2n1:")[0]
+    both = honest + honest.replace("nvme1n1", "nvme2n1")
+    forged = both.replace("node1:nvme_raid0  (local to host node1)", f"\n{name}", 1)
+    assert forged != both
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def mdadm(answer: str) -> None:
+        (tmp_path / "answer").write_text(answer)
+        (tmp_path / "mdadm").write_text(f"#!/bin/sh\ncat {tmp_path}/answer\n")
+        (tmp_path / "mdadm").chmod(0o755)
+
+    asked = ["nvme1n1", "nvme2n1", "nvme3n1"]
+    mdadm(both)
+    assert list(examine(asked)) == asked[:2]
+    mdadm(forged)
+    with pytest.raises(CommandError, match=reason):
+        examine(asked)
 
 
 def test_signatures_of_a_device_that_nobody_asked_about_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

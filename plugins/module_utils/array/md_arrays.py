@@ -168,26 +168,37 @@ def examine(devices: Sequence[str]) -> dict[str, Superblock]:
     closed = [line for line in done.stderr.splitlines() if "cannot open" in line]
     if closed:
         raise CommandError("`mdadm --examine` failed: %s" % "; ".join(closed[:3]))
-    return parse_examine(done.stdout)
+    return parse_examine(done.stdout, devices)
 
 
-def parse_examine(text: str) -> dict[str, Superblock]:
-    """Sections of ``mdadm --examine`` (1.x metadata), one per device; anything else is left out.
+def parse_examine(text: str, devices: Sequence[str] | None = None) -> dict[str, Superblock]:
+    """Sections of ``mdadm --examine`` (1.x metadata), one per device; anything else is left out. ``devices``: the
+    kernel names that it was asked about.
 
-    Raises ``CommandError`` where a superblock's name holds lines of its own, which look like other fields.
+    Raises ``CommandError`` where a superblock's name holds lines of its own, which look like other fields or like
+    another device's section.
     """
-    superblocks = {}
+    superblocks: dict[str, Superblock] = {}
+    seen = set()
     for section in re.split(r"^(?=/dev/\S+:$)", text, flags=re.MULTILINE):
         device = re.match(r"/dev/(\S+):", section)
-        uuid = _field(section, "Array UUID")
-        if not device or not uuid:
+        if not device:
             continue
+        if device.group(1) in seen:
+            raise CommandError(_UNTRUSTED % ("", "`/dev/%s` twice" % device.group(1)))
+        if devices is not None and device.group(1) not in devices:
+            raise CommandError(_UNTRUSTED % ("", "`/dev/%s`, which was not asked about" % device.group(1)))
+        seen.add(device.group(1))
+        uuid = _field(section, "Array UUID")
+        if not uuid:
+            continue
+        of = " of `%s`" % device.group(1)
         for name in _FIELDS:
             if len(_fields(section, name)) > 1:
-                raise CommandError(
-                    "`mdadm --examine` of `%s` prints `%s` twice, so its superblock is not to be trusted"
-                    % (device.group(1), name)
-                )
+                raise CommandError(_UNTRUSTED % (of, "`%s` twice" % name))
+        # A name's 32 bytes may hold a section's head and its UUID, not its version too.
+        if not _field(section, "Version"):
+            raise CommandError(_UNTRUSTED % (of, "no `Version`"))
         role = re.match(r"Active device (\d+)", _field(section, "Device Role") or "")
         superblocks[device.group(1)] = Superblock(
             device=device.group(1),
@@ -205,6 +216,7 @@ def parse_examine(text: str) -> dict[str, Superblock]:
     return superblocks
 
 
+_UNTRUSTED = "`mdadm --examine`%s prints %s, so a superblock's name is not to be trusted"
 _FIELDS = (
     "Version",
     "Array UUID",
