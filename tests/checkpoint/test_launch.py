@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -66,6 +67,32 @@ def test_a_time_limit_ends_them_all(tmp_path: Path) -> None:
         wait_for_ranks(tmp_path)
         with pytest.raises(RankFailed, match="did not end within 1 s"):
             ranks.wait(1)
+        assert all_gone(tmp_path)
+
+
+def test_a_ctrl_c_while_they_are_ended_leaves_none_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank leads a session of its own, so nothing but its own end ends it."""
+    look, pressed = os.getpgid, []
+
+    def press_once(pid: int) -> int:
+        if not pressed:
+            pressed.append(pid)
+            os.kill(os.getpid(), signal.SIGINT)
+        return look(pid)
+
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    with Ranks([str(script), str(tmp_path), "hang"], 2, os.environ, tmp_path / "logs") as ranks:
+        wait_for_ranks(tmp_path)
+        pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
+        for pid in pids:
+            ranks.register_pid(pid)
+        monkeypatch.setattr(os, "getpgid", press_once)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.end()
+        assert len(pressed) == 1
+        # Killed already: it may take a moment until the kernel has freed them.
+        assert not ranks.running()
         assert all_gone(tmp_path)
 
 

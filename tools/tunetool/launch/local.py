@@ -151,11 +151,15 @@ class Ranks:
             # Ranks that have not reported their ids yet: torchrun knows them.
             with ctrl_c.held():
                 worker.end(self._process, _POLITE_SECONDS)
-        for pid in self._started:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                # torchrun makes each rank the leader of a session; a recycled id is not one of ours.
-                if os.getpgid(pid) == pid and os.getsid(pid) == pid:
-                    os.killpg(pid, signal.SIGKILL)
+        left = list(self._started)
+        while left:
+            with ctrl_c.held():
+                while left:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        # torchrun makes each rank the leader of a session; a recycled id is not one of ours.
+                        if os.getpgid(left[-1]) == left[-1] == os.getsid(left[-1]):
+                            os.killpg(left[-1], signal.SIGKILL)
+                    left.pop()
         worker.end(self._process, _POLITE_SECONDS)
         ctrl_c.deliver()
 
