@@ -57,7 +57,7 @@ dist: ## dist/: the wheel, which carries the collection, the sdist, and the coll
 	@.venv/bin/python tools/dev/dist.py
 
 docs: ## build/site/index.html: the documents as a site that needs no server and no network
-	@tools/dev/setup.sh
+	@tools/dev/setup.sh --for docs
 	@.venv/bin/python tools/dev/website.py
 
 clean: ## .venv and what tests left; never the cached image

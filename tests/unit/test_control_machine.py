@@ -213,6 +213,20 @@ def test_tests_get_more_and_a_later_set_up_takes_nothing_away(checkout: Path) ->
     assert (checkout / "installed").read_text().splitlines()[2].endswith(".[control]")
 
 
+def test_the_site_gets_its_builder_in_a_fresh_clone(checkout: Path) -> None:
+    variables = machine(checkout, "debian 12", {"python3": "3.11"})
+    (checkout / "tests/programs.txt").write_text("python3 python3 setup\n")
+    make = shutil.which("make") or "make"
+    subprocess.run([make, "-C", str(checkout), "docs", "SHELL=bash"], env=variables, capture_output=True, check=False)
+    (extras,) = [line.rpartition(" ")[2] for line in (checkout / "installed").read_text().splitlines()]
+    project = (ROOT / "pyproject.toml").read_text()
+    (builder,) = re.findall(r"^docs = (.*)$", project, re.MULTILINE)
+    (dev,) = re.findall(r"^dev = \[\n(.*?)^\]$", project, re.MULTILINE | re.DOTALL)
+    assert "zensical" in builder
+    assert "tunetool[docs]" in dev
+    assert {"docs", "dev"} & set(extras.strip(".[]").split(","))
+
+
 @pytest.mark.parametrize(
     ("release", "line"),
     [
