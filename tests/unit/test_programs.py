@@ -60,6 +60,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "bin").mkdir()
     scripts = {
         "apt-get": f'echo "$@" >> {tmp_path}/asked; [ "$1" = update ]',
+        "apt-cache": 'shift; for each; do printf "%s:\\n  Candidate: 1.0\\n" "$each"; done',
         "id": "echo 0",
         "here": "true",
         "python3": "true",
@@ -97,6 +98,41 @@ def test_set_up_installs_what_is_missing_for_the_groups_asked_for(
     assert done.returncode != 0
     assert done.stdout == f"installing {wanted}\n", done.stderr
     assert (checkout / "asked").read_text().splitlines()[-1].endswith(f"--no-install-recommends {wanted}")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["", "gone-package:\\n  Installed: (none)\\n  Candidate: (none)\\n  Version table:\\n"],
+    ids=["unknown", "only referred to"],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_package_that_this_release_lacks_is_left_out_by_name(checkout: Path, answer: str, alone: bool) -> None:
+    """Ubuntu has no package of Chromium, for example: the tests that need it fail by name, and the others run."""
+    other = "libheader-dev:\\n  Installed: (none)\\n  Candidate: 1.0\\n"
+    script = f"#!/bin/sh\n[ $LC_ALL = C ] && [ $1 = policy ] && printf '{answer}{other}'\n"
+    (checkout / "bin/apt-cache").write_text(script)
+    options = ["--for", "unit"] if alone else ["--for", "unit", "--deepspeed"]
+    environment = {**os.environ, "PATH": f"{checkout / 'bin'}:/usr/bin:/bin"}
+    environment.pop("PYTHON", None)
+    done = subprocess.run(
+        ["bash", checkout / "tools/dev/setup.sh", *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    # For each program of the package that is asked for.
+    assert lines[:2] == [
+        "`gone` (unit,node) is left out: apt has no package `gone-package`",
+        "`twice` (unit) is left out: apt has no package `gone-package`",
+    ]
+    asked = (checkout / "asked").read_text().splitlines()
+    if alone:
+        assert not [line for line in asked if "install" in line]
+        assert "installing" not in done.stdout
+    else:
+        assert asked[-1].endswith("--no-install-recommends libheader-dev")
 
 
 def test_who_may_not_install_is_told_what_to_install(checkout: Path) -> None:
