@@ -72,7 +72,8 @@ def test_a_time_limit_ends_them_all(tmp_path: Path) -> None:
 
 def test_a_ctrl_c_while_they_are_ended_leaves_none_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank leads a session of its own, so nothing but its own end ends it."""
-    look, pressed = os.getpgid, []
+    look = os.getpgid
+    pressed: list[int] = []
 
     def press_once(pid: int) -> int:
         if not pressed:

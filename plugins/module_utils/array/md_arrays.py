@@ -179,7 +179,7 @@ def parse_examine(text: str, devices: Sequence[str] | None = None) -> dict[str, 
     another device's section.
     """
     superblocks: dict[str, Superblock] = {}
-    seen = set()
+    seen: set[str] = set()
     for section in re.split(r"^(?=/dev/\S+:$)", text, flags=re.MULTILINE):
         device = re.match(r"/dev/(\S+):", section)
         if not device:

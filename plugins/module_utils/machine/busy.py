@@ -79,7 +79,7 @@ def volume_users(mount_point: str, root: str = "/") -> list[str]:
     point = plain_path(mount_point)
     # An automount's trigger is no volume, and systemd always has it open.
     mounts = [each for each in read_mounts(root) if each.fs_type != "autofs"]
-    users = []
+    users: list[str] = []
     for number in dict.fromkeys(each.device_number for each in mounts if plain_path(each.mount_point) == point):
         device = os.path.basename(os.path.realpath(os.path.join(root, "sys/dev/block", number)))
         users += ["`%s`: %s" % (mount_point, line) for line in occupants(number, device, mount_point, root)]
