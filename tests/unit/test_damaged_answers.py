@@ -148,6 +148,16 @@ def test_a_name_that_looks_like_a_whole_superblock_is_refused(
         examine(asked)
 
 
+def test_a_drive_with_two_labels_of_members_is_examined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a superblock of another version at its end: wipefs names it twice, and mdadm answers each argument."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "answer").write_text(EXAMINE.partition("/dev/nvme2n1:")[0])
+    script = f'shift; for each; do sed "s#/dev/nvme1n1:#$each:#" {tmp_path}/answer; done'
+    (tmp_path / "mdadm").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "mdadm").chmod(0o755)
+    assert list(examine(["nvme1n1", "nvme2n1", "nvme1n1"])) == ["nvme1n1", "nvme2n1"]
+
+
 def test_signatures_of_a_device_that_nobody_asked_about_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     text = WIPEFS.replace("nvme2n1", "sda1")
     assert parse_signatures(text)[1] == Signature("sda1", "ext4", None, None, "0x438")

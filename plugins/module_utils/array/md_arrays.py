@@ -163,6 +163,8 @@ def examine(devices: Sequence[str]) -> dict[str, Superblock]:
     """
     if not devices:
         return {}
+    # A drive with two labels of members is named twice by wipefs, and mdadm would print it twice.
+    devices = list(dict.fromkeys(devices))
     # mdadm ends with 1 when any device carries no superblock, which is no error here, and also when it cannot read one.
     done = run(["mdadm", "--examine"] + ["/dev/" + device for device in devices], accept=(0, 1))
     closed = [line for line in done.stderr.splitlines() if "cannot open" in line]
