@@ -73,6 +73,18 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def set_up(checkout: Path, options: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{checkout / 'bin'}:/usr/bin:/bin"}
+    environment.pop("PYTHON", None)
+    return subprocess.run(
+        ["bash", checkout / "tools/dev/setup.sh", *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
@@ -85,15 +97,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_set_up_installs_what_is_missing_for_the_groups_asked_for(
     checkout: Path, options: list[str], wanted: str
 ) -> None:
-    environment = {**os.environ, "PATH": f"{checkout / 'bin'}:/usr/bin:/bin"}
-    environment.pop("PYTHON", None)
-    done = subprocess.run(
-        ["bash", checkout / "tools/dev/setup.sh", *options],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = set_up(checkout, options)
     # The stand-in refuses to install, and setup.sh stops there.
     assert done.returncode != 0
     assert done.stdout == f"installing {wanted}\n", done.stderr
@@ -112,15 +116,7 @@ def test_a_package_that_this_release_lacks_is_left_out_by_name(checkout: Path, a
     script = f"#!/bin/sh\n[ $LC_ALL = C ] && [ $1 = policy ] && printf '{answer}{other}'\n"
     (checkout / "bin/apt-cache").write_text(script)
     options = ["--for", "unit"] if alone else ["--for", "unit", "--deepspeed"]
-    environment = {**os.environ, "PATH": f"{checkout / 'bin'}:/usr/bin:/bin"}
-    environment.pop("PYTHON", None)
-    done = subprocess.run(
-        ["bash", checkout / "tools/dev/setup.sh", *options],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = set_up(checkout, options)
     lines = done.stdout.splitlines()
     # For each program of the package that is asked for.
     assert lines[:2] == [

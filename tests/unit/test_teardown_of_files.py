@@ -154,7 +154,8 @@ def node(root: Path, point: str) -> None:
     tool.chmod(0o755)
 
 
-def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothing_of_others(tmp_path: Path) -> None:
+def on_a_node(tmp_path: Path, program: str, argument: Path) -> tuple[str, Path]:
+    """What the program prints in a mount namespace of its own, where the node's volume is below the path returned."""
     if no_mounts():
         pytest.skip("this user may not make a mount namespace")
     point = tmp_path / "point"
@@ -162,13 +163,18 @@ def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothi
     node(tmp_path / "node", f"{point}/nvme_raid0")
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     done = subprocess.run(
-        ["unshare", *user, "--mount", sys.executable, "-c", PROGRAM, str(tmp_path), str(point)],
+        ["unshare", *user, "--mount", sys.executable, "-c", program, str(argument), str(point)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
+    return done.stdout, point
+
+
+def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothing_of_others(tmp_path: Path) -> None:
+    said, _ = on_a_node(tmp_path, PROGRAM, tmp_path)
+    answers = json.loads(said)
     told = [at for at, *_ in answers]
     # Whatever is added to a teardown is cut here too. Between these two, the image still has the array.
     assert any(at == "rename /mdadm/mdadm.conf" for at in told), told
@@ -230,19 +236,7 @@ except Refusal as refusal:
 
 def test_a_volume_that_another_mount_hides_is_not_torn_down(tmp_path: Path) -> None:
     """It cannot be unmounted by its path, which --check has to say too."""
-    if no_mounts():
-        pytest.skip("this user may not make a mount namespace")
-    point = tmp_path / "point"
-    point.mkdir()
-    node(tmp_path / "node", f"{point}/nvme_raid0")
-    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    done = subprocess.run(
-        ["unshare", *user, "--mount", sys.executable, "-c", HIDDEN, str(tmp_path / "node"), str(point)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (
+    said, point = on_a_node(tmp_path, HIDDEN, tmp_path / "node")
+    assert said == (
         f"`{point}/nvme_raid0` is hidden by a mount of `none` at `{point}`. hint: nothing was changed; unmount that first\n"
     )
