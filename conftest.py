@@ -1,10 +1,11 @@
-"""For all tests: Ctrl-C reaches what they start (tests/signals.py), which skips are allowed (tests/skips.py), and what
-Hypothesis draws."""
+"""For all tests: Ctrl-C reaches what they start (tests/signals.py), which skips are allowed (tests/skips.py), how long
+each may take (tests/hangs.py), and what Hypothesis draws."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
+from hangs import pytest_collection_modifyitems
 from signals import pytest_configure, pytest_unconfigure
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
@@ -16,4 +17,10 @@ settings.register_profile("steady", settings.get_profile("search"), derandomize=
 settings.register_profile("few", settings.get_profile("steady"), max_examples=10)
 settings.load_profile("steady")
 
-__all__ = ["pytest_configure", "pytest_make_collect_report", "pytest_runtest_makereport", "pytest_unconfigure"]
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
+    "pytest_unconfigure",
+]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,30 @@ def test_a_tool_that_is_stopped_ends_nothing_else(
     monkeypatch.setattr(groups, "lint_commands", lambda: [["echo", "after"]])
     assert groups.run_group("lint", 60, slow=False, pythons=False, fresh_passed=False).status == "passed"
     assert {"checked", "after"} <= set(capfd.readouterr().out.splitlines())
+
+
+def test_what_failed_is_said_again_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By pytest as it is: a false assertion, an error before a test, and a test that hangs."""
+    (tmp_path / "test_it.py").write_text(
+        "import time, pytest\n"
+        "@pytest.fixture\ndef broken(): raise OSError('no disk')\n"
+        "def test_wrong(): assert 1 + 1 == 3\n"
+        "def test_error(broken): ...\n"
+        "@pytest.mark.timeout(0.1)\ndef test_hangs(): time.sleep(600)\n"
+        "def test_right(): ...\n"
+    )
+    command = groups.pytest(
+        "-ra", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)
+    )
+    why = deque[str](maxlen=groups.LINES_OF_WHY)
+    assert groups.run([sys.executable, *command[1:]], 600, name="tune", why=why) == 1
+    said = "\n".join(why)
+    assert "E   assert (1 + 1) == 3" in said
+    assert "E   OSError: no disk" in said
+    assert "E   Failed: Timeout (>0.1s)" in said
+    assert "test_it.py::test_hangs" in said
+    assert "test_right" not in said
+    assert "test_it.py::test_wrong" in capfd.readouterr().out
 
 
 def test_a_clone_that_did_not_write_its_list_is_a_fault(skipped: Path) -> None:

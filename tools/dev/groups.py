@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,6 +47,12 @@ ON_A_NODE = ("node",)
 """Groups whose tests wait for a virtual node: beside all others."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
 """Node ids of the unit tests that the container skipped, once it has passed."""
+FAILURE = re.compile(
+    r"E   |(FAILED|ERROR) |\S+\.py:\d+: |!+ \S*(KeyboardInterrupt|Interrupted)|(error|hint): |\[gw\d+\] node down"
+)
+"""What pytest prints of a failure: assertions, where they are, the summary, and where it was stopped."""
+LINES_OF_WHY = 24
+"""How many of these lines are printed again at the end, for each group that failed."""
 CLEAN_UP_SECONDS = 60
 """From SIGTERM to SIGKILL."""
 NO_TESTS = 5
@@ -59,6 +67,8 @@ class Outcome:
     used: float
     allowed: float
     status: str
+    why: tuple[str, ...] = ()
+    """Lines of its output that say what failed."""
 
 
 def python_files(*folders: str) -> list[str]:
@@ -221,15 +231,22 @@ def signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None
 PROCESSES = Processes()
 
 
-def run(command: list[str], seconds: float, output: IO[str] | None = None, name: str = "") -> int:
+def run(
+    command: list[str],
+    seconds: float,
+    output: IO[str] | None = None,
+    name: str = "",
+    why: deque[str] | None = None,
+) -> int:
     """Exit status; 124 when it did not end in time. Its whole process group goes with it.
 
-    ``output`` takes what it prints; with ``name``, each line is printed after that name.
+    ``output`` takes what it prints; with ``name``, each line is printed after that name, and ``why`` gets the lines
+    that say what failed.
     """
     process = PROCESSES.start(command, subprocess.PIPE if name else output)
     if process is None:
         return 143
-    printer = threading.Thread(target=print_lines, args=(process, name), daemon=True)
+    printer = threading.Thread(target=print_lines, args=(process, name, why), daemon=True)
     if name:
         printer.start()
     try:
@@ -249,11 +266,13 @@ def run(command: list[str], seconds: float, output: IO[str] | None = None, name:
         PROCESSES.forget(process)
 
 
-def print_lines(process: subprocess.Popen[str], name: str) -> None:
+def print_lines(process: subprocess.Popen[str], name: str, why: deque[str] | None) -> None:
     if process.stdout is not None:
         with process.stdout as lines:
             for line in lines:
                 print(f"{name:<11} | {line}", end="", flush=True)
+                if why is not None and FAILURE.match(line):
+                    why.append(line.rstrip()[:300])
 
 
 def run_apart(command: list[str], seconds: float) -> int:
@@ -265,13 +284,15 @@ def run_apart(command: list[str], seconds: float) -> int:
     return code
 
 
-def statuses(group: str, commands: list[list[str]], limit: float, beside: bool) -> Iterator[tuple[list[str], int]]:
+def statuses(
+    group: str, commands: list[list[str]], limit: float, beside: bool, why: deque[str]
+) -> Iterator[tuple[list[str], int]]:
     """Each command with its exit status. The tools of lint know nothing of each other: one per core at a time."""
     started = time.monotonic()
     if group != "lint":
         for command in commands:
             left = max(limit - (time.monotonic() - started), 1)
-            yield command, run(command, left, name=group if beside else "")
+            yield command, run(command, left, name=group if beside else "", why=why)
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         codes = [pool.submit(run_apart, command, limit) for command in commands]
@@ -283,19 +304,20 @@ def run_group(
     group: str, allowed: float, slow: bool, pythons: bool, fresh_passed: bool, beside: bool = False
 ) -> Outcome:
     print(f"--- {group}", flush=True)
-    started, status = time.monotonic(), "passed"
+    started, status, why = time.monotonic(), "passed", deque[str](maxlen=LINES_OF_WHY)
     # Beside other work all takes longer: only what hangs is stopped.
     limit = allowed * (10 if slow else 4)
-    for command, code in statuses(group, commands_of(group, slow, pythons, fresh_passed), limit, beside):
+    for command, code in statuses(group, commands_of(group, slow, pythons, fresh_passed), limit, beside, why):
         if code == NO_TESTS and "pytest" in command:
             print(f"error: the group `{group}` has no tests", flush=True)
         if code:
             status = "stopped" if code == 124 else "FAILED"
             shown = " ".join(command[:6]).replace(str(ROOT) + "/", "")
-            print(f"{group} failed with exit status {code}: {shown}", flush=True)
+            why.append(f"{group} failed with exit status {code}: {shown}")
+            print(why[-1], flush=True)
             if code == 124:
                 break
-    return Outcome(group, time.monotonic() - started, allowed, status)
+    return Outcome(group, time.monotonic() - started, allowed, status, () if status == "passed" else tuple(why))
 
 
 def rows(wanted: Sequence[str], fresh_first: bool) -> list[list[str]]:
@@ -359,6 +381,10 @@ def main() -> int:
         over = "  over its box" if outcome.used > outcome.allowed and not options.slow else ""
         print(f"{outcome.group:<12} {outcome.used:>6.0f}s {outcome.allowed:>7.0f}s  {outcome.status}{over}")
     print(f"{'all':<12} {took:>6.0f}s", flush=True)
+    # Where only the end of a long log is kept, it has to say this again.
+    for outcome in outcomes:
+        for line in outcome.why:
+            print(f"{outcome.group}: {line}", flush=True)
     return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
 
 
