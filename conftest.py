@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from hangs import pytest_collection_modifyitems
+from hangs import pytest_collection_modifyitems, pytest_timeout_set_timer
 from signals import pytest_configure, pytest_unconfigure
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
@@ -22,5 +22,6 @@ __all__ = [
     "pytest_configure",
     "pytest_make_collect_report",
     "pytest_runtest_makereport",
+    "pytest_timeout_set_timer",
     "pytest_unconfigure",
 ]

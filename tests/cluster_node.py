@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEW = {"mnt": 0x00020000, "uts": 0x04000000, "ipc": 0x08000000, "net": 0x40000000, "pid": 0x20000000}
@@ -148,6 +147,10 @@ def _reap() -> None:
 def enter(pid: int, groups: list[str], argv: list[str]) -> int:
     """Run ``argv`` in the node, pass signals on to it, and end as it ends."""
     _die_with_parent()
+    # Blocked, and taken one by one: a handler of Python's would not run for a signal that comes just before a call waits.
+    passed_on = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
     for group in groups:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     spaces = [(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY), flag) for name, flag in _NEW.items()]
@@ -158,19 +161,21 @@ def enter(pid: int, groups: list[str], argv: list[str]) -> int:
     child = os.fork()
     if child == 0:
         _die_with_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             os.execvp(argv[0], argv)
         except OSError as error:
             print(f"{argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(127)
-
-    def hand_on(number: int, _: FrameType | None) -> None:
-        os.kill(child, number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, hand_on)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status if status >= 0 else 128 - status
+    while True:
+        number = signal.sigwait({*passed_on, signal.SIGCHLD})
+        if number in passed_on:
+            os.kill(child, number)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

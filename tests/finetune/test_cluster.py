@@ -113,12 +113,19 @@ def test_the_limit_of_the_disk_binds_on_every_node_and_is_lifted(cluster: Cluste
 
 
 def test_signals_reach_a_program_on_a_node(cluster: Cluster) -> None:
-    wait = "import time, sys\ntry: print('up', flush=True); time.sleep(6000)\nexcept KeyboardInterrupt: sys.exit(42)"
+    # It waits for the signal itself: one that came just before a sleep would not end that.
+    wait = (
+        "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {2}); print('up', flush=True);"
+        "sys.exit(40 + signal.sigwait({2}))"
+    )
     with cluster.start("node1", [sys.executable, "-c", wait]) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 42
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 42
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow  # only slow tests lose a node
