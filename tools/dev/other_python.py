@@ -33,8 +33,8 @@ def test(python: str, version: str) -> int:
         subprocess.run([python, "-m", "venv", "--clear", str(venv)], check=True)
         pip = [str(venv / "bin/pip"), "--disable-pip-version-check", "install", "--quiet"]
         constraint = ["--constraint", str(ROOT / "constraints.txt")]
-        needs = ["click", "jinja2", "pydantic", "rich", "pytest", "pytest-xdist", "hypothesis", "jsonschema", "pyyaml"]
-        needs += ["grpcio", "prometheus-client", "xxhash"]
+        needs = ["click", "jinja2", "pydantic", "rich", "pytest", "pytest-timeout", "pytest-xdist"]
+        needs += ["grpcio", "hypothesis", "jsonschema", "prometheus-client", "pyyaml", "xxhash"]
         subprocess.run([*pip, *constraint, *needs], check=True)
         (venv / "ready").touch()
     # Tests of the checkout's own tools show the same on every Python, so this one leaves them out (`any_python`).
