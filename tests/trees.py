@@ -67,6 +67,8 @@ NAMES = [
     "0:0",
     "x\nb",
 ]
+MOST = 1 << 24
+"""Bytes of a file of which the contents are damaged. One that another damage made huge has terabytes."""
 WHOLES = [b"", b"\0", b"\xff\xfe", b"\n" * 5000, b"9" * 5000, b"a b " * 5000, b"%s %d {} \\"]
 CONTENTS = ["whole", "number", "word", "line", "cut"]
 HOWS = [*CONTENTS, "gone", "fifo", "directory", "loop", "elsewhere", "beside", "huge"]
@@ -113,7 +115,7 @@ def inflict(damage: Damage, root: Path) -> Callable[[], object] | None:
         target = path.parent if path.is_symlink() or path.is_dir() else path
         added.symlink_to(os.path.relpath(target, added.parent))
         return added.unlink
-    if damage.how in CONTENTS and (path.is_symlink() or not path.is_file()):
+    if damage.how in CONTENTS and (path.is_symlink() or not path.is_file() or path.stat().st_size > MOST):
         return None
     kept = Path(tempfile.mkdtemp(dir=root.parent), "kept")
     content = damage.content(path.read_bytes()) if damage.how in CONTENTS else b""

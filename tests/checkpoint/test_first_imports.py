@@ -69,6 +69,7 @@ READING = {
     "node",
     "node.common",
     "node.common.documents",
+    "node.common.refusal",
     "regular_files",
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from tunetool.node.common.refusal import on_one_line
+
 
 class ExitCode(IntEnum):
     """The exit codes of a process."""
@@ -32,8 +34,8 @@ class TunetoolError(Exception):
     raw_name = "messages.txt"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = on_one_line(message)
+        super().__init__(self.message)
         self.hint = hint
 
     @property

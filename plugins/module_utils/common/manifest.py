@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from . import documents
 from .files import replace_file
+from .refusal import on_one_line
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
 SCHEMA_VERSION = 1
@@ -198,8 +199,8 @@ class ManifestError(Exception):
     """The manifest cannot be used. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = on_one_line(message)
+        super().__init__(self.message)
         self.hint = hint
 
 

@@ -1,7 +1,15 @@
-"""The exception by which a module refuses."""
+"""The exception by which a module refuses, and what every message keeps to: one line."""
 
 from __future__ import annotations
 
 
+def on_one_line(text: str) -> str:
+    """The text without line breaks and a terminal's commands, which a name or a value of somebody's file may bring."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 class Refusal(Exception):
     """Why a step cannot be done, in one line with its hint. The step has changed nothing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(on_one_line(message))

@@ -14,6 +14,7 @@ from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, Wanted, find
 from ..array.md_arrays import decide as decide_array
 from ..common import documents
 from ..common.manifest import validate
+from ..common.refusal import on_one_line
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 
@@ -57,6 +58,9 @@ ADVICE = "run `site.yml` for this node, with a plan if a drive may lose what it 
 
 class ConfigError(Exception):
     """The configuration cannot be used. The message is one line with its hint."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(on_one_line(message))
 
 
 def load(path: str = CONFIG_PATH) -> dict[str, Any]:

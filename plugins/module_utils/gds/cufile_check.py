@@ -289,7 +289,7 @@ def _malformed(plain: str, error: json.JSONDecodeError) -> Problem:
     remedy = "libcufile refuses the whole file: correct line %d" % error.lineno
     if line.startswith("#"):
         remedy = "`#` does not begin a comment here: write `//`"
-    elif re.search(r",\s*$", plain[: error.pos]) and plain[error.pos : error.pos + 1] in "}]":
+    elif re.search(r",\s*$", plain[: error.pos]) and plain[error.pos : error.pos + 1] in ("}", "]"):
         remedy = "leave out the comma before `%s`" % plain[error.pos]
     return Problem("", error.lineno, "no JSON: %s" % error.msg, remedy, REFUSED)
 

@@ -11,6 +11,7 @@ from typing import Any, Mapping, Sequence
 from ..array.drive_decisions import REFUSE, WIPE, Decision
 from ..array.drive_selection import Selection
 from ..common import documents
+from ..common.refusal import on_one_line
 
 SCHEMA_NAME = "tunetool.plan/1"
 PROVISION, TEARDOWN, REPLACE = "provision", "teardown", "replace"
@@ -33,8 +34,8 @@ class PlanError(Exception):
     """A plan file that must not be applied."""
 
     def __init__(self, message: str, hint: str = _AGAIN) -> None:
-        super().__init__("%s. hint: %s" % (message, hint))
-        self.message = message
+        self.message = on_one_line(message)
+        super().__init__("%s. hint: %s" % (self.message, hint))
         self.hint = hint
 
 

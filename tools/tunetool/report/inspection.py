@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tunetool.inspect.model import Array, Drive, Filesystem, HugePages, Inspection
+from tunetool.node.common.refusal import on_one_line
 from tunetool.node.units import format_size_binary
 from tunetool.report.gds_section import gds_in_full, gds_in_short
 from tunetool.report.lines import WIDTH, section, wrapped
@@ -20,12 +21,8 @@ def screen(shown: Inspection, full_gds: bool = False) -> str:
 
 
 def _text(lines: Sequence[str]) -> str:
-    return "".join(_printable(line.rstrip()) + "\n" for line in lines)
-
-
-def _printable(line: str) -> str:
-    """Text of a machine's files may hold anything, such as what a terminal takes for a command."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    # Text of a machine's files may hold anything, such as what a terminal takes for a command.
+    return "".join(on_one_line(line.rstrip()) + "\n" for line in lines)
 
 
 def _head(shown: Inspection) -> Iterator[str]:

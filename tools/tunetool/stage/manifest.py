@@ -65,8 +65,8 @@ def write(manifest: Manifest, path: Path) -> None:
 
 
 def read(path: Path) -> Manifest | None:
-    """The manifest at ``path``; None if there is none. Raises ``UsageProblem`` if it is damaged or has another
-    schema. Those of earlier versions have no checksum, which is no error."""
+    """The manifest at ``path``; None if there is none. Raises ``UsageProblem`` if it is damaged, has another schema or
+    no checksum, as those of earlier versions."""
     try:
         text = documents.read_bytes(path, _LARGEST, os.O_NOFOLLOW).decode()
         whole = _as_written(text)
@@ -84,7 +84,9 @@ def read(path: Path) -> Manifest | None:
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise UsageProblem(f"`{path}` has schema `{schema}`, this version reads `{SCHEMA}`", _DAMAGED)
-    if documents.CHECKSUM in document and not whole and document[documents.CHECKSUM] != documents.checksum(document):
+    if documents.CHECKSUM not in document:
+        raise UsageProblem(f"`{path}` has no checksum: an earlier version wrote it, or it was edited", _DAMAGED)
+    if not whole and document[documents.CHECKSUM] != documents.checksum(document):
         raise UsageProblem(f"`{path}` was edited after it was written: its checksum does not match", _DAMAGED)
     try:
         rows = document["entries"]
@@ -135,7 +137,7 @@ def _sha256(text: str) -> str:
 def _as_written(text: str) -> bool:
     """Whether ``write`` wrote it, and nobody changed a byte of it since: its checksum is that of the text.
 
-    False where its names have escapes, and for manifests of earlier versions: theirs is of what the text says.
+    False where its names have escapes: its checksum is then of what the text says.
     """
     body, _, checksum = text.rpartition(_CHECKSUM)
     return checksum == _sha256(body.replace("\n", "") + "}") + _END
