@@ -61,9 +61,13 @@ def load_decoder(text: str) -> Decoder:
     """The sizes of a model of the Llama family: one of ``PRESETS``, or a config.json. Raises ``UsageProblem``."""
     if text in PRESETS:
         return PRESETS[text][1]
-    path = Path(text)
+    return decoder_from_config(*load_config(Path(text)))
+
+
+def load_config(path: Path) -> tuple[dict[str, Any], str]:
+    """A config.json, or that of a directory, and its path. Raises ``UsageProblem``."""
     path = path / CONFIG if path.is_dir() else path
-    return decoder_from_config(_json(path), str(path))
+    return _json(path), str(path)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import click
 
 from tunetool.cli.bench_checkpoint import checkpoint
 from tunetool.cli.bench_ds_io import ds_io
+from tunetool.cli.bench_experts import experts
 from tunetool.cli.bench_finetune import finetune
 from tunetool.cli.bench_loading import loading
 from tunetool.cli.bench_reference import reference
@@ -26,3 +27,4 @@ command.add_command(staging)
 command.add_command(reference)
 command.add_command(strategies)
 command.add_command(ds_io)
+command.add_command(experts)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PRINTERS: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint.print_checkpoint",
     "bench.ds-io": "ds_io.print_ds_io",
+    "bench.experts": "experts.print_experts",
     "bench.finetune": "finetune.print_finetune",
     "bench.loading": "loading.print_loading",
     "bench.reference": "reference.print_reference",
@@ -34,6 +35,7 @@ PRINTERS: Mapping[str, str] = {
 PAGES: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint_page.write_page",
     "bench.ds-io": "record_page.write_page",
+    "bench.experts": "record_page.write_page",
     "bench.finetune": "finetune_page.write_page",
     "bench.loading": "loading_page.write_page",
     "bench.reference": "reference_page.write_page",

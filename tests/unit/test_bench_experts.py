@@ -1,0 +1,446 @@
+"""`bench experts` without a disk: its cache, its traces, the experts of a config.json, figures, tables, wrong calls."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import builders
+from tunetool.advise.experts import FAMILIES, Experts, experts_from_config
+from tunetool.bench.experts import figures, preflight
+from tunetool.bench.experts.blocks import block_bytes, write
+from tunetool.bench.experts.cache import ExpertCache
+from tunetool.bench.experts.request import Request
+from tunetool.bench.experts.samples import Reading, Row
+from tunetool.bench.experts.trace import Demand, Pattern
+from tunetool.cli.main import cli
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure.evidence import Counted
+from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
+from tunetool.record import Record
+from tunetool.report.experts import advice, lines, print_experts
+from tunetool.report.record_page import write_page
+from tunetool.verdict import judge
+
+GB = 10**9
+DISK = Leaf("vda", "disk", None, True, ("vda",))
+
+
+@st.composite
+def accesses(draw: st.DrawFn) -> tuple[int, list[int], list[list[int]]]:
+    """Slots, an order to fill them by, and steps that want no more than these."""
+    slots, experts = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    order = draw(st.permutations(range(experts)))
+    step = st.lists(st.integers(0, experts - 1), max_size=slots, unique=True)
+    return slots, order, draw(st.lists(step, max_size=30))
+
+
+@given(accesses())
+def test_the_cache_is_a_list_that_is_sorted_by_use(case: tuple[int, list[int], list[list[int]]]) -> None:
+    slots, order, steps = case
+    cache = ExpertCache(slots)
+    cache.fill(order)
+    model = order[:slots][::-1]
+    memory = {slot: expert for expert, slot in cache.held()}
+    for wanted in steps:
+        there = [expert for expert in wanted if expert in model]
+        missing = [expert for expert in wanted if expert not in model]
+        model = ([expert for expert in model if expert not in wanted] + there + missing)[-slots:]
+        taken = cache.take(wanted)
+        assert [(access.expert, access.is_hit) for access in taken] == [
+            *((expert, True) for expert in there),
+            *((expert, False) for expert in missing),
+        ]
+        for access in taken:
+            # What is called a hit is what was read into that slot before.
+            assert not access.is_hit or memory[access.slot] == access.expert
+            memory[access.slot] = access.expert
+        assert len({access.slot for access in taken}) == len(taken)
+        assert [expert for expert, _ in cache.held()] == model
+        assert all(memory[slot] == expert for expert, slot in cache.held())
+        assert all(0 <= slot < slots for _, slot in cache.held())
+
+
+def test_without_slots_everything_is_read() -> None:
+    cache = ExpertCache(0)
+    cache.fill([1, 2])
+    for _ in range(2):
+        assert [tuple(access) for access in cache.take([5, 3])] == [(5, 0, False), (3, 1, False)]
+    assert cache.held() == []
+
+
+def hit_rate(demand: Demand, slots: int, steps: int) -> float:
+    cache = demand.warm_cache(slots, 1)
+    taken = [cache.take(wanted) for wanted in itertools.islice(demand.steps(1), steps)]
+    return sum(access.is_hit for step in taken for access in step) / (steps * demand.top_k)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 8])
+@pytest.mark.parametrize("slots", [8, 16, 32])
+def test_even_demand_hits_the_cache_as_often_as_it_holds_experts(top_k: int, slots: int) -> None:
+    demand = Demand("uniform", 64, top_k)
+    assert demand.expected_hit_rate(slots) == slots / 64
+    # Of 16,000 accesses, 0.4 % are one standard deviation at most; the trace is that of its seed.
+    assert hit_rate(demand, slots, 16_000 // top_k) == pytest.approx(slots / 64, abs=0.016)
+
+
+def test_uneven_demand_hits_more_often_and_as_expected() -> None:
+    demand = Demand("zipf", 64, 4, exponent=1.0)
+    for slots in (8, 32):
+        expected = demand.expected_hit_rate(slots)
+        assert expected > slots / 64 + 0.1
+        assert hit_rate(demand, slots, 4000) == pytest.approx(expected, abs=0.02)
+    assert replace(demand, exponent=0.0).expected_hit_rate(16) == pytest.approx(0.25, abs=0.02)
+    assert demand.expected_hit_rate(0) == 0
+
+
+@given(
+    pattern=st.sampled_from(["uniform", "zipf"]),
+    experts=st.integers(1, 40),
+    seed=st.integers(0, 3),
+    exponent=st.floats(0, 4),
+    data=st.data(),
+)
+def test_a_step_wants_different_experts_of_its_seed(
+    pattern: Pattern, experts: int, seed: int, exponent: float, data: st.DataObject
+) -> None:
+    demand = Demand(pattern, experts, data.draw(st.integers(1, experts)), seed, exponent)
+    steps = list(itertools.islice(demand.steps("round", 1), 5))
+    assert steps == list(itertools.islice(demand.steps("round", 1), 5))
+    for wanted in steps:
+        assert len(set(wanted)) == len(wanted) == demand.top_k
+        assert set(wanted) <= set(range(experts))
+    slots = data.draw(st.integers(demand.top_k, experts))
+    assert len(demand.warm_cache(slots).held()) == slots
+
+
+def test_the_weights_decide_how_often_an_expert_comes_first() -> None:
+    demand = Demand("zipf", 4, 2, exponent=1.0)
+    steps = list(itertools.islice(demand.steps(1), 8000))
+    weights = demand.weights()
+    assert sorted(weights) == [1 / 4, 1 / 3, 1 / 2, 1]
+    firsts = Counter(wanted[0] for wanted in steps)
+    for expert, weight in enumerate(weights):
+        assert firsts[expert] / 8000 == pytest.approx(weight / sum(weights), abs=0.02)
+    # After the heaviest, the others come by their own weights.
+    heaviest = weights.index(1.0)
+    seconds = Counter(wanted[1] for wanted in steps if wanted[0] == heaviest)
+    for expert, count in seconds.items():
+        assert count / seconds.total() == pytest.approx(weights[expert] / (sum(weights) - 1), abs=0.03)
+    race = Demand("zipf", 4, 4, exponent=4.0)
+    assert all(len(set(wanted)) == 4 for wanted in itertools.islice(race.steps(1), 50))
+
+
+BF16 = {"torch_dtype": "bfloat16"}
+QWEN = {"decoder_sparse_step": 1, "mlp_only_layers": [], **BF16}
+MODELS: dict[str, tuple[dict[str, Any], int, float, float]] = {
+    # The sizes of the published config.json; bytes of an expert; billions of weights in routed experts, and in all.
+    "Mixtral-8x7B": (
+        {
+            "model_type": "mixtral",
+            **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+            **{"num_local_experts": 8, "num_experts_per_tok": 2, **BF16},
+        },
+        352_321_536,
+        45.1,
+        46.7,
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        {
+            "model_type": "qwen2_moe",
+            **{"hidden_size": 2048, "moe_intermediate_size": 1408, "num_hidden_layers": 24},
+            **{"num_experts": 60, "num_experts_per_tok": 4, "intermediate_size": 5632, **QWEN},
+        },
+        17_301_504,
+        12.46,
+        14.3,
+    ),
+    "Qwen3-30B-A3B": (
+        {
+            "model_type": "qwen3_moe",
+            **{"hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48},
+            **{"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 6144, **QWEN},
+        },
+        9_437_184,
+        28.99,
+        30.5,
+    ),
+    "DeepSeek-V2": (
+        {
+            "model_type": "deepseek_v2",
+            **{"hidden_size": 5120, "moe_intermediate_size": 1536, "num_hidden_layers": 60},
+            **{"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6, "intermediate_size": 12288},
+            **{"first_k_dense_replace": 1, "moe_layer_freq": 1, **BF16},
+        },
+        47_185_920,
+        222.7,
+        236,
+    ),
+    "DeepSeek-V3": (
+        {
+            "model_type": "deepseek_v3",
+            **{"hidden_size": 7168, "moe_intermediate_size": 2048, "num_hidden_layers": 61},
+            **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "intermediate_size": 18432},
+            **{"first_k_dense_replace": 3, "moe_layer_freq": 1, **BF16, "quantization_config": {"quant_method": "fp8"}},
+        },
+        44_040_192,
+        653.9,
+        671,
+    ),
+}
+MIXTRAL = MODELS["Mixtral-8x7B"][0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_published_models_have_their_published_sizes(name: str) -> None:
+    document, size, routed, whole = MODELS[name]
+    experts = experts_from_config(document, "config.json")
+    assert experts.bytes == size
+    billions = experts.layers * experts.each_layer * experts.parameters / 1e9
+    assert billions == pytest.approx(routed, rel=0.001)
+    assert 0.85 * whole < billions < whole
+    assert experts.bytes_per_token == experts.layers * document["num_experts_per_tok"] * size
+
+
+def test_some_layers_have_no_experts() -> None:
+    document = {**MODELS["Qwen3-30B-A3B"][0], "decoder_sparse_step": 2, "mlp_only_layers": [1, 2]}
+    # Layers 1, 3, 5 ... 47 less layer 1.
+    assert experts_from_config(document, "c").layers == 23
+    renamed = {"num_local_experts" if key == "num_experts" else key: value for key, value in document.items()}
+    assert experts_from_config(renamed, "c").each_layer == 128
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "llama"}, "a model of type `llama` has no experts that are known"),
+        ({"model_type": ["mixtral"]}, "has no experts that are known"),
+        ({"num_local_experts": None}, "`num_local_experts` is missing or not a size"),
+        ({"num_local_experts": 0}, "`num_local_experts` is missing or not a size"),
+        ({"num_experts_per_tok": True}, "`num_experts_per_tok` is missing or not a size"),
+        ({"num_experts_per_tok": 9}, "a token wants 9 of 8 experts"),
+        ({"hidden_size": 2**40}, "a size is too large"),
+        ({"num_hidden_layers": 10**9}, "a size is too large"),
+        ({"torch_dtype": "int3"}, "its format is `int3`"),
+        ({"quantization_config": {"quant_method": "awq"}}, "its format is `quantized by awq`"),
+        ({"mlp_only_layers": "all"}, "`mlp_only_layers` is not a list"),
+        ({"mlp_only_layers": list(range(32))}, "no layer has experts"),
+    ],
+)
+def test_a_config_without_what_is_needed_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageProblem) as error:
+        experts_from_config({**MIXTRAL, **change}, "config.json")
+    assert words in error.value.message
+    assert error.value.hint
+
+
+def test_the_caller_may_say_how_many_bytes_an_expert_has() -> None:
+    document = {**MIXTRAL, "quantization_config": {"quant_method": "awq"}}
+    assert experts_from_config(document, "c", expert_bytes=90 * 10**6).bytes == 90 * 10**6
+
+
+KEYS = ["model_type", "num_experts_per_tok", "hidden_size", "num_hidden_layers", "torch_dtype", "mlp_only_layers"]
+KEYS += ["quantization_config", "moe_layer_freq", "first_k_dense_replace", "decoder_sparse_step", "intermediate_size"]
+KEYS += ["moe_intermediate_size", *{key for family in FAMILIES.values() for key in family.counts}]
+LEAVES = st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.sampled_from([*FAMILIES, "bfloat16"])
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), LEAVES | st.lists(LEAVES) | st.dictionaries(st.text(), LEAVES)))
+def test_any_config_is_understood_or_refused(document: dict[str, Any]) -> None:
+    understood, hint = 0, None
+    try:
+        understood = experts_from_config(document, "c").bytes_per_token
+    except UsageProblem as error:
+        hint = error.hint
+    assert understood > 0 or hint
+
+
+def stack(directory: Path, **more: Any) -> BlockStack:
+    plain = {"medium": "disk", "in_memory": False, "redundant": False, "leaves": (DISK,)}
+    return replace(read_stack(str(directory)), **{**plain, **more})
+
+
+def readings(seconds: Sequence[float], **more: Any) -> dict[int, Reading]:
+    plain: dict[str, Any] = {"claimed_bytes": GB, "wanted_bytes": GB, "latencies": [0.1, 0.2, 0.3], "wanted": 64}
+    plain |= {"counted": Counted(GB, GB, {})}
+    return {number: Reading(each, moment=float(number), **{**plain, **more}) for number, each in enumerate(seconds, 1)}
+
+
+def rows(directory: Path) -> list[Row]:
+    known = stack(directory)
+    half = {"hits": 32, "claimed_bytes": GB // 2, "counted": Counted(GB // 2, GB // 2, {})}
+    return [
+        Row("target", known, "direct", readings=readings([0.5] * 6)),
+        Row("target", known, "buffered", readings=readings([1.0] * 6, cached_bytes=(0, GB))),
+        Row("target", known, pattern="uniform", readings=readings([1.0] * 6)),
+        Row("target", known, pattern="uniform", slots=32, expected=0.5, readings=readings([0.5] * 6, **half)),
+        Row("target", known, pattern="zipf"),
+    ]
+
+
+CONDITIONS: dict[str, Any] = {"block_bytes": GB // 64, "experts": 64, "threads": 8, "top_k": 8, "steps": 16}
+MODEL = Experts("mixtral", 10, 64, 2, 10**6, 2 * 10**6)
+
+
+def record_of(made: list[Row]) -> Record:
+    case = figures.case(made, CONDITIONS, MODEL, [])
+    return builders.record(
+        *case.measurements, kind="bench.experts", target="/mnt", checks=list(case.checks), verdict=judge(case)
+    )
+
+
+def test_figures_have_speeds_latencies_hits_and_tokens(tmp_path: Path) -> None:
+    made = record_of(rows(tmp_path))
+    by_name = {each.name: each for each in made.measurements}
+    assert by_name["experts.target.direct.bandwidth"].value == 2 * GB
+    assert by_name["experts.target.direct.p50"].value == 0.2
+    assert by_name["experts.target.direct.p99"].value == 0.3
+    assert by_name["experts.target.direct.gain"].value == 2.0
+    assert by_name["experts.target.direct.gain"].parameters["decided"] is True
+    assert by_name["experts.target.buffered.bandwidth"].parameters["page_cache_after_bytes"] == GB
+    assert "experts.target.buffered.gain" not in by_name
+    cached = by_name["experts.uniform.cached-32.hit_rate"]
+    assert (cached.value, cached.parameters["expected"]) == (0.5, 0.5)
+    assert by_name["experts.uniform.cached-32.gain"].parameters["against"] == "uniform.cached-0"
+    # 2 GB/s over 10 layers x 2 experts x 2 MB for each token.
+    assert by_name["experts.uniform.cached-32.tokens"].value == pytest.approx(50)
+    assert by_name["experts.uniform.cached-32.bandwidth"].medium == "disk, cache in DRAM"
+    evidence = by_name["experts.uniform.cached-32.bandwidth"].evidence
+    assert evidence is not None
+    assert evidence.claimed_bytes == 3 * GB, "only what was read is claimed"
+    assert not any("zipf" in name for name in by_name)
+
+
+def test_a_trace_that_reads_nothing_claims_nothing(tmp_path: Path) -> None:
+    made = rows(tmp_path)
+    made[3].readings = readings([0.5] * 6, claimed_bytes=0, counted=None, hits=64)
+    (bandwidth,) = [m for m in record_of(made).measurements if m.name == "experts.uniform.cached-32.bandwidth"]
+    assert bandwidth.evidence is None
+
+
+def test_only_the_bytes_are_judged(tmp_path: Path) -> None:
+    made = rows(tmp_path)
+    assert [check.status for check in figures.checks(made)] == ["pass"]
+    made[1].readings[2] = replace(made[1].readings[2], wrong=3)
+    verdict = judge(figures.case(made, CONDITIONS, None, []))
+    assert verdict.status == "fail"
+    assert "experts.target.bytes: 3 of 1536 hold other bytes" in verdict.reasons[0]
+    assert [check.status for check in figures.checks([Row("target", stack(tmp_path))])] == ["skip"]
+
+
+def test_a_pass_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) -> None:
+    made = rows(tmp_path)
+    made[1].readings = readings([1.0] * 6, counted=Counted(GB, GB // 10, {}))
+    assert any("counted only 0.100" in reason for reason in figures.unproven_reasons(made))
+    assert judge(figures.case(made, CONDITIONS, None, [])).status == "unproven"
+
+
+def shown(made: list[Row]) -> str:
+    out = io.StringIO()
+    print_experts(record_of(made), None, Console(file=out, width=100))
+    return " ".join(out.getvalue().split())
+
+
+def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
+    made = rows(tmp_path)
+    text = shown(made)
+    assert (
+        "read experts with O_DIRECT, 2.00 times (2.00 to 2.00) the speed of the page cache; a cache in memory gives "
+        "2.00 times (2.00 to 2.00) the speed for even demand with 32 of 64 experts and at most 50.0"
+    ) in text or "at most 50.00 tokens/s" in text
+    assert "50.0%" in text
+    made[0].readings = readings([2.0] * 6)
+    assert "through the page cache: O_DIRECT has 0.50 times" in shown(made)
+    made[0].readings = readings([0.5, 1.5] * 3)
+    made[3].readings = readings([0.9, 1.1] * 3)
+    undecided = shown(made)
+    assert "these rounds do not decide which is faster; whether a cache pays is not decided" in undecided
+    made[0].readings = readings([0.5] * 4)
+    assert "do not decide" in shown(made), "four rounds are too few"
+    assert advice(lines(record_of(made[4:]))) == []
+    page = write_page(record_of(rows(tmp_path)), tmp_path / "report.html")
+    assert page is not None
+    assert "experts.uniform.cached-32" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--target"),
+        (["--target", "/nonexistent"], "does not exist"),
+        (["--target", "/dev/shm"], "in memory"),
+        (["--target", "{}", "--experts", "1"], "--experts"),
+        (["--target", "{}", "--experts", "9999"], "`--experts 9999` is too many"),
+        (["--target", "{}", "--threads", "1000"], "`--threads 1000` is too many"),
+        (["--target", "{}", "--expert-bytes", "10"], "--expert-bytes"),
+        (["--target", "{}", "--expert-bytes", "1kB"], "`--expert-bytes 1000` is not the size of an expert"),
+        (["--target", "{}", "--top-k", "65"], "a step cannot want 65 of 64 experts"),
+        (["--target", "{}", "--cached", "64"], "`--cached 64`: the cache holds"),
+        (["--target", "{}", "--cached", "4"], "`--cached 4`: the cache holds"),
+        (["--target", "{}", "--cached", "half"], "`--cached half` is not a list of numbers"),
+        (["--target", "{}", "--zipf", "5"], "--zipf"),
+        (["--target", "{}", "--config", "/nonexistent"], "`/nonexistent` cannot be read"),
+        (["--target", "{}", "--config", "{}/config.json"], "no experts that are known"),
+        (["--target", "{}", "--drive-target", "/nonexistent"], "does not exist"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_writes_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    called = [argument.format(tmp_path) for argument in arguments]
+    done = CliRunner().invoke(cli, ["bench", "experts", *called, "--runs-dir", str(tmp_path / "runs")])
+    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
+    assert words in str(done.exception) + done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_plan_takes_what_is_not_given_from_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    made = preflight.plan(Request(tmp_path, config=tmp_path))
+    assert (made.expert_bytes, made.top_k, made.cached, made.steps) == (352_321_536, 2, (0, 8, 16, 32), 64)
+    text = " ".join(preflight.announcement(Request(tmp_path, config=tmp_path), made))
+    assert "32 layers with 8 experts of 352.3 MB" in text
+    assert "22.55 GB, removed afterwards" in text
+    plain = preflight.plan(Request(tmp_path, experts=20))
+    assert (plain.expert_bytes, plain.block, plain.top_k, plain.cached) == (19_000_000, 19_001_344, 8, (0, 10))
+    assert block_bytes(plain.block) == plain.block
+
+
+def test_what_does_not_fit_is_said_before(tmp_path: Path) -> None:
+    huge = Request(tmp_path, expert_bytes=60 << 30, experts=4096, top_k=1)
+    with pytest.raises(CannotJudge, match="4096 experts take"):
+        preflight.check_room(huge, preflight.plan(huge))
+    one = Request(tmp_path, expert_bytes=8192, experts=2, top_k=1)
+    planned = preflight.plan(one)
+    preflight.check_room(one, planned)
+    with pytest.raises(CannotJudge, match="of memory"):
+        # Each thread has room for an expert.
+        preflight.check_room(replace(one, threads=10**12), planned)
+
+
+def test_drives_are_directories_on_one_drive_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "read_stack", lambda _: stack(tmp_path, leaves=(DISK, DISK), medium="md RAID0"))
+    with pytest.raises(UsageProblem, match="lies on md RAID0, on 2 drives"):
+        preflight.plan(Request(tmp_path, drive_targets=[tmp_path]))
+
+
+def test_every_page_of_the_file_says_which_it_is(tmp_path: Path) -> None:
+    path, block = tmp_path / "experts", (4 << 20) + 8192
+    write(path, 2, block, 7, lambda: None)
+    data = path.read_bytes()
+    assert len(data) == 2 * block
+    for expert, page in ((0, 0), (0, 1025), (1, 3), (1, 1025)):
+        start = expert * block + page * 4096
+        assert data[start : start + 16] == expert.to_bytes(8, "little") + page.to_bytes(8, "little")
+    assert len({data[start : start + 4096] for start in range(0, len(data), 4096)}) == len(data) // 4096
