@@ -1,0 +1,139 @@
+"""`tunetool bench experts` on the disk under the temporary directory: figures with proof, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calls import TUNETOOL, call
+from judged import leaves_nothing, proven, undisturbed
+from tunetool.bench.experts.blocks import write
+from tunetool.bench.experts.child import Reader
+from tunetool.record import Record, parse
+from waiting import until
+
+pytest_plugins = ["disks"]
+
+BLOCK = 4 << 20
+SMALL = ("--expert-bytes", "4MiB", "--experts", "8", "--top-k", "2", "--threads", "3")
+CONFIG = {
+    "model_type": "mixtral",
+    **{"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4},
+    **{"num_local_experts": 8, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"},
+}
+
+
+def command(target: Path, runs: Path, *arguments: object) -> list[str]:
+    common = ["--target", str(target), "--runs-dir", str(runs), "--allow-busy"]
+    return [*TUNETOOL, "bench", "experts", *common, *SMALL, *map(str, arguments)]
+
+
+def bench(target: Path, runs: Path, *arguments: object, **more: Any) -> tuple[subprocess.CompletedProcess[str], Record]:
+    done = call(*command(target, runs, *arguments, "--json", "-"), **more)
+    return done, parse(done.stdout, "stdout")
+
+
+def test_experts_come_from_the_disk_and_from_the_cache(disk: Path, tmp_path: Path) -> None:
+    (disk / "theirs").write_text("keep")
+    other = tmp_path / "other"
+    other.mkdir()
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    arguments = ("--cached", "2,6", "--steps", 12, "--rounds", 1, "--config", config, "--drive-target", other)
+    done, record = bench(disk, tmp_path / "runs", *arguments)
+    undisturbed(done.returncode, record)
+    assert {check.id: (check.status, check.found) for check in record.checks} == {
+        # Two passes, and six traces of 24 experts.
+        "experts.target.bytes": ("pass", "all 160"),
+        "experts.drive-1.bytes": ("pass", "all 16"),
+    }
+    by_name = {each.name.removeprefix("experts."): each for each in record.measurements}
+    for row in ("target.direct", "target.buffered", "drive-1.direct", "drive-1.buffered"):
+        figure = by_name[f"{row}.bandwidth"]
+        proven(figure)
+        assert figure.evidence is not None
+        assert figure.evidence.claimed_bytes == 8 * BLOCK
+        assert 0 < by_name[f"{row}.p50"].value <= by_name[f"{row}.p99"].value
+        cached = float(figure.parameters["page_cache_after_bytes"])
+        assert cached >= 8 * BLOCK if row.endswith("buffered") else cached < BLOCK
+        assert float(figure.parameters["page_cache_before_bytes"]) < BLOCK
+    for pattern in ("uniform", "zipf"):
+        hits = []
+        for slots in (0, 2, 6):
+            row = f"{pattern}.cached-{slots}"
+            hits.append(by_name[f"{row}.hit_rate"].value)
+            evidence = by_name[f"{row}.bandwidth"].evidence
+            assert evidence is not None
+            assert evidence.claimed_bytes == round((1 - hits[-1]) * 24) * BLOCK
+            proven(by_name[f"{row}.bandwidth"])
+            # 4 layers x 2 experts, of the size that the call names.
+            tokens = by_name[f"{row}.bandwidth"].value / (8 * BLOCK)
+            assert by_name[f"{row}.tokens"].value == pytest.approx(tokens)
+        assert hits[0] == 0
+        assert hits == sorted(hits)
+    assert by_name["uniform.cached-6.hit_rate"].parameters["expected"] == 0.75
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
+    assert list(other.iterdir()) == []
+    (kept,) = (tmp_path / "runs").iterdir()
+    assert "<svg" in (kept / "report.html").read_text()
+    assert "these rounds do not decide which is faster" in " ".join(
+        call(*TUNETOOL, "report", "show", kept).stdout.split()
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_nothing(disk: Path, tmp_path: Path, number: int) -> None:
+    runs = tmp_path / "runs"
+    with leaves_nothing(command(disk, runs, "--rounds", 1000), number, disk, runs) as (process, processes):
+        until(lambda: list(disk.glob(".tunetool-*/experts.data")), "the file", process)
+        # The program, its janitor, and the process that reads.
+        until(lambda: len(processes()) > 2, "a read", process)
+
+
+def test_a_file_that_cannot_be_written_whole_is_removed(disk: Path, tmp_path: Path) -> None:
+    # As on a disk that fills up after the look at its free space.
+    limit = (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    done, record = bench(disk, tmp_path / "runs", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert done.returncode == 3
+    assert record.verdict is not None
+    assert f"`{disk}`: File too large" in record.verdict.reasons[0]
+    assert list(disk.iterdir()) == []
+
+
+def test_a_dry_run_writes_nothing(disk: Path, tmp_path: Path) -> None:
+    done = call(*command(disk, tmp_path / "runs", "--dry-run"))
+    assert done.returncode == 0
+    assert "33.55 MB, removed afterwards" in done.stderr
+    assert list(disk.iterdir()) == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_expert_than_the_wanted_is_seen(disk: Path) -> None:
+    path = disk / "experts"
+    write(path, 3, BLOCK, 0, lambda: None)
+    reader = Reader({"path": path, "block": BLOCK, "threads": 2, "slots": 3})
+    with path.open("r+b") as file:
+        # Expert 1 has the last page of another, and expert 2 a wrong one in its middle.
+        file.seek(2 * BLOCK - 4096)
+        file.write(bytes(4096))
+        file.seek(2 * BLOCK + BLOCK // 2)
+        file.write(bytes(4096))
+    for mode in ("direct", "buffered"):
+        assert reader.random(mode, [2, 0, 1], whole=False)["wrong"] == 1
+        assert reader.random(mode, [2, 0, 1], whole=True)["wrong"] == 2
+    held = [(0, 0), (1, 1), (2, 2)]
+    reader.fill(held)
+    assert reader.check(held) == {"wrong": 2}
+    replayed = reader.replay([[(0, 0, True)], [(1, 2, False)], [(0, 1, False), (2, 2, False)]])
+    assert replayed["wrong"] == 1
+    assert len(replayed["latencies"]) == 3
+    assert reader.replay([[(1, 0, True)]])["wrong"] == 1, "the cache holds another expert there"
+    path.write_bytes(b"")
+    with pytest.raises(OSError, match="the file ends within expert 0"):
+        reader.fill(held[:1])
