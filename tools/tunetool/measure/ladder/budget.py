@@ -33,13 +33,15 @@ class RandomRead:
     """One size of random reads."""
 
     name: str
-    """As in ``--expect randread-4k``."""
+    """As in ``--expect randread-4k``; of 19m nothing can be expected."""
     block_bytes: int
     queue_depth: int
     """Of each job. A drive needs 32 MiB in flight for large blocks, and for small ones enough to hide its latency."""
 
 
 RANDOM_READS = (
+    # An expert of a mixture-of-experts model in whole pages (`bench experts`): many chunks, so one request is enough.
+    RandomRead("19m", 4639 * 4096, 1),
     RandomRead("1m", MIB, 8),
     RandomRead("64k", 64 * 2**10, 32),
     RandomRead("4k", 4 * 2**10, 64),
@@ -61,6 +63,9 @@ EXPECTED: Mapping[str, Share] = {
     "filesystem": Share(0.9, "XFS maps extents and copies nothing under direct I/O"),
     "engine": Share(0.9, "io_uring and libaio hand the kernel the same requests"),
     "sustained": Share(0.8, "data sheets state sustained writes; what exceeds them is a cache"),
+    "random-19m": Share(
+        0.8, "a request of many chunks is a sequential read wherever it begins; some drives get more of it"
+    ),
     "random-1m": Share(0.8, "a request of a chunk keeps one drive busy wherever it lies; some drives get more of them"),
     "random-64k": Share(0.5, "sixteen times the requests for the same bytes"),
     "aio": Share(0.8, "DeepSpeed's aio_handle sends the same requests from fewer threads"),

@@ -53,6 +53,7 @@ def steps(drives: Sequence[int]) -> list[Step]:
         Step(_WRITE, "fs libaio write", "none"),
         Step(uring["write"], "fs io_uring write", "engine", (_WRITE,)),
         Step(SUSTAINED, "fs sustained write", "sustained", (_WRITE,)),
+        Step(RANDOM.format(size="19m"), "random read 19 MB", "random-19m", (_READ,)),
         Step(RANDOM.format(size="1m"), "random read 1 MiB", "random-1m", (_READ,)),
         Step(RANDOM.format(size="64k"), "random read 64 KiB", "random-64k", (RANDOM.format(size="1m"),)),
         Step(RANDOM.format(size="4k"), "random read 4 KiB", "random-4k", (RANDOM.format(size="64k"),)),
