@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
@@ -21,7 +21,7 @@ class Options(Measuring):
     target: Path = options.target(
         "Directory on drives for the file of experts, which is removed at the end.", required=True
     )
-    drive_target: tuple[Path, ...] = repeatable(
+    drive_targets: tuple[Path, ...] = repeatable(
         "--drive-target",
         type=DIRECTORY,
         metavar="DIR",
@@ -31,8 +31,8 @@ class Options(Measuring):
         "--config",
         type=PATH,
         metavar="PATH",
-        help="config.json of a mixture-of-experts model, or its directory: Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2, "
-        "DeepSeek-V3. Tokens per second are computed for it.",
+        help="Mixture-of-experts model for which tokens per second are computed: its config.json, or the directory of "
+        "that. Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3 are known.",
     )
     expert_bytes: int | None = option(
         "--expert-bytes", type=SIZE, help=f"Bytes of one expert. Default: the model's, else {EXPERT_BYTES}."
@@ -42,7 +42,7 @@ class Options(Measuring):
     top_k: int | None = number(
         "--top-k", help=f"Number of experts that a step wants. Default: the model's, else {TOP_K}."
     )
-    cached: tuple[int, ...] = option(
+    cached: tuple[int, ...] | None = option(
         "--cached",
         type=COUNTS,
         metavar="N,...",
@@ -51,9 +51,7 @@ class Options(Measuring):
     steps: int | None = number(
         "--steps", help="Number of steps of a trace in a round. Default: each expert is wanted twice on average."
     )
-    zipf: float = option(
-        "--zipf", type=click.FloatRange(0, 4), default=1.0, metavar="S", help="Exponent of the uneven demand (Zipf)."
-    )
+    zipf: float = option("--zipf", type=float, default=1.0, metavar="S", help="Exponent of the uneven demand (Zipf).")
     rounds: int = options.rounds(CHECKPOINT_ROUNDS)
     seed: int = options.seed("the traces, the contents of the file and the order of measurements")
 
@@ -75,19 +73,6 @@ def experts(given: Options) -> int:
     from tunetool.bench.experts.run import bench
     from tunetool.report.progress import best_progress
 
-    request = Request(
-        target=given.target,
-        drive_targets=given.drive_target,
-        config=given.config,
-        expert_bytes=given.expert_bytes,
-        experts=given.experts,
-        threads=given.threads,
-        top_k=given.top_k,
-        cached=given.cached or (),
-        steps=given.steps,
-        zipf=given.zipf,
-        rounds=given.rounds,
-        seed=given.seed,
-        run=given.run(),
-    )
-    return finish(bench(request, best_progress()), given.json_to)
+    # The options have the names of the request's fields.
+    asked = {each.name: getattr(given, each.name) for each in fields(Request) if each.name != "run"}
+    return finish(bench(Request(**asked, run=given.run()), best_progress()), given.json_to)

@@ -21,6 +21,7 @@ from tunetool.node.units import format_size, parse_size
 
 MOST_EXPERTS, MOST_STEPS, MOST_THREADS = 4096, 100_000, 256
 _LEAST_BYTES, _MOST_BYTES = 4096, 64 << 30
+_STEEPEST = 4
 _GUESS = 1e9
 """Assumed bytes per second before the first measurement."""
 
@@ -73,6 +74,8 @@ def plan(request: Request) -> Plan:
     ):
         if value > most:
             raise UsageProblem(f"`{option} {value}` is too many", f"at most {most}")
+    if not 0 <= request.zipf <= _STEEPEST:  # NaN is not either
+        raise UsageProblem(f"`--zipf {request.zipf}` is not an exponent", f"from 0 to {_STEEPEST}; 0 is an even demand")
     top_k = request.top_k or (model.per_token if model else TOP_K)
     if top_k > request.experts:
         raise UsageProblem(

@@ -27,8 +27,8 @@ class Request:
     threads: int = EXPERT_THREADS
     top_k: int | None = None
     """Experts that a step wants; None: the model's, or ``defaults.TOP_K``."""
-    cached: Sequence[int] = ()
-    """Numbers of experts that the cache holds; empty: shares of ``experts``."""
+    cached: Sequence[int] | None = None
+    """Numbers of experts that the cache holds; None: shares of ``experts``."""
     steps: int | None = None
     """Steps of a trace in a round; None: so many that each expert is wanted twice on average."""
     zipf: float = 1.0
