@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tunetool.bench.experts.figures import PREFIX
 from tunetool.bench.experts.samples import TARGET
-from tunetool.node.units import format_size
+from tunetool.node.units import format_count, format_size
 from tunetool.record import Measurement, Record
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
@@ -126,12 +126,14 @@ def notes(known: Sequence[Line]) -> Iterator[str]:
     first = known[0].bandwidth
     size = {name: int(first.parameters[name]) for name in ("block_bytes", "experts", "threads", "top_k", "steps")}
     yield (
-        f"medians of {len(first.samples or [])} rounds; {size['experts']} experts of "
+        f"medians of {format_count(len(first.samples or []), 'round')}; {size['experts']} experts of "
         f"{format_size(size['block_bytes'])}, {size['threads']} threads; a step wants {size['top_k']}, a trace has "
         f"{size['steps']} steps in a round; GB/s of a trace are those of all wanted experts, and what the cache holds "
         "costs nothing; a gain in brackets is not decided"
     )
-    media = dict.fromkeys((str(line.bandwidth.parameters["place"]), line.bandwidth.medium) for line in known)
+    media = dict.fromkeys(
+        (str(line.bandwidth.parameters["place"]), line.bandwidth.medium) for line in known if not line.slots
+    )
     yield "; ".join(f"{place}: {medium}" for place, medium in media)
     proofs = [line.bandwidth.evidence for line in known if line.bandwidth.evidence]
     ratios = [proof.ratio for proof in proofs if proof.kind == "block" and proof.ratio is not None]

@@ -17,7 +17,7 @@ from tunetool.measure.sequential import free_bytes
 from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.memory_left import memory_left
-from tunetool.node.units import format_size, parse_size
+from tunetool.node.units import format_count, format_size, parse_size
 
 MOST_EXPERTS, MOST_STEPS, MOST_THREADS = 4096, 100_000, 256
 _LEAST_BYTES, _MOST_BYTES = 4096, 64 << 30
@@ -168,7 +168,8 @@ def announcement(request: Request, planned: Plan) -> list[str]:
     read = passes + request.rounds * len(PATTERNS) * misses
     sizes = ", ".join(str(held) for held in planned.cached[1:]) or "none"
     lines.append(
-        f"reads about {format_size(read)} in {request.rounds} rounds, about {read / _GUESS:.0f} s at 1 GB/s; caches of "
-        f"{sizes} of {request.experts} experts, at most {format_size(planned.cached[-1] * planned.block)} of memory"
+        f"reads about {format_size(read)} in {format_count(request.rounds, 'round')}, about {read / _GUESS:.0f} s at "
+        f"1 GB/s; caches of {sizes} of {request.experts} experts, at most "
+        f"{format_size(planned.cached[-1] * planned.block)} of memory"
     )
     return lines
