@@ -394,7 +394,6 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
         (["--target", "{}", "--zipf", "nan"], "`--zipf nan` is not an exponent"),
         (["--target", "{}", "--config", "/nonexistent"], "`/nonexistent` cannot be read"),
         (["--target", "{}", "--config", "{}/config.json"], "no experts that are known"),
-        (["--target", "{}", "--drive-target", "/nonexistent"], "does not exist"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_writes_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -406,6 +405,13 @@ def test_a_wrong_call_is_one_line_and_writes_nothing(arguments: list[str], words
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
+@pytest.fixture
+def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary directory may lie in memory."""
+    monkeypatch.setattr(preflight, "read_stack", lambda _: stack(tmp_path))
+
+
+@pytest.mark.usefixtures("on_a_disk")
 def test_a_plan_takes_what_is_not_given_from_the_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
     made = preflight.plan(Request(tmp_path, config=tmp_path))
@@ -418,6 +424,7 @@ def test_a_plan_takes_what_is_not_given_from_the_model(tmp_path: Path) -> None:
     assert block_bytes(plain.block) == plain.block
 
 
+@pytest.mark.usefixtures("on_a_disk")
 def test_what_does_not_fit_is_said_before(tmp_path: Path) -> None:
     huge = Request(tmp_path, expert_bytes=60 << 30, experts=4096, top_k=1)
     with pytest.raises(CannotJudge, match="4096 experts take"):
@@ -434,6 +441,9 @@ def test_drives_are_directories_on_one_drive_each(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(preflight, "read_stack", lambda _: stack(tmp_path, leaves=(DISK, DISK), medium="md RAID0"))
     with pytest.raises(UsageProblem, match="lies on md RAID0, on 2 drives"):
         preflight.plan(Request(tmp_path, drive_targets=[tmp_path]))
+    with pytest.raises(UsageProblem, match="`/nonexistent` does not exist") as error:
+        preflight.plan(Request(tmp_path, drive_targets=[Path("/nonexistent")]))
+    assert error.value.hint == "`--drive-target` takes a writable directory"
 
 
 def test_every_page_of_the_file_says_which_it_is(tmp_path: Path) -> None:
