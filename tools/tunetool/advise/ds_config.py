@@ -10,7 +10,10 @@ from dataclasses import replace
 from tunetool.advise import zero
 from tunetool.advise.ds_config_plan import Item, Job, Node, Plan
 from tunetool.advise.ds_config_reasons import explain
+from tunetool.advise.expert_decoder import is_expert
 from tunetool.advise.precision import FP16
+from tunetool.advise.shapes import Model
+from tunetool.advise.zero_memory import ON_HOST
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.units import format_size, format_size_binary
 
@@ -27,6 +30,11 @@ DEFAULT_BUCKET = 5 * 10**8
 """zero/config.py: reduce_bucket_size, allgather_bucket_size."""
 DEFAULT_LIVE = 10**9
 """zero/config.py: stage3_max_live_parameters, stage3_max_reuse_distance."""
+
+
+def live(model: Model) -> int:
+    """Elements of gathered parameters that ZeRO-3 may keep (stage3_max_live_parameters): two of the largest tensor."""
+    return max(DEFAULT_LIVE, 2 * model.largest.numel)
 
 
 def plan(job: Job, node: Node) -> Plan:
@@ -65,6 +73,12 @@ def _check(job: Job) -> None:
             f"`--world-size {job.world}` ranks do not spread evenly over `--nodes {job.nodes}`",
             "the world size counts the ranks of all nodes together",
         )
+    if job.kind in NVME_KINDS and any(map(is_expert, job.model.tensors)):
+        raise CannotJudge(
+            f"`{job.model.name}` has experts, and the version of transformers decides whether those of a layer are one "
+            f"tensor: the buffers of `{job.kind}` have no certain size",
+            "`zero3` and `zero3-cpu` have no such buffers",
+        )
 
 
 def _batch(plan: Plan) -> None:
@@ -90,7 +104,7 @@ def _stage3(plan: Plan) -> None:
     flat = [tensor.numel for tensor in model.tensors if len(tensor.shape) == 1]
     plan.values.update(
         persistence=max(flat, default=0),
-        live=max(DEFAULT_LIVE, 2 * model.largest.numel),
+        live=live(model),
         reuse=0 if job.kind in NVME_KINDS else DEFAULT_LIVE,
         sub_group=zero.DEFAULT_SUB_GROUP,
     )
@@ -106,12 +120,7 @@ def _stage3(plan: Plan) -> None:
     if job.kind == "zero3":
         plan.items += [Item("parameters and gradients", total * 2 * zero.LOW, "gpu"), states]
     elif job.kind == "zero3-cpu":
-        plan.items += [
-            Item("parameters", total * zero.LOW, "host"),
-            Item("accumulated gradients", total * zero.LOW, "host"),
-            Item("gradients in fp32 for the optimizer", total * zero.FP32, "host"),
-            Item(states.name, states.rank_bytes, "host"),
-        ]
+        plan.items += [Item(name, total * each, "host") for name, each in ON_HOST.items()]
     else:
         _nvme(plan, total)
 

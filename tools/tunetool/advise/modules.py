@@ -12,7 +12,7 @@ from tunetool.advise.communication import Module, Parameter
 from tunetool.advise.shapes import Tensor
 
 _BLOCK = re.compile(r"\.(?:layers|blocks|h)\.(\d+)\.")
-_BEFORE_LAYERS = ("embed_tokens", "wte")
+_BEFORE_LAYERS = ("embed_tokens", "wte", "wpe")
 _INSIDE = (
     *("input_layernorm", "norm1", "q_proj", "k_proj", "v_proj", "qkv", "o_proj", "attn.proj"),
     *("post_attention_layernorm", "norm2", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "ln_q", "mlp"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool import regular_files
-from tunetool.advise import qwen2_5_vl
+from tunetool.advise import expert_decoder, gpt2, qwen2_5_vl
 from tunetool.advise.shapes import (
     PRESETS,
     Decoder,
@@ -16,14 +16,15 @@ from tunetool.advise.shapes import (
     decoder_from_config,
     header_bytes,
     in_module_order,
-    preset,
     tensors_from_safetensors,
 )
 from tunetool.errors import UsageProblem
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-NAMES = (*qwen2_5_vl.CONFIGURATIONS, *PRESETS)
+_BY_SIZES = {**PRESETS, **gpt2.PRESETS, **expert_decoder.PRESETS}
+_OTHER_TYPES = (qwen2_5_vl.MODEL_TYPE, gpt2.MODEL_TYPE, *expert_decoder.FAMILIES)
+NAMES = (*qwen2_5_vl.CONFIGURATIONS, *_BY_SIZES)
 """The names of the known models, which are the same in every command."""
 
 
@@ -32,8 +33,9 @@ def load_model(text: str) -> Model:
     if text in qwen2_5_vl.CONFIGURATIONS:
         source = "Qwen2.5-VL, as `bench finetune` builds it"
         return Model(text, source, qwen2_5_vl.tensors(qwen2_5_vl.CONFIGURATIONS[text], text))
-    if text in PRESETS:
-        return preset(text)
+    if text in _BY_SIZES:
+        source, sizes = _BY_SIZES[text]
+        return Model(text, source, sizes.tensors(), _per_token(sizes))
     path = Path(text)
     if not path.exists():
         raise UsageProblem(
@@ -49,12 +51,22 @@ def load_model(text: str) -> Model:
         return _from_weights(path.parent.name, _of_index(path.parent, path.name) or [])
     if path.suffix == ".safetensors":
         return _from_weights(path.stem, [path])
-    document = _json(path)
-    if document.get("model_type") == qwen2_5_vl.MODEL_TYPE:
+    document, chosen = _json(path), None
+    kind = document.get("model_type")
+    if kind == qwen2_5_vl.MODEL_TYPE:
         tensors = qwen2_5_vl.tensors(document, str(path))
+    elif kind == gpt2.MODEL_TYPE:
+        tensors = gpt2.from_config(document, str(path)).tensors()
+    elif isinstance(kind, str) and kind in expert_decoder.FAMILIES:
+        decoder = expert_decoder.decoder_from_config(document, str(path))
+        tensors, chosen = decoder.tensors(), decoder.experts.per_token
     else:
-        tensors = decoder_from_config(document, str(path)).tensors()
-    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", tuple(tensors))
+        tensors = decoder_from_config(document, str(path), _OTHER_TYPES).tensors()
+    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", tuple(tensors), chosen)
+
+
+def _per_token(sizes: object) -> int | None:
+    return sizes.experts.per_token if isinstance(sizes, expert_decoder.ExpertsDecoder) else None
 
 
 def load_decoder(text: str) -> Decoder:
@@ -108,4 +120,7 @@ def _from_weights(name: str, files: list[Path]) -> Model:
             ) from None
     if not tensors:
         raise UsageProblem(f"`{name}` has no tensors", "name a folder with a model's files")
-    return Model(name, f"the {len(files)} file(s) of its weights", in_module_order(tensors))
+    source = f"the {len(files)} file(s) of its weights"
+    config = files[0].parent / CONFIG
+    mixed = any(map(expert_decoder.is_expert, tensors)) and config.exists()
+    return Model(name, source, in_module_order(tensors), expert_decoder.per_token(_json(config)) if mixed else None)

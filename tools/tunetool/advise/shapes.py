@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,8 @@ class Model:
     source: str
     """Where the sizes come from."""
     tensors: tuple[Tensor, ...]
+    experts_per_token: int | None = None
+    """Number of experts of a layer that the router chooses for a token; None: no experts, or not known."""
 
     @property
     def numel(self) -> int:
@@ -81,32 +84,35 @@ class Decoder:
         """Its parameters, as transformers names and orders them."""
         tensors = [Tensor("model.embed_tokens.weight", (self.vocabulary, self.hidden))]
         for number in range(self.layers):
-            tensors += self._layer(f"model.layers.{number}.")
+            tensors += [*self._attention(number), *self._feed_forward(number)]
+            norms = ("input_layernorm", "post_attention_layernorm")
+            tensors += [Tensor(f"model.layers.{number}.{name}.weight", (self.hidden,)) for name in norms]
         tensors.append(Tensor("model.norm.weight", (self.hidden,)))
         if not self.tied:
             tensors.append(Tensor("lm_head.weight", (self.vocabulary, self.hidden)))
         return tuple(tensors)
 
-    def _layer(self, prefix: str) -> list[Tensor]:
+    def _attention(self, layer: int) -> list[Tensor]:
+        prefix = f"model.layers.{layer}.self_attn."
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         tensors = []
         projections = (("qkv", query + 2 * key),) if self.fused else (("q", query), ("k", key), ("v", key))
         for name, rows in projections:
-            tensors.append(Tensor(f"{prefix}self_attn.{name}_proj.weight", (rows, self.hidden)))
+            tensors.append(Tensor(f"{prefix}{name}_proj.weight", (rows, self.hidden)))
             if self.qkv_bias:
-                tensors.append(Tensor(f"{prefix}self_attn.{name}_proj.bias", (rows,)))
-        tensors.append(Tensor(f"{prefix}self_attn.o_proj.weight", (self.hidden, query)))
+                tensors.append(Tensor(f"{prefix}{name}_proj.bias", (rows,)))
+        tensors.append(Tensor(f"{prefix}o_proj.weight", (self.hidden, query)))
         if self.qk_norm:
-            tensors += [Tensor(f"{prefix}self_attn.{name}_norm.weight", (self.head_dim,)) for name in ("q", "k")]
-        wide = (
-            (("gate_up", 2 * self.intermediate),)
-            if self.fused
-            else (("gate", self.intermediate), ("up", self.intermediate))
-        )
-        tensors += [Tensor(f"{prefix}mlp.{name}_proj.weight", (rows, self.hidden)) for name, rows in wide]
-        tensors.append(Tensor(f"{prefix}mlp.down_proj.weight", (self.hidden, self.intermediate)))
-        norms = ("input_layernorm", "post_attention_layernorm")
-        return tensors + [Tensor(f"{prefix}{name}.weight", (self.hidden,)) for name in norms]
+            tensors += [Tensor(f"{prefix}{name}_norm.weight", (self.head_dim,)) for name in ("q", "k")]
+        return tensors
+
+    def _feed_forward(self, layer: int) -> list[Tensor]:
+        return self._mlp(f"model.layers.{layer}.mlp.", self.intermediate)
+
+    def _mlp(self, prefix: str, intermediate: int) -> list[Tensor]:
+        wide = (("gate_up", 2 * intermediate),) if self.fused else (("gate", intermediate), ("up", intermediate))
+        tensors = [Tensor(f"{prefix}{name}_proj.weight", (rows, self.hidden)) for name, rows in wide]
+        return [*tensors, Tensor(f"{prefix}down_proj.weight", (self.hidden, intermediate))]
 
 
 PRESETS: Mapping[str, tuple[str, Decoder]] = {
@@ -117,6 +123,14 @@ PRESETS: Mapping[str, tuple[str, Decoder]] = {
     "13b": (
         "Llama 2 13B (arXiv 2307.09288; config.json of meta-llama/Llama-2-13b-hf)",
         Decoder(5120, 40, 40, 40, 13824, 32000, 128),
+    ),
+    "33b": (
+        "LLaMA 33B (arXiv 2302.13971, table 2; config.json of huggyllama/llama-30b)",
+        Decoder(6656, 60, 52, 52, 17920, 32000, 128),
+    ),
+    "65b": (
+        "LLaMA 65B (arXiv 2302.13971, table 2; config.json of huggyllama/llama-65b)",
+        Decoder(8192, 80, 64, 64, 22016, 32000, 128),
     ),
     "phi3-mini": (
         "Phi-3 Mini (arXiv 2404.14219; config.json of microsoft/Phi-3-mini-4k-instruct)",
@@ -147,45 +161,67 @@ def preset(name: str) -> Model:
 
 MOST_LAYERS = 10_000
 LARGEST_SIZE = 2**32
+_HINT = "is it a transformers config.json?"
 
 
-def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
-    """The sizes in a transformers config.json. Raises ``UsageProblem`` for an unknown family or a missing size."""
+def decoder_from_config(document: Mapping[str, Any], path: str, others: Iterable[str] = ()) -> Decoder:
+    """The sizes in a transformers config.json of a family like Llama. ``others``: types that the caller knows besides.
+
+    Raises ``UsageProblem`` for an unknown family or a missing size.
+    """
     family = document.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise UsageProblem(
             f"`{path}`: the config.json of a model of type `{family}` does not give its tensors",
-            f"known types: {', '.join(sorted(_FAMILIES))}; for others name the folder with the .safetensors files",
+            f"known types: {', '.join(sorted([*_FAMILIES, *others]))}; for others name the folder with the "
+            ".safetensors files",
         )
-    try:
+    sizes = decoder_sizes(document, path)
+    bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
+    norm = _FAMILIES[family].get("qk_norm", False)
+    fused = _FAMILIES[family].get("fused", False)
+    tied = bool(document.get("tie_word_embeddings", False))
+    return Decoder(tied=tied, qkv_bias=bias, qk_norm=norm, fused=fused, **sizes)
+
+
+def decoder_sizes(document: Mapping[str, Any], path: str) -> dict[str, int]:
+    """The sizes that every ``Decoder`` has. Raises ``UsageProblem`` where one is missing or too large."""
+    with reading(path):
         hidden, heads = int(document["hidden_size"]), int(document["num_attention_heads"])
         sizes = {
+            "hidden": hidden,
             "layers": int(document["num_hidden_layers"]),
+            "heads": heads,
             "kv_heads": int(document.get("num_key_value_heads") or heads),
             "intermediate": int(document["intermediate_size"]),
             "vocabulary": int(document["vocab_size"]),
             "head_dim": int(document.get("head_dim") or hidden // heads),
         }
+    check_least(path, 1, *sizes.values())
+    check_sizes(path, sizes["layers"], *sizes.values())
+    return sizes
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """While sizes of the config.json at ``path`` are read: one that is missing or no number is a ``UsageProblem``."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise UsageProblem(
-            f"`{path}`: {error} is missing or not a number", "is it a transformers config.json?"
-        ) from None
-    if min(hidden, heads, *sizes.values()) < 1:
-        raise UsageProblem(f"`{path}`: a size is less than 1", "is it a transformers config.json?")
-    check_sizes(path, sizes["layers"], hidden, heads, *sizes.values())
-    bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
-    norm = _FAMILIES[family].get("qk_norm", False)
-    fused = _FAMILIES[family].get("fused", False)
-    tied = bool(document.get("tie_word_embeddings", False))
-    return Decoder(hidden=hidden, heads=heads, tied=tied, qkv_bias=bias, qk_norm=norm, fused=fused, **sizes)
+        raise UsageProblem(f"`{path}`: {error} is missing or not a number", _HINT) from None
+
+
+def check_least(path: str, least: int, *sizes: int) -> None:
+    """Raises ``UsageProblem`` for a size below ``least``."""
+    if min(sizes) < least:
+        raise UsageProblem(f"`{path}`: a size is less than {least}", _HINT)
 
 
 def check_sizes(path: str, layers: int, *sizes: int) -> None:
     """Raises ``UsageProblem`` for a model that no machine could hold, whose tensors would be listed for hours."""
     if layers > MOST_LAYERS or max(sizes) > LARGEST_SIZE:
         raise UsageProblem(
-            f"`{path}`: a size is too large, more than {MOST_LAYERS} layers or {LARGEST_SIZE} elements",
-            "is it a transformers config.json?",
+            f"`{path}`: a size is too large, more than {MOST_LAYERS} layers or {LARGEST_SIZE} elements", _HINT
         )
 
 

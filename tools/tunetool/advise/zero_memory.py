@@ -7,7 +7,17 @@ frozen parameter has a weight only. Activations and buffers are not included.
 
 from __future__ import annotations
 
-from tunetool.advise.zero import FP32, STATES
+from collections.abc import Mapping
+
+from tunetool.advise.zero import FP32, LOW, STATES
+
+ON_HOST: Mapping[str, int] = {
+    "parameters": LOW,
+    "accumulated gradients": LOW,
+    "gradients in fp32 for the optimizer": FP32,
+    "master weights, momentum, variance": STATES * FP32,
+}
+"""Bytes per element of a rank's partition in the node's memory where optimizer and parameters are offloaded to it."""
 
 
 def state_bytes(stage: int, parameters: int, trained: int, world: int, element_bytes: int) -> float:

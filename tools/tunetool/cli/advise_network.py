@@ -95,7 +95,7 @@ def _question(given: Options) -> tuple[WhatIf, str]:
     if not any(part.trained for part in parts):
         raise UsageProblem(f"LoRA finds no layer in `{given.model}`", "give `--full`")
     tied = not any("lm_head" in tensor.name for tensor in loaded.tensors)
-    has_embedding = any("embed_tokens" in tensor.name for tensor in loaded.tensors)
+    has_embedding = any(name in tensor.name for tensor in loaded.tensors for name in ("embed_tokens", "wte"))
     settings = {stage: zero(stage, Workload(model="", dataset=""), cuda=True) for stage in STAGES}
     modules = modules_of(parts, tied and has_embedding)
     return WhatIf(modules, given.gpus, given.bandwidth, compute=given.step, zero=settings), loaded.name

@@ -152,7 +152,8 @@ def model(text: str, **settings: Any) -> Any:
         type=TEXT,
         metavar=MODEL,
         help=f"{text}. A name, a config.json, or a directory with safetensors files. Names: 3b, 7b, tiny (Qwen2.5-VL), "
-        "70b (Llama 3.1), 13b, llama2-7b and llama-tiny (Llama 2), phi3-mini.",
+        "70b (Llama 3.1), 13b, llama2-7b and llama-tiny (Llama 2), 33b and 65b (LLaMA), phi3-mini, 175b (GPT-3), "
+        "mixtral-8x7b.",
         **settings,
     )
 
