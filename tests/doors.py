@@ -181,6 +181,10 @@ VISION = {
     **MODEL, "model_type": "qwen2_5_vl",
     "vision_config": {"hidden_size": 32, "depth": 2, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64},
 }  # fmt: skip
+EXPERTS = {
+    **MODEL, "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "mlp_only_layers": [1],
+}  # fmt: skip
 
 
 def _plan_of(job: str) -> Callable[[Path], Any]:
@@ -282,7 +286,7 @@ DOORS = {
     ),
     "I/O settings as they were": Door((previous_values(),), _state),
     "a model's configuration": Door(
-        (json.dumps(MODEL), json.dumps(VISION)), lambda path: load_model(str(path)), "config.json"
+        (json.dumps(MODEL), json.dumps(VISION), json.dumps(EXPERTS)), lambda path: load_model(str(path)), "config.json"
     ),
     "a decoder's configuration": Door((json.dumps(MODEL),), lambda path: load_decoder(str(path)), "config.json"),
     "an index of weights": Door(

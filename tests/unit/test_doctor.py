@@ -24,6 +24,8 @@ from tunetool.report.page import table_console
 NOTHING = {
     "advise checkpoint",
     "advise expect",
+    "advise io",
+    "advise model",
     "advise network",
     "doctor",
     "inspect",

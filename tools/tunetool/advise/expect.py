@@ -98,10 +98,15 @@ def _figures(measurements: Sequence[Measurement]) -> dict[Direction, Measurement
     return {direction: by_name[NAMES[direction]] for direction in DIRECTIONS if NAMES[direction] in by_name}
 
 
+def is_counted(figure: Measurement) -> bool:
+    """Whether the drives counted as many bytes as the figure claims."""
+    evidence = figure.evidence
+    return evidence is not None and evidence.kind == "block" and LOWEST <= (evidence.ratio or 0.0) <= HIGHEST
+
+
 def _is_proven(figure: Measurement) -> bool:
-    evidence, interval = figure.evidence, figure.confidence
-    proven = evidence is not None and evidence.kind == "block" and LOWEST <= (evidence.ratio or 0.0) <= HIGHEST
-    return proven and interval is not None and (interval.level or 0.0) >= LEVEL
+    interval = figure.confidence
+    return is_counted(figure) and interval is not None and (interval.level or 0.0) >= LEVEL
 
 
 def _problem(reasons: Sequence[str]) -> str | None:

@@ -39,7 +39,7 @@ def load_model(text: str) -> Model:
     path = Path(text)
     if not path.exists():
         raise UsageProblem(
-            f"`--model {text}` is neither a known model nor a path",
+            f"`{text}` is neither a known model nor a path",
             f"known: {', '.join(NAMES)}; or a config.json, a .safetensors file, or a folder that holds them",
         )
     if path.is_dir():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli import advise_expect, advise_network, options
+from tunetool.cli import advise_expect, advise_io, advise_model, advise_network, options
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, number, option, takes
 from tunetool.cli.output import write_text
@@ -28,6 +28,8 @@ def command() -> None:
 
 command.add_command(advise_expect.expect)
 command.add_command(advise_network.network)
+command.add_command(advise_model.model)
+command.add_command(advise_io.io)
 
 
 @dataclass(frozen=True)

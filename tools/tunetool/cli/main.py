@@ -27,7 +27,7 @@ COMMANDS = {
     "ds-config": "Write a whole DeepSpeed configuration for a model and a node.",
     "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
     "bench": "Run a benchmark: checkpoints, fine-tuning, staging, ZeRO strategies, DeepSpeed's I/O, or all of them.",
-    "advise": "Compute before a run: how often to save checkpoints, what a network costs, what to expect of a node.",
+    "advise": "Compute before a run: how often to save, what a model needs, who reads what, what a network costs.",
     "report": "Show, list or compare records.",
     "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
     "doctor": "Show what this machine lacks for which command, and the line that installs it.",

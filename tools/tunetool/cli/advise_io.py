@@ -1,0 +1,92 @@
+"""``tunetool advise io``: its options, and the call."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tunetool.cli import options
+from tunetool.cli.options import AsJson, number, option, takes
+from tunetool.cli.output import write_text
+from tunetool.cli.values import SIZE, TEXT, TIME_ABOVE_ZERO
+from tunetool.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from tunetool.advise.layers import Layers
+
+SCHEMA = "tunetool.advise.io/1"
+
+
+@dataclass(frozen=True)
+class Options(AsJson):
+    """What `advise io` takes."""
+
+    model: str = options.model("Model of the job", default="70b")
+    tensor: int = number("--tp", default=1, help="Ranks that share each matrix (tensor parallelism).")
+    pipeline: int = number("--pp", default=1, help="Stages of layers (pipeline parallelism).")
+    data: int = number("--dp", default=1, help="Copies of the model with samples of their own (data parallelism).")
+    experts: int = number(
+        "--ep", default=1, help="Ranks over which experts are divided, among those of --dp and --fsdp."
+    )
+    fsdp: int = number("--fsdp", default=1, help="Ranks over which each copy is divided (FSDP, ZeRO-3).")
+    of_node: int = number("--gpus-per-node", default=8, help="Number of GPUs of a node.")
+    sample: int = option(
+        "--sample", type=SIZE, default="16KiB", help="Size of a sample; 16KiB are 4,096 tokens of 4 bytes."
+    )
+    batch: int | None = number("--batch", help="Samples of one step of the whole job. Default: one for each copy.")
+    step: float | None = option("--step", type=TIME_ABOVE_ZERO, help="Time of a training step.")
+    record: str | None = option(
+        "--record",
+        type=TEXT,
+        metavar="RUN",
+        help="Record of `verify` of a node of the job. Default: published figures of eight Gen5 drives.",
+    )
+
+
+@click.command("io")
+@takes(Options)
+def io(given: Options) -> int:
+    """Compute who reads and writes what: in a step, at the start and at a checkpoint; and which layer limits it.
+
+    Shows for each way the bytes of the busiest rank and node, how often a byte is read or written, and the time at the
+    speed of the slowest layer of the node's storage, by the ladder of --record. Then a strategy for each: pre-shard,
+    read once and broadcast, double-buffer, expert cache.
+
+    Ranks are numbered as in Megatron: those of --tp are neighbours, those of --pp farthest apart. Nothing is taken to
+    come from the page cache, latency is left out. `bench loading` measures reading once against reading everywhere.
+
+    Exit codes: 0 computed; 2 the call was wrong.
+    """
+    from tunetool.advise.io import Asked, as_document, ways
+    from tunetool.advise.layout import Layout
+    from tunetool.advise.read_model import load_model
+    from tunetool.report.advise_io import print_ways
+    from tunetool.report.page import table_console
+
+    layout = Layout(given.tensor, given.pipeline, given.data, given.experts, given.fsdp, given.of_node)
+    batch = given.batch or layout.samplers
+    if batch % layout.samplers:
+        raise UsageProblem(
+            f"`--batch {batch}` does not spread evenly over the {layout.samplers} ranks of `--dp` and `--fsdp`",
+            f"give a multiple of {layout.samplers}",
+        )
+    asked = Asked(load_model(given.model), layout, given.sample, batch, given.step)
+    layout.check(asked.model)
+    layers = _layers(given.record)
+    found = ways(asked, layers)
+    write_text(json.dumps({"schema": SCHEMA, **as_document(asked, layers, found)}, indent=2) + "\n", given.json_to)
+    if given.json_to != "-":
+        print_ways(asked, layers, found, table_console())
+    return 0
+
+
+def _layers(path: str | None) -> Layers:
+    from tunetool import record as records
+    from tunetool.advise.layers import of_record, published
+    from tunetool.measure.runs_dir import default_runs_dir
+    from tunetool.report.runs import find_record
+
+    return published() if path is None else of_record(records.read(find_record(path, default_runs_dir())))
