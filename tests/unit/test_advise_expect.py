@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import advised
 from builders import PROVEN, measurement, record, sampled, wanted_read
 from calls import ROOT
 from tunetool.advise.expect import Ceiling, NodeFigures, from_best, from_links, nodes_of, reaches
-from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.node.units import parse_bandwidth
 from tunetool.record import FleetHost, Measurement, Node, Record, Verdict, dumps
@@ -37,13 +36,7 @@ def verified(host: str, read: float, write: float, ceiling: float | None = GEN4,
     return record(*figures, **{"node": Node(host=host), "verdict": UNPROVEN, **fields})
 
 
-def answered(*arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, ["advise", "expect", *arguments, "--json", "-"], standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    assert done.return_value == 0
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+answered = partial(advised.answered, "expect")
 
 
 def kept(directory: Path, *records_: Record) -> list[str]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import advised
 from builders import PROVEN, measurement, record, sampled
 from tunetool.advise.io import Asked, ways
 from tunetool.advise.layers import PUBLISHED, Layers, of_record, published
 from tunetool.advise.layout import Layout, Part, held, parts_of, place, stages
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import Model, Tensor
-from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.record import FleetHost, Ladder, Loss, Measurement, Record, Verdict, dumps
 from tunetool.verdict import NO_EXPECTATION
@@ -43,19 +42,8 @@ MIXED = Model(
 )
 
 
-def answered(*arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, ["advise", "io", *arguments, "--json", "-"], standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    assert done.return_value == 0
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
-
-
-def printed(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["advise", "io", *arguments], standalone_mode=False)
-    assert done.exception is None, done.exception
-    return " ".join(done.stdout.split())
+answered = partial(advised.answered, "io")
+printed = partial(advised.printed, "io")
 
 
 def way(document: dict[str, Any], what: str, name: str) -> dict[str, Any]:

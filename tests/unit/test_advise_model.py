@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import advised
 from calls import ROOT
 from tunetool.advise import needs, zero
 from tunetool.advise.ds_config import plan
@@ -17,7 +17,6 @@ from tunetool.advise.ds_config_plan import Job, Node
 from tunetool.advise.needs import Machines, Need, Saving
 from tunetool.advise.read_model import load_model
 from tunetool.cli import advise_model
-from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.tune.settings import DEFAULTS
 
@@ -50,19 +49,8 @@ ROWS = (
 )
 
 
-def answered(*arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, ["advise", "model", *arguments, "--json", "-"], standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    assert done.return_value == 0
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
-
-
-def printed(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["advise", "model", *arguments], standalone_mode=False)
-    assert done.exception is None, done.exception
-    return " ".join(done.stdout.split())
+answered = partial(advised.answered, "model")
+printed = partial(advised.printed, "model")
 
 
 def of(document: dict[str, Any], stage: int, offload: str) -> dict[str, Any]:

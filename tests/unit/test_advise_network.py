@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from tunetool.cli.main import cli
+import advised
 from tunetool.errors import UsageProblem
 from tunetool.node.units import UnitError, parse_bandwidth, parse_link_bandwidth
 
-
-def run(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["advise", "network", *arguments], standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    assert done.return_value == 0
-    return done.stdout
+run = partial(advised.run, "network")
 
 
 def stages(*arguments: str) -> dict[int, dict[str, Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import expert_models
+from made_weights import safetensors
 from tunetool.advise.ds_config import KINDS, NVME_KINDS, plan
 from tunetool.advise.ds_config_plan import Job, Node
 from tunetool.advise.expert_decoder import MOST_EXPERTS, active, routed
@@ -99,15 +99,7 @@ def test_weights_name_the_experts_and_the_config_beside_them_how_many_a_token_us
         shapes |= {"model.layers.0.mlp.experts.down_proj": [4, 8, 2]}
     else:
         shapes |= {f"model.layers.0.mlp.experts.{number}.down_proj.weight": [8, 2] for number in range(4)}
-    entries, end = {}, 0
-    for name, shape in shapes.items():
-        size = 2
-        for length in shape:
-            size *= length
-        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    header = json.dumps(entries).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(end))
+    safetensors(tmp_path / "model.safetensors", shapes)
     assert active(load_model(str(tmp_path))) is None
     (tmp_path / "config.json").write_text('{"num_experts_per_tok": 1}')
     assert active(load_model(str(tmp_path))) == 32 + 16

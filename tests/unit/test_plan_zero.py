@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import struct
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_weights import safetensors
 from tunetool.advise import zero
 from tunetool.advise.ds_config import KINDS, plan
 from tunetool.advise.ds_config_plan import Job, Node
@@ -221,16 +221,6 @@ def test_a_config_json_gives_the_same_tensors_as_the_known_model(tmp_path: Path)
         )
     )
     assert load_model(str(tmp_path)).tensors == preset("70b").tensors
-
-
-def safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
-    listed, offset = {}, 0
-    for name, shape in shapes.items():
-        stop = offset + 2 * math.prod(shape)
-        listed[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, stop]}
-        offset = stop
-    header = json.dumps({"__metadata__": {"format": "pt"}, **listed}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(offset))
 
 
 def test_weights_name_their_tensors_in_the_order_of_the_modules(tmp_path: Path) -> None:

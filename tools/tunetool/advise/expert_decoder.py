@@ -197,10 +197,14 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> ExpertsDecode
             f"`{path}`: {made.per_token} of {made.count} experts in {sizes['layers']} layers",
             f"a token uses no more experts than there are, and a model has at most {MOST_EXPERTS}",
         )
-    settings = {"qkv_bias": bool(document.get("attention_bias")), "qk_norm": bool(document.get("use_qk_norm"))}
-    settings |= {"tied": bool(document.get("tie_word_embeddings", False)), **family.decoder}
-    latent = Latent(*ranks) if family.latent else None
-    return ExpertsDecoder(experts=made, latent=latent, **sizes, **settings)
+    settings: dict[str, Any] = {
+        **sizes,
+        "qkv_bias": bool(document.get("attention_bias")),
+        "qk_norm": bool(document.get("use_qk_norm")),
+        "tied": bool(document.get("tie_word_embeddings", False)),
+        **family.decoder,
+    }
+    return ExpertsDecoder(experts=made, latent=Latent(*ranks) if family.latent else None, **settings)
 
 
 def per_token(document: Mapping[str, Any]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tunetool.errors import UsageProblem
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-_BY_SIZES = {**PRESETS, **gpt2.PRESETS, **expert_decoder.PRESETS}
+_BY_SIZES: Mapping[str, tuple[str, Decoder | gpt2.Gpt2]] = {**PRESETS, **gpt2.PRESETS, **expert_decoder.PRESETS}
 _OTHER_TYPES = (qwen2_5_vl.MODEL_TYPE, gpt2.MODEL_TYPE, *expert_decoder.FAMILIES)
 NAMES = (*qwen2_5_vl.CONFIGURATIONS, *_BY_SIZES)
 """The names of the known models, which are the same in every command."""
