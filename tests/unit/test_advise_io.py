@@ -143,6 +143,8 @@ def test_fsdp_ranks_have_samples_of_their_own_and_read_nothing_twice() -> None:
     document = answered("--model", "70b", "--fsdp", "16")
     named = strategies(document)
     assert "each of the 16 data-parallel ranks (FSDP 16)" in named["pre-shard"]
+    (step,) = (each for each in document["ways"] if each["what"] == "step")
+    assert (step["rank_bytes"], step["job_bytes"], step["times"]) == (2**14, 16 * 2**14, 1)
     assert way(document, "load", "each rank reads its part")["times"] == pytest.approx(1)
     assert "no byte is read twice" in named["load"]
     written = way(document, "checkpoint", "each rank writes what it holds")

@@ -41,7 +41,7 @@ class Options(AsJson):
     record: str | None = option(
         "--record",
         type=TEXT,
-        metavar="RUN",
+        metavar="FILE",
         help="Record of `verify` of a node of the job. Default: published figures of eight Gen5 drives.",
     )
 
