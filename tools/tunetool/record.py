@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -21,12 +20,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
+from tunetool.node.common.temporary import new_directory, remove_stale
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SCHEMA_NAME: Literal["tunetool.record/1"] = "tunetool.record/1"
 
+_TEMPORARY = ".tmp-"
 Scalar = str | int | float | bool
 CheckStatus = Literal["pass", "fail", "skip", "unknown"]
 Status = Literal["pass", "fail", "unstable", "unproven", "error"]
@@ -350,7 +351,9 @@ def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None 
     stamp = record.started.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     host = re.sub(r"[^A-Za-z0-9._-]", "_", record.node.host)
     runs_dir.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=runs_dir))
+    remove_stale(_TEMPORARY, str(runs_dir))
+    handle, path = new_directory(_TEMPORARY, str(runs_dir))
+    temporary = Path(path)
     try:
         temporary.chmod(0o755)
         for name, content in {**(raw or {}), "record.json": dumps(record)}.items():
@@ -364,6 +367,8 @@ def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None 
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        os.close(handle)
     return final / "record.json"
 
 

@@ -6,10 +6,10 @@ import contextlib
 import errno
 import os
 import re
-import tempfile
 from typing import Any
 
 from .documents import open_regular
+from .temporary import new_file, remove_stale
 
 _LARGEST = 64 << 20
 """Bytes. More than any file has that is read here as text."""
@@ -122,6 +122,7 @@ def _shown(match: re.Match[str]) -> str:
 def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, follow: bool = True) -> None:
     """Write ``text`` to ``path`` by rename, keeping the owner and mode of a file that was there.
 
+    A process that is killed in it leaves its temporary file beside ``path``; the next call for ``path`` removes that.
     ``sync``: it survives a power cut, not only the end of this process. ``follow``: False in a directory where others
     may write, as /dev/shm: a link at ``path`` is replaced and not followed, and nobody else's owner and mode are kept.
     """
@@ -129,7 +130,9 @@ def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, fol
     directory = os.path.realpath(directory)
     real = os.path.join(directory, name)
     os.makedirs(directory, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".%s." % name, dir=directory)
+    prefix = ".%s.tunetool-" % name
+    remove_stale(prefix, directory)
+    handle, temporary = new_file(prefix, directory)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             stream.write(text)
@@ -142,7 +145,8 @@ def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, fol
                 os.fchown(stream.fileno(), old.st_uid, old.st_gid)
             if sync:
                 os.fsync(stream.fileno())
-        os.replace(temporary, real)
+            # Before the file is closed: then nothing tells it from a leftover.
+            os.replace(temporary, real)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

@@ -1,0 +1,83 @@
+"""Temporary files and directories that a killed process leaves, which the next one removes: each is locked while its
+process lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+
+_RANDOM = re.compile(r"[a-z0-9_]{8}")
+"""What ``tempfile`` adds to a prefix."""
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def new_file(prefix: str, directory: str) -> tuple[int, str]:
+    """A handle and the path of a new file. Once the handle is closed, ``remove_stale`` counts the file as left over."""
+    while True:
+        handle, path = tempfile.mkstemp(prefix=prefix, dir=directory)
+        if _lock(handle, path):
+            return handle, path
+
+
+def new_directory(prefix: str, directory: str) -> tuple[int, str]:
+    """A handle and the path of a new directory. See ``new_file``."""
+    while True:
+        path = tempfile.mkdtemp(prefix=prefix, dir=directory)
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(path, _FLAGS | os.O_DIRECTORY)
+            if _lock(handle, path):
+                return handle, path
+
+
+def remove_stale(prefix: str, directory: str) -> None:
+    """Remove what ``new_file`` and ``new_directory`` made there for this user, where the process has ended.
+
+    Where the file system has no locks, or where the directory cannot be listed, nothing is removed.
+    """
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(directory)
+    for name in names:
+        if name.startswith(prefix) and _RANDOM.fullmatch(name[len(prefix) :]):
+            with contextlib.suppress(OSError):
+                _remove_if_stale(os.path.join(directory, name))
+
+
+def _remove_if_stale(path: str) -> None:
+    handle = os.open(path, _FLAGS)
+    try:
+        status = os.fstat(handle)
+        ours = status.st_uid == os.geteuid() and (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+        if not ours:
+            return
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(handle, path):
+            return
+        if stat.S_ISDIR(status.st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: str) -> bool:
+    """Lock what was just made; false, and the handle is closed, if another process took it for a leftover before."""
+    with contextlib.suppress(OSError):  # without locks, no process finds out that it is stale either
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    if _is_at(handle, path):
+        return True
+    os.close(handle)
+    return False
+
+
+def _is_at(handle: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
