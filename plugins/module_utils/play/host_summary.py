@@ -73,8 +73,9 @@ class Host:
 
 
 def one_line(text: str) -> str:
-    """Any text as one short line."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:500]
+    """Any text as one short line of printable characters."""
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:500]
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in words)
 
 
 class Summary:

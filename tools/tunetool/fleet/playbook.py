@@ -8,6 +8,7 @@ import re
 import secrets
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -97,11 +98,18 @@ def need_ansible() -> None:
 
 
 def need_inventory(inventory: Path) -> None:
-    """Raise ``UsageProblem`` where there is no such inventory."""
-    if not inventory.exists():
+    """Raise ``UsageProblem`` where there is no such inventory, or where Ansible would wait for its end."""
+    hint = "`-i` takes an inventory file or directory, such as `inventory/lab`"
+    try:
+        mode = inventory.stat().st_mode
+    except FileNotFoundError:
+        raise UsageProblem(f"`{inventory}` does not exist", hint) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageProblem(f"`{inventory}` cannot be read: {why}", hint) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise UsageProblem(
-            f"`{inventory}` does not exist",
-            "`-i` takes an inventory file or directory, such as `inventory/lab`",
+            f"`{inventory}` is neither a file nor a directory", f"{hint}; it is read more than once, so no pipe will do"
         )
 
 
@@ -131,12 +139,16 @@ def announce(names: Sequence[str], forks: int | None, progress: Progress) -> int
 
 
 def ask_ansible(argv: Sequence[str], inventory: Path, playbook: Playbook) -> subprocess.CompletedProcess[str]:
-    """What a program of Ansible's says of an inventory. Raises ``CannotJudge`` where it takes too long."""
+    """What a program of Ansible's says of an inventory. Raises ``CannotJudge`` where it does not start or end."""
     try:
         # Ansible starts in a locale of UTF-8 only, and what is read of it is in no other language.
         return captured(argv, _READ_SECONDS, own_locale=True, env=ansible_environment(playbook))
     except subprocess.TimeoutExpired:
-        raise CannotJudge(f"`{inventory}` was not read within {_READ_SECONDS} s") from None
+        raise CannotJudge(
+            f"`{inventory}` was not read within {_READ_SECONDS} s", f"see how long `{shlex.join(argv)}` takes"
+        ) from None
+    except OSError as error:
+        raise CannotJudge(f"`{argv[0]}` does not start: {error.strerror}", install_hint("control")) from None
 
 
 def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[str]:
@@ -146,15 +158,27 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
     argv = ["ansible", "all", "-i", str(inventory.resolve()), "--list-hosts"]
     argv += ["--limit", limit] if limit is not None else []
     done = ask_ansible([*argv, *ansible_options.for_vault(playbook.options)], inventory, playbook)
-    header, *lines = done.stdout.splitlines() or [""]
+    # At line feeds alone: a name may hold whatever else ends a line for Python.
+    header, *lines = done.stdout.split("\n")
     hosts = [line.strip() for line in lines if line.strip()]
     if done.returncode == 0 and header.strip().startswith("hosts (") and hosts:
+        _check_names(hosts, inventory)
         return hosts
     if limit is not None and "limit" in done.stderr:
         raise UsageProblem(f"`--limit {limit}` matches no host of `{inventory}`", f"see `{' '.join(argv[:5])}`")
     complaints = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
-    hint = complaints[0].strip() if complaints else "`inventory/lab` is filled by `tunetool lab up`"
+    hint = one_line(complaints[0]) if complaints else "`inventory/lab` is filled by `tunetool lab up`"
     raise UsageProblem(f"`{inventory}` names no hosts", hint)
+
+
+def _check_names(hosts: Sequence[str], inventory: Path) -> None:
+    """Raise ``UsageProblem`` for a name that a terminal or a program would take for something else."""
+    for host in hosts:
+        if not host.isprintable() or host.startswith("-"):
+            raise UsageProblem(
+                f"`{inventory}` names a host `{ascii(host)[1:-1][:80]}`",
+                "a host's name has printable characters alone and does not begin with `-`",
+            )
 
 
 def _check_options(inventory: Path, playbook: Playbook) -> None:
