@@ -18,7 +18,10 @@ from judged import proven, undisturbed
 from pythons import python_that
 from tunetool.measure.aio import Probe
 from tunetool.record import Record, parse
-from tunetool.tune.settings import DEFAULTS
+from tunetool.tune.goals import parts
+from tunetool.tune.samples import name_of
+from tunetool.tune.settings import DEFAULTS, from_block
+from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 from waiting import PATIENCE, gone, until
 
 pytest_plugins = ["disks"]
@@ -61,6 +64,20 @@ def chosen(record: Record) -> dict[str, Any]:
     return {name: parameters[name] for name in DEFAULTS.block()}
 
 
+def assert_limits_of_the_tester(record: Record) -> None:
+    """What was chosen has what its program reaches without storage, and its share of the cores."""
+    wanted = set()
+    for gain in record.measurements:
+        if gain.name.startswith("tune.gain."):
+            goal, block = str(gain.parameters["goal"]), {name: gain.parameters[name] for name in DEFAULTS.block()}
+            wanted |= {name_of(from_block(block), way) for way in (parts(goal))}  # type: ignore[arg-type]  # of a record
+    limited = {m.name: m.parameters for m in record.measurements if TESTER_CEILING in m.parameters}
+    assert set(limited) == wanted
+    for parameters in limited.values():
+        assert float(parameters[TESTER_CEILING]) > 1e8
+        assert float(parameters[TESTER_CPU_SHARE]) > 0
+
+
 def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, few: Path, tmp_path: Path) -> None:
     output, store = tmp_path / "aio.json", tmp_path / "vars"
     store.mkdir()
@@ -81,6 +98,7 @@ def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, f
         transfers, rest = divmod(figure.evidence.claimed_bytes or 0, int(figure.parameters["transfer_bytes"]))
         assert transfers >= len(figure.samples or [])
         assert rest == 0
+    assert_limits_of_the_tester(record)
     checks = {check.id: check for check in record.checks}
     assert checks["tune.block"].status == "pass"
     assert "understood all" in checks["tune.block"].found
@@ -94,12 +112,13 @@ def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, f
 @pytest.mark.slow  # its search is in tests/unit/test_tune_search.py
 def test_fio_in_the_place_of_deepspeed(disk: Path, few: Path, tmp_path: Path) -> None:
     output = tmp_path / "aio.json"
-    more = ("--driver", "fio", "--python", "/bin/false", "--budget", "40s", "--io-size", "64M", "-o", str(output))
+    more = ("--driver", "fio", "--python", "/bin/false", "--budget", "80s", "--io-size", "64M", "-o", str(output))
     done = tune(disk, "--space", str(few), *more, "--json", "-")
     record = record_of(done)
     undisturbed(done.returncode, record)
     assert json.loads(output.read_text()) == {"aio": chosen(record)}
     assert {m.engine.split()[0] for m in record.measurements} == {"fio"}
+    assert_limits_of_the_tester(record)
     assert {check.id: check.status for check in record.checks}["tune.block"] == "skip"
 
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 import pytest
 
 from builders import measurement, record
 from tunetool.errors import UsageProblem
+from tunetool.measure.direction import Direction
 from tunetool.measure.fio_result import Fio
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Evidence, Node, Record
 from tunetool.tune.explain import curve, explain
 from tunetool.tune.fio_driver import arguments
+from tunetool.tune.goals import Mix
+from tunetool.tune.outcome import Work, conclude
 from tunetool.tune.pool import aio_shortage, largest, unit_of
+from tunetool.tune.request import Request
 from tunetool.tune.run import render
-from tunetool.tune.samples import name_of
+from tunetool.tune.samples import Move, Samples, name_of
+from tunetool.tune.search import Plan, Search
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.tune.space import SWEEP, settings_of
 from tunetool.tune.store import check_store, store
+from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, judge
 
 MIB = 2**20
 OTHER = AioSettings(8 * MIB, 32, 3, single_submit=True, overlap_events=False)
@@ -74,6 +83,65 @@ def test_measurements_of_one_record_have_names_of_their_own() -> None:
     names = [name_of(settings, way) for settings in [*settings_of(SWEEP), OTHER] for way in ("read", "write")]
     assert len(set(names)) == len(names)
     assert name_of(OTHER, "read") == "tune.read.8388608x32x3-single-sequential"
+
+
+@dataclass
+class Steady:
+    """A driver that moves 1 GB/s by every setting, whose clock is its own work."""
+
+    alone: list[float]
+    cores: float = 0.3
+    io_bytes: int = 64 * MIB
+    engine: str = "aio_handle (deepspeed 0.19.8, torch 2.13.0+cpu)"
+    now: float = 0.0
+    asked: list[tuple[AioSettings, Direction]] = field(default_factory=list)
+
+    def move(self, settings: AioSettings, direction: Direction) -> Move:
+        self.now += 0.1
+        return Move(10**8, 0.1, self.cores)
+
+    def without_storage(self, settings: AioSettings, direction: Direction) -> list[float]:
+        self.asked.append((settings, direction))
+        return self.alone
+
+
+@pytest.mark.parametrize("driver", ["deepspeed", "fio"])
+@pytest.mark.parametrize(
+    ("alone", "cores", "said"),
+    [
+        ([1.1e9, 1.0e9, 1.2e9], 0.3, "is near the tester's limit: aio_handle (deepspeed 0.19.8, torch 2.13.0+cpu)"),
+        ([], 0.97, "kept 97% of the cores busy"),
+        ([9e9, 8e9, 10e9], 0.3, None),
+        ([], 0.3, None),
+    ],
+    ids=["near its ceiling", "no core left", "free", "not known"],
+)
+def test_a_driver_that_is_the_bottleneck_is_named_beside_what_was_chosen(
+    alone: list[float], cores: float, said: str | None, driver: Literal["deepspeed", "fio"], tmp_path: Path
+) -> None:
+    stack, steady = read_stack(str(tmp_path)), Steady(alone, cores)
+    request = Request(tmp_path, [DEFAULTS, OTHER], driver=driver)
+    samples = Samples(steady, replace(stack, leaves=(), device=None, redundant=False), lambda: steady.now)
+    findings = Search(Plan(request.space, Mix(), 30.0), samples.take, lambda: steady.now).run()
+    for pair in findings.decided:
+        samples.ask_without_storage(*pair)
+    assert steady.asked == [(DEFAULTS, "read"), (DEFAULTS, "write")]
+    concluded = conclude(request, stack, Work(samples, findings))
+    figures = {each.name: each.parameters for each in concluded.case.measurements}
+    for direction in ("read", "write"):
+        parameters = figures[name_of(DEFAULTS, direction)]
+        assert parameters[TESTER_CPU_SHARE] == cores
+        assert parameters.get(TESTER_CEILING) == (sorted(alone)[1] if alone else None)
+    # What no choice rests on is not asked for.
+    assert TESTER_CEILING not in figures[name_of(OTHER, "read")]
+    verdict = judge(concluded.case)
+    assert verdict.status == "pass"
+    assert len(verdict.reasons) == (2 if said else 0)
+    for reason in verdict.reasons:
+        assert said is not None
+        assert said in reason
+        assert "the storage may be faster" in reason
+        assert ("`--processes`" if driver == "deepspeed" else "`--driver fio`") in reason
 
 
 def test_results_lie_beside_those_of_other_hardware(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ class Case:
     """Work that could not be done, with the reason."""
     tolerance: float = 0.0
     """Fraction of an expectation that may be missing. Nothing, unless the caller says so."""
+    notes: Sequence[str] = ()
+    """What a reader must know of figures that nothing is wrong with. They change no status."""
     ladder: Ladder | None = None
     """The first loss of the ladder, which explains figures that fall short."""
     judged: Judged = "speed"
@@ -100,6 +102,7 @@ def judge(case: Case) -> Verdict:
         findings.append(("error", "no part was run: there is nothing to judge"))
     if case.judged == "checks" and not findings and not any(check.status == "pass" for check in case.checks):
         findings.append(("unproven", "no check could be made: there is nothing to judge"))
+    findings += [("pass", note) for note in case.notes]
     ranked = sorted(dict.fromkeys(findings), key=lambda finding: _ORDER.index(finding[0]))
     return Verdict(status=ranked[0][0] if ranked else "pass", reasons=[reason for _, reason in ranked])
 

@@ -89,10 +89,12 @@ def limits(
     value: Callable[[Outcome], float] = lambda outcome: outcome.bandwidth,
 ) -> dict[str, Scalar]:
     """Parameters of the figure of ``samples`` by ``jobs`` threads, each worth a ``value``."""
-    found = cpu_share([each.cores for each in samples], jobs)
-    if ceiling:
-        found[TESTER_CEILING] = median(map(value, ceiling))
-    return found
+    return {**cpu_share([each.cores for each in samples], jobs), **ceiling_of([value(each) for each in ceiling])}
+
+
+def ceiling_of(values: Sequence[float]) -> dict[str, Scalar]:
+    """Parameter of a figure whose program reached ``values`` without storage; none without any."""
+    return {TESTER_CEILING: median(values)} if values else {}
 
 
 def cpu_share(cores: Sequence[float], threads: int) -> dict[str, Scalar]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
+from tunetool.measure import tester
 from tunetool.measure.aio.spec import FILE, SMALLEST
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Fio, FioFailed, execute
@@ -25,6 +26,8 @@ from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
 _SLOWEST = 5e6
+_CEILING_SECONDS = 2.0
+"""Of a figure whose limit is asked for, by which the samples of that are sized."""
 
 
 def arguments(fio: Fio, settings: AioSettings, direction: Direction, io_bytes: int) -> list[str]:
@@ -78,6 +81,11 @@ class FioDriver:
         """The engine, with its version."""
         return f"fio {self.fio.version} (libaio, as aio_handle asks)"
 
+    @property
+    def end_seconds(self) -> float:
+        """About how long ``without_storage`` takes for both directions."""
+        return 2 * tester.seconds(_CEILING_SECONDS)
+
     def open(self) -> None:
         """Lay the file out and estimate the speed. Raises ``CannotJudge``."""
         unit = unit_of(self.space)
@@ -112,6 +120,16 @@ class FioDriver:
         """Write once and check that the file is complete; the content of fio's files is not known."""
         self._run(settings, "write")
         self._stored()
+
+    def without_storage(self, settings: AioSettings, direction: Direction) -> list[float]:
+        """See ``samples.Driver``: by fio's own engine for that."""
+        argv = arguments(self.fio, settings, direction, self.io_bytes)
+        load = tester.Load(self.fio, argv, direction, _CEILING_SECONDS, self.directory, self.environment)
+        try:
+            return [outcome.bandwidth for outcome in load.sample_ceiling(self.tick)]
+        except FioFailed as error:
+            self.messages = error.raw or self.messages
+            return []
 
     def _lay_out(self) -> None:
         self._run(DEFAULTS, "write")

@@ -10,9 +10,9 @@ from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.tune.pairs import Choice
 from tunetool.tune.request import Request
-from tunetool.tune.samples import Samples, figures
+from tunetool.tune.samples import Samples, figures, name_of
 from tunetool.tune.search import Findings
-from tunetool.verdict import Case
+from tunetool.verdict import Case, tester_limit
 
 KIND = "tune"
 GAIN = "tune.gain."
@@ -37,11 +37,31 @@ def conclude(request: Request, stack: BlockStack, work: Work) -> session.Finding
         conditions["samples_thrown_away"] = work.samples.thrown
         measurements = figures(work.samples, conditions)
     checks = list(work.checks)
+    notes: list[str] = []
     if work.findings is not None:
+        notes = _limited_by_the_driver(work.findings, measurements, request)
         measurements += [_gain(choice, work, stack, request) for choice in work.findings.choices.values()]
         checks.insert(0, _search_check(request, work))
-    case = Case(measurements=measurements, checks=checks, judged="work")
+    case = Case(measurements=measurements, checks=checks, notes=notes, judged="work")
     return session.Findings(case, target=stack.directory, stack=stack)
+
+
+def _limited_by_the_driver(findings: Findings, measurements: list[Measurement], request: Request) -> list[str]:
+    """The figures of chosen settings that the storage may exceed."""
+    by_name = {measurement.name: measurement for measurement in measurements}
+    notes: list[str] = []
+    for settings, direction in findings.decided:
+        figure = by_name.get(name_of(settings, direction))
+        limit = tester_limit(figure) if figure is not None else None
+        if limit is not None:
+            notes.append(f"{direction} by `{settings}`: {limit}: the storage may be faster; {_MORE[request.driver]}")
+    return notes
+
+
+_MORE = {
+    "deepspeed": "a job of as many processes gets no more from it; tune with more `--processes`, or free the cores",
+    "fio": "DeepSpeed's handle may differ: tune without `--driver fio`, or free the cores",
+}
 
 
 def _gain(choice: Choice, work: Work, stack: BlockStack, request: Request) -> Measurement:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import lcm
+from pathlib import Path
 from typing import Any
 
+from tunetool.measure import tester
 from tunetool.measure.aio.driver import START_SECONDS, memlock, read_back, sector_bytes
 from tunetool.measure.aio.ops import Probe, need
 from tunetool.measure.aio.spec import (
@@ -39,6 +42,8 @@ RESTARTS = 3
 """How often settings may end a process before the search gives up."""
 _SLOWEST = 5e6
 """Bytes per second below which a sample counts as stuck."""
+_HOLE = "hole.data"
+"""The name of a file that has a size and no blocks."""
 
 
 def unit_of(space: Sequence[AioSettings]) -> int:
@@ -96,6 +101,11 @@ class Pool:
         """The name and version of what moves the data."""
         several = f"{self.processes} x " if self.processes > 1 else ""
         return f"{several}aio_handle (deepspeed {self.installed.deepspeed}, torch {self.installed.torch})"
+
+    @property
+    def end_seconds(self) -> float:
+        """About how long ``without_storage`` takes for both directions."""
+        return 2 * tester.SAMPLES * PASS_SECONDS
 
     def __enter__(self) -> Pool:
         need(self.installed, "async_io")
@@ -162,6 +172,28 @@ class Pool:
         self._move(settings, "read", None)
         if [answer["sha256"] for answer in self._all({"do": "digest"}, self._longest(100e6))] != expected:
             raise Failed(f"`{settings}` read something else than what the file holds")
+
+    def without_storage(self, settings: AioSettings, direction: Direction) -> list[float]:
+        """See ``samples.Driver``: reads of files without a block, for which the kernel clears memory and asks no drive.
+
+        A write is the same requests the other way round, and no file can be written for nothing: the figure of the
+        reads is that of both directions. Afterwards the buffers hold zeros.
+        """
+        files = [self._spec(number).directory / _HOLE for number in range(self.processes)]
+        try:
+            for file in files:
+                file.touch()
+                os.truncate(file, self.io_bytes)
+            if settings.use_gds or any(file.stat().st_blocks for file in files):
+                return []
+            moves = [self._move(settings, "read", SAMPLE_SECONDS, files) for _ in range(tester.SAMPLES)]
+            return [move.bandwidth for move in moves]
+        except Failed as error:
+            self.messages = error.raw or self.messages
+            return []
+        finally:
+            for file in files:
+                file.unlink(missing_ok=True)
 
     # -- the processes
 
@@ -253,7 +285,10 @@ class Pool:
             if wrong:
                 raise Failed(f"`aio_handle` reported success, but {wrong[0]}", raw=self._children[number].messages())
 
-    def _move(self, settings: AioSettings, direction: Direction, seconds: float | None) -> Move:
+    def _move(
+        self, settings: AioSettings, direction: Direction, seconds: float | None, files: Sequence[Path] = ()
+    ) -> Move:
+        """``files``: others than the processes have open, one for each."""
         longest = self._longest(_SLOWEST)
         if settings != self._used:
             self._used = None
@@ -261,7 +296,9 @@ class Pool:
             self._used = settings
         self._stamp += 1
         order = {"do": "move", "direction": direction, "stamp": self._stamp, "seconds": seconds}
-        answers = self._all({**order, "loops": None if seconds else 1}, longest)
+        order["loops"] = None if seconds else 1
+        orders = [{**order, "file": str(file)} for file in files] or [order] * self.processes
+        answers = self._each(orders, longest)
         # They start within a millisecond of each other: the slowest one determines the time of all.
         return Move(
             sum(int(answer["bytes"]) for answer in answers),

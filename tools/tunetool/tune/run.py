@@ -153,9 +153,8 @@ class _Tuning:
         self.start_seconds = time.monotonic() - opened
         self.view.say(f"started in {self.start_seconds:.1f} s; transfers of {format_size_binary(driver.io_bytes)}")
         self.work.samples = samples = Samples(driver, self.stack, time.monotonic, self.view.say, directory)
-        kept = END_SECONDS + (
-            min(CHECK_SECONDS, 2 + 2 * self.start_seconds) if self.request.driver == "deepspeed" else 0.0
-        )
+        kept = END_SECONDS + driver.end_seconds
+        kept += min(CHECK_SECONDS, 2 + 2 * self.start_seconds) if self.request.driver == "deepspeed" else 0.0
         left = max(5.0, self.request.budget - (time.monotonic() - self.began) - kept)
         plan = Plan(space, self.request.mix, left, self.request.exhaustive, self.request.seed)
         try:
@@ -168,6 +167,8 @@ class _Tuning:
             self.view.say(f"left out: {settings}: {reason}")
         driver.prove(findings.choices[self.request.mix.goals[-1]].settings)
         self.work.findings = findings
+        for settings, direction in findings.decided:
+            samples.ask_without_storage(settings, direction)
 
     def _possible(self) -> list[AioSettings]:
         """The space without the settings that the kernel would refuse."""

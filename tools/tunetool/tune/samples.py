@@ -13,7 +13,7 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, explain
 from tunetool.measure.figure import What, measured
 from tunetool.measure.sampling import Counting, Repeats, again, judgement
-from tunetool.measure.tester import cpu_share
+from tunetool.measure.tester import ceiling_of, cpu_share
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Measurement, Scalar
 from tunetool.tune.search import SettingFailed
@@ -52,6 +52,9 @@ class Driver(Protocol):
     def move(self, settings: AioSettings, direction: Direction) -> Move:
         """Take one sample. Raises ``SettingFailed`` if the settings cannot be used."""
 
+    def without_storage(self, settings: AioSettings, direction: Direction) -> list[float]:
+        """Bytes per second in samples of the same requests, which no storage answers; none where that fails."""
+
 
 @dataclass
 class Samples:
@@ -67,6 +70,8 @@ class Samples:
     kept: dict[AioSettings, dict[Direction, list[Sample]]] = field(default_factory=dict)
     thrown: int = 0
     """Samples during which something else used the drives."""
+    ceilings: dict[tuple[AioSettings, Direction], list[float]] = field(default_factory=dict)
+    """Bytes per second that the driver reaches without storage, where that was asked."""
     _announced: bool = False
 
     def take(self, settings: AioSettings, direction: Direction) -> float | None:
@@ -80,6 +85,10 @@ class Samples:
             return None
         self.kept.setdefault(settings, {}).setdefault(direction, []).append(sample)
         return sample.rate
+
+    def ask_without_storage(self, settings: AioSettings, direction: Direction) -> None:
+        """Measure what the driver itself reaches, for the figure of ``settings`` and ``direction``."""
+        self.ceilings[settings, direction] = self.driver.without_storage(settings, direction)
 
     def _say(self, line: str) -> None:
         if not self._announced:
@@ -124,12 +133,15 @@ def _figure(
     conditions: Mapping[str, Scalar],
 ) -> Measurement:
     threads = settings.intra_op_parallelism * int(conditions.get("processes") or 1)
-    share = cpu_share([sample.cores for sample in taken if sample.cores is not None], threads)
+    limits = {
+        **cpu_share([sample.cores for sample in taken if sample.cores is not None], threads),
+        **ceiling_of(samples.ceilings.get((settings, direction), [])),
+    }
     what = What(
         name_of(settings, direction),
         "bandwidth",
         samples.driver.engine,
         samples.stack.medium,
-        parameters={"direction": direction, **settings.block(), **conditions, **share},
+        parameters={"direction": direction, **settings.block(), **conditions, **limits},
     )
     return measured(what, samples.stack, taken, [sample.rate for sample in taken])

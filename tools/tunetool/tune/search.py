@@ -73,6 +73,12 @@ class Findings:
     failed: dict[AioSettings, str] = field(default_factory=dict)
     rounds: int = 0
 
+    @property
+    def decided(self) -> list[tuple[AioSettings, Direction]]:
+        """What the choices rest on: each chosen setting in the directions of its goal."""
+        pairs = [(choice.settings, direction) for choice in self.choices.values() for direction in parts(choice.goal)]
+        return list(dict.fromkeys(pairs))
+
 
 class Search:
     """One search. Call ``run`` once."""

@@ -199,7 +199,11 @@ class Mover:
         return {"address": buffer.data_ptr(), "alignment": alignment}
 
     def move(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Whole passes over the file until ``seconds`` are over, at least one; or exactly ``loops``."""
+        """Whole passes over the file until ``seconds`` are over, at least one; or exactly ``loops``.
+
+        ``file``: another one than the handle was made for, as large as it.
+        """
+        path = order.get("file", self.path)
         write, seconds, loops = order["direction"] == "write", order.get("seconds"), order.get("loops")
         if write:
             # Each page differs from what an earlier sample left in the file, which could be mistaken for this one's.
@@ -211,7 +215,7 @@ class Mover:
         start, spent = time.perf_counter(), time.process_time()
         while True:
             began = time.perf_counter()
-            self._write() if write else self._read()
+            self._write(path) if write else self._read(path)
             ended = time.perf_counter()
             passes.append(ended - began)
             enough = len(passes) >= loops if loops else ended - start >= (seconds or 0.0)
@@ -219,7 +223,7 @@ class Mover:
                 break
         moved, spent = time.perf_counter() - start, time.process_time() - spent
         if write:
-            handle = os.open(self.path, os.O_WRONLY)
+            handle = os.open(path, os.O_WRONLY)
             try:
                 os.fsync(handle)
             finally:
@@ -233,15 +237,15 @@ class Mover:
             "cpu_seconds": spent,
         }
 
-    def _write(self) -> None:
+    def _write(self, path: str) -> None:
         if self.device == "cuda":
             self.pinned.copy_(self.memory)
         source = self.memory if self.device == "gds" else self.pinned
-        self._done(self.handle.pwrite(source, self.path, False, True))
+        self._done(self.handle.pwrite(source, path, False, True))
 
-    def _read(self) -> None:
+    def _read(self, path: str) -> None:
         target = self.memory if self.device == "gds" else self.pinned
-        self._done(self.handle.pread(target, self.path, False, True))
+        self._done(self.handle.pread(target, path, False, True))
         if self.device == "cuda":
             self.memory.copy_(self.pinned)
             self._settle()
