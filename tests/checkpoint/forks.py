@@ -1,14 +1,17 @@
 """Forks children that have torch imported already, from a process with one thread. Orders come on stdin.
 
-An order ``{"do": NAME, "world": N, "with": {...}, "stop": {...}}`` runs the function of that name in ``ranks.py`` in N
-children, (rank, world, **with). ``stop``: arguments of ``stops.install`` in rank 0. The answer has each child's exit
-status, what its function returned, its error, and the seconds that all took from the first fork.
+An order ``{"do": NAME, "world": N, "with": {...}, "stop": {...}, "exit": true}`` runs the function of that name in
+``ranks.py`` in N children, (rank, world, **with). ``stop``: arguments of ``stops.install`` in rank 0. ``exit``: the
+children end as programs do, with what was registered for that. The answer has each child's exit status, what its function
+returned, its error, and the seconds that all took from the first fork.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -25,9 +28,11 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import ranks  # noqa: E402
 
 import stops  # noqa: E402
+from waiting import PATIENCE  # noqa: E402
 
 
 def child(order: dict[str, Any], rank: int, answer: Path) -> int:
+    signal.alarm(int(PATIENCE))  # ends a rank that waits for another one for ever
     try:
         if rank == 0 and "stop" in order:
             stops.install(**order["stop"])
@@ -39,17 +44,22 @@ def child(order: dict[str, Any], rank: int, answer: Path) -> int:
 
 
 def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        answers = [Path(folder) / str(rank) for rank in range(order["world"])]
-        children, began = [], time.monotonic()
-        for rank, answer in enumerate(answers):
-            pid = os.fork()
-            if not pid:
-                os._exit(child(order, rank, answer))
-            children.append(pid)
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-        seconds = time.monotonic() - began
-        texts = [answer.read_text() if answer.exists() else "{}" for answer in answers]
+    # No TemporaryDirectory: a child that exits would remove it.
+    folder = tempfile.mkdtemp()
+    answers = [Path(folder) / str(rank) for rank in range(order["world"])]
+    children, began = [], time.monotonic()
+    for rank, answer in enumerate(answers):
+        pid = os.fork()
+        if not pid:
+            status = child(order, rank, answer)
+            if order.get("exit"):
+                sys.exit(status)
+            os._exit(status)
+        children.append(pid)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    seconds = time.monotonic() - began
+    texts = [answer.read_text() if answer.exists() else "{}" for answer in answers]
+    shutil.rmtree(folder)
     return [
         {"status": status, "seconds": seconds, **json.loads(text or "{}")}
         for status, text in zip(statuses, texts, strict=True)

@@ -29,7 +29,8 @@ from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-PROGRAM = str(Path(__file__).with_name("save_ranks.py"))
+FILLER = "filler"
+"""See ``failing_ranks.py``."""
 MIB = 1 << 20
 Ask = Callable[..., Any]
 
@@ -207,26 +208,12 @@ def test_a_file_that_was_there_before_stays_where_a_save_fails(tmp_path: Path) -
     assert path.read_bytes() == b"somebody else's"
 
 
-def ranks(what: str, directories: list[Path], meet: Path, seed: int, check: bool = False) -> list[str]:
-    """The output of two ranks after both have ended."""
-    begun = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, what, str(rank), str(directory), str(meet), str(seed)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank, directory in enumerate(directories)
-    ]  # fmt: skip
-    said = []
-    try:
-        for process in begun:
-            out, error = process.communicate(timeout=PATIENCE)
-            assert not check or process.returncode == 0, error
-            said.append(out)
-    finally:
-        for process in begun:
-            process.kill()
-            process.wait()
-    return said
+def save_of_two(forks: Ask, paths: list[Path], meet: Path, seed: int, **fault: Any) -> list[dict[str, Any]]:
+    """The answers of two ranks after both have ended; they must have saved where there is no ``fault``."""
+    order = {"paths": [str(path) for path in paths], "meet": f"{meet}-{seed}", "seed": seed, **fault}
+    answers: list[dict[str, Any]] = forks(do="save_own", world=2, exit=True, **{"with": order})
+    assert fault or [answer["status"] for answer in answers] == [0, 0], answers
+    return answers
 
 
 def whole(directory: Path, seed: int) -> bool:
@@ -253,43 +240,67 @@ def small_tmpfs(mount_point: Path, megabytes: int) -> Iterator[Path]:
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
 
 
+FULL = 105
+"""MB of a file system that has room for a checkpoint of 48 MiB and one save of as much, but not for the rest of a failed
+save beside them."""
+EVERY_EXIT: list[dict[str, Any]] = [
+    {"what": "EFBIG", "who": 1},
+    {"what": "ENOSPC", "who": 1},
+    {"what": "EFBIG", "who": 0},
+    {"what": "EFBIG", "who": 1, "child": True},
+    {"what": "it is killed", "who": 0},
+    {"what": "it is killed", "who": 1},
+]
+"""Failures of a save, after which the process of one rank or of both ends and can run code."""
+CAUSES = {"EFBIG": "File too large", "ENOSPC": "No space left"}
+
+
 @needs_root
-@pytest.mark.parametrize(
-    "what", ["rank 1 fails", *(pytest.param(f"rank 0 {what}", marks=pytest.mark.slow) for what in ("fails", "dies"))]
-)
-def test_ranks_that_exit_leave_no_data_of_a_save_that_failed(tmp_path: Path, what: str) -> None:
-    with small_tmpfs(tmp_path / "scratch", 105) as scratch:
-        step = scratch / "step_1"
-        ranks(what, [step, step], tmp_path / "meet-1", 1)
-        assert data(step) == []
-        assert not (step / saver_lock.NAME).exists()
-        ranks("nothing", [step, step], tmp_path / "meet-2", 5, check=True)
+def test_a_failed_save_of_two_ranks_leaves_the_checkpoint_and_room_for_the_next_save(
+    forks: Ask, tmp_path: Path
+) -> None:
+    with small_tmpfs(tmp_path / "scratch", FULL) as scratch:
+        step, meet = scratch / "step_1", tmp_path / "meet"
+        save_of_two(forks, [step, step], meet, 0)
+        for number, fault in enumerate(EVERY_EXIT):
+            committed, seed = data(step), 10 * number
+            answers = save_of_two(forks, [step, step], meet, seed + 1, **fault)
+            assert 0 not in [answer["status"] for answer in answers], fault
+            if fault["what"] in CAUSES and "child" not in fault:
+                assert CAUSES[fault["what"]] in answers[fault["who"]]["error"]
+            (scratch / FILLER).unlink(missing_ok=True)
+            assert data(step) == committed, fault
+            assert not (step / saver_lock.NAME).exists(), fault
+            save_of_two(forks, [step, step], meet, seed + 10)
+            assert only_the_checkpoint(step), fault
+            assert whole(step, seed + 10), fault
+
+
+@needs_root
+def test_what_killed_ranks_left_goes_before_space_is_asked_for(forks: Ask, tmp_path: Path) -> None:
+    with small_tmpfs(tmp_path / "scratch", FULL) as scratch:
+        step, meet = scratch / "step_1", tmp_path / "meet"
+        save_of_two(forks, [step, step], meet, 0)
+        committed = data(step)
+        answers = save_of_two(forks, [step, step], meet, 1, what="all are killed", who=1)
+        assert [answer["status"] for answer in answers] == [-signal.SIGKILL] * 2
+        left = [step / name for name in data(step) if name not in committed]
+        assert sum(path.stat().st_blocks * 512 for path in left) >= 24 * MIB
+        assert whole(step, 0)
+        save_of_two(forks, [step, step], meet, 5)
         assert only_the_checkpoint(step)
         assert whole(step, 5)
 
 
 @needs_root
-@pytest.mark.slow
-def test_what_killed_ranks_left_goes_before_space_is_asked_for(tmp_path: Path) -> None:
-    """60 MiB have room for one save of 48 MiB, but not for the rest of a killed save beside it."""
-    with small_tmpfs(tmp_path / "scratch", 60) as scratch:
-        step = scratch / "step_1"
-        ranks("all are killed", [step, step], tmp_path / "meet-1", 1)
-        assert sum((step / name).stat().st_blocks * 512 for name in data(step)) >= 24 * MIB
-        ranks("nothing", [step, step], tmp_path / "meet-2", 5, check=True)
-        assert only_the_checkpoint(step)
-        assert whole(step, 5)
-
-
-@needs_root
-def test_nodes_with_storage_of_their_own_learn_from_the_next_save_what_failed(tmp_path: Path) -> None:
+def test_nodes_with_storage_of_their_own_learn_from_the_next_save_what_failed(forks: Ask, tmp_path: Path) -> None:
     """Node B has no lock and no metadata: its rank cannot know whether its files count."""
     with small_tmpfs(tmp_path / "a", 40) as a, small_tmpfs(tmp_path / "b", 40) as b:
         steps = [a / "step_1", b / "step_1"]
-        ranks("rank 0 fails", steps, tmp_path / "meet-1", 1)
+        save_of_two(forks, steps, tmp_path / "meet", 1, what="EFBIG", who=0)
         assert data(steps[0]) == []
         assert len(data(steps[1])) > 0
-        ranks("nothing", steps, tmp_path / "meet-2", 5, check=True)
+        save_of_two(forks, steps, tmp_path / "meet", 5)
         assert len(data(steps[1])) == len(
             {name for name in metadata.files_of(metadata.read(steps[0])) if "__1_" in name}
         )
@@ -300,11 +311,11 @@ def test_nodes_with_storage_of_their_own_learn_from_the_next_save_what_failed(tm
         assert whole(together, 5)
 
 
-def test_the_lock_ends_with_a_save_that_another_rank_failed(tmp_path: Path) -> None:
+def test_the_lock_ends_with_a_save_that_another_rank_failed(forks: Ask, tmp_path: Path) -> None:
     """The coordinator stays alive and keeps the exception, the writer and the planner."""
     step = tmp_path / "step_1"
-    said = ranks("rank 1 fails and lives on", [step, step], tmp_path / "meet", 3, check=True)
-    assert said == ["over: 1\nsaved\n"] * 2
+    answers = save_of_two(forks, [step, step], tmp_path / "meet", 3, what="EFBIG", who=1, lives_on=True)
+    assert [answer.get("value") for answer in answers] == ["1", "1"], answers
     assert only_the_checkpoint(step)
     assert whole(step, 3)
     assert UNFINISHED not in names(step)
