@@ -112,11 +112,9 @@ def sweep(options: argparse.Namespace, directory: Path) -> int:
     reference_model.build(options.model, model, 0)
     size = reference_model.describe(options.model).bytes
     figures: dict[tuple[int, int], list[tuple[float, ...]]] = {}
-    for number, (buffer_bytes, threads) in itertools.product(range(options.rounds), SWEEP):
-        meet = directory / f"{number}-{buffer_bytes}-{threads}"
-        meet.mkdir()
+    for _, (buffer_bytes, threads) in itertools.product(range(options.rounds), SWEEP):
         with Ranks("tunetool.loading", 1, options.device, os.environ, lambda: None) as ranks:
-            ranks.start(meet)
+            ranks.start()
             settings = {"buffer_bytes": buffer_bytes, "threads": threads}
             loads = [ranks.load(DIRECT, model, size, settings)[0] for _ in range(2)]
         figures.setdefault((buffer_bytes, threads), []).append(

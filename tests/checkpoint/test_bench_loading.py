@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from safetensors.torch import save_file
 
 from calls import TUNETOOL, call
 from judged import leaves_nothing, proven, undisturbed
+from tunetool.bench.loading.request import Request
+from tunetool.bench.loading.run import bench as run_bench
+from tunetool.measure.session import Run
 from tunetool.record import Record, parse
 from waiting import until
 
@@ -85,13 +89,36 @@ def files(directory: Path) -> Path:
     return directory
 
 
-def test_files_of_ones_own_are_read_where_they_are(tmp_path: Path) -> None:
-    model = files(tmp_path / "model")
+class Watch:
+    """Counts the janitors of this process when a step begins."""
+
+    def __init__(self) -> None:
+        self.janitors: dict[str, int] = {}
+
+    def say(self, line: str) -> None:
+        """Nobody reads it."""
+
+    @contextlib.contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        # Whole lines (-ww), however narrow the terminal.
+        children = subprocess.check_output(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], text=True)
+        self.janitors[name] = children.count("/janitor.py ")
+        yield lambda: None
+
+
+def test_files_of_ones_own_are_read_where_they_are_and_each_load_ends_all_that_it_started(
+    memory: Path, tmp_path: Path
+) -> None:
+    model, watch = files(memory / "model"), Watch()
     before = {path.name: path.read_bytes() for path in model.iterdir()}
-    done = bench(tmp_path / "runs", "--model", model, "--engines", "direct", "--rounds", 1, "--json", "-")
-    record = parse(done.stdout, "stdout")
-    assert {check.status for check in record.checks} == {"pass"}
+    run = Run(runs_dir=tmp_path / "runs", allow_busy=True)
+    result = run_bench(Request(str(model), device="cpu", engines=["direct"], rounds=2, run=run), watch)
+    assert result.record is not None
+    assert {check.status for check in result.record.checks} == {"pass"}
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+    shutil.rmtree(model)
+    assert sum("direct" in name for name in watch.janitors) == 2
+    assert set(watch.janitors.values()) == {0}, watch.janitors
 
 
 def test_a_loader_that_gives_other_bytes_fails(memory: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tunetool.measure import rundir
 from tunetool.measure.worker import Worker, child_command
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -18,7 +19,8 @@ _PATIENCE, _SLOWEST = 120.0, 20e6
 
 
 class Ranks:
-    """``count`` processes of ``child.py``, which load at the same time; a context manager, which ends them.
+    """``count`` processes of ``child.py``, which load at the same time, and the directory where they meet; a context
+    manager, which ends and removes them.
 
     Raises ``Failed`` where one of them ends, says nothing or reports an error.
     """
@@ -35,6 +37,7 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         with ExitStack() as started:
+            self._meet = started.enter_context(rundir.temporary()) / "meet"
             command = child_command(Path(sys.executable), _CHILD)
             for rank in range(self._count):
                 what = self._what if self._count == 1 else f"{self._what}, rank {rank}"
@@ -45,11 +48,10 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def start(self, directory: Path) -> dict[str, Any]:
-        """Import torch and set up the devices; facts about the first. The ranks meet by a file in ``directory``."""
-        meet = str(directory / "meet")
+    def start(self) -> dict[str, Any]:
+        """Import torch and set up the devices; facts about the first. The ranks meet by a file."""
         orders = [
-            {"do": "start", "device": self._device, "rank": rank, "world": self._count, "meet": meet}
+            {"do": "start", "device": self._device, "rank": rank, "world": self._count, "meet": str(self._meet)}
             for rank in range(self._count)
         ]
         return self._ask(orders, _START_PATIENCE)[0]

@@ -98,7 +98,7 @@ class _Loading:
         """Learn what the files hold, by reads that nothing of an engine takes part in."""
         step = session.progress.step("what the files hold, by plain reads", self.size / 1e9)
         with step as tick, self._ranks("plain reads", 1, tick) as ranks:
-            self.facts = {name: value for name, value in ranks.start(session.temporary()).items() if value}
+            self.facts = {name: value for name, value in ranks.start().items() if value}
             self.digest = ranks.load(_PLAIN, model, self.size)[0]["digest"]
 
     def _ranks(self, what: str, count: int, tick: Callable[[], None]) -> Ranks:
@@ -108,7 +108,7 @@ class _Loading:
     def _copy_pinned(self, number: int, session: Session) -> None:
         what = "copies from pinned memory"
         with session.progress.step(f"{what}-{number}", 0) as tick, self._ranks(what, 1, tick) as ranks:
-            ranks.start(session.temporary())
+            ranks.start()
             self.pinned[number] = ranks.copy_pinned()
 
     def _round(self, matrix: Matrix, model: Path, number: int, session: Session) -> None:
@@ -152,7 +152,7 @@ class _Loading:
         """In a process of their own: the first, and where it changes nothing for the next, a warm one."""
         step = session.progress.step(label, self.size / 1e9)
         with step as tick, self._ranks(f"`{name}`", matrix.gpus, tick) as ranks:
-            ranks.start(session.temporary())
+            ranks.start()
             bring_to(matrix.state, model)
             with Counting(matrix.stack, f"a load by `{name}`") as counting:
                 answers = ranks.load(name, model, self.size)
