@@ -1,6 +1,6 @@
 """What does the coordinator of a save do for 256 and 1,024 ranks of 1,344 tensors, and how long does it take?
 
-    .venv/bin/python perf/checkpoint_ranks.py [--ranks 256,1024] [--tensors 1344] [--rounds 5] [--torch-ranks 256]
+    .venv/bin/python perf/checkpoint_ranks.py [--ranks 256,1024] [--tensors 1344] [--rounds 5] [--torch-ranks 64]
 
 The ranks are simulated: their plans and results are pickled as ranks send them, one rank at a time, before the time
 begins. Each rank holds one part along dimension 0 of every tensor, as FSDP does. The coordinator unpickles the plans,
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import pickle
 import resource
 import subprocess
@@ -184,7 +185,7 @@ def main() -> int:
     reader.add_argument("--ranks", default="256,1024")
     reader.add_argument("--tensors", type=int, default=1344)
     reader.add_argument("--rounds", type=int, default=5)
-    reader.add_argument("--torch-ranks", default="256", help="empty: torch is left out")
+    reader.add_argument("--torch-ranks", default="64", help="empty: torch is left out")
     reader.add_argument("--target", type=Path, default=Path("/dev/shm"))
     reader.add_argument("--once", choices=["direct", "torch"], help=argparse.SUPPRESS)
     asked = reader.parse_args()
@@ -196,9 +197,13 @@ def main() -> int:
     turns = [("torch", int(count)) for count in filter(None, asked.torch_ranks.split(","))]
     turns += [("direct", count) for count in counts]
     answers: dict[tuple[str, int], list[dict[str, Any]]] = {turn: [] for turn in turns}
-    for _ in range(asked.rounds):
-        for turn in turns:
-            answers[turn].append(once_in_a_process(*turn, asked))
+    for number in range(1, asked.rounds + 1):
+        for kind, ranks in turns:
+            answer = once_in_a_process(kind, ranks, asked)
+            answers[kind, ranks].append(answer)
+            first, later = (sum(answer[save].values()) for save in ("first", "later"))
+            load = f"load {os.getloadavg()[0]:.1f}"
+            print(f"round {number} ({load}): {kind}, {ranks} ranks: {first:.2f} s, then {later:.2f} s", flush=True)
     for turn, given in answers.items():
         show(*turn, given)
     measured = {count: answers["direct", count] for count in counts}

@@ -14,9 +14,10 @@ before. `--budget`: no round begins later than that.
 A line for each goal: the median over the rounds, its interval, the goal, and `held`, `missed`, or `not decided` where
 the interval crosses the goal. On a CPU the goal is the work of a tensor: the seconds of the CPU, of all threads, that a
 save of many tensors takes beyond one of 55 and beyond torch's planning, divided by the tensors. Wall seconds would also
-count other programs, where there are few cores. On a GPU it is the ratio to 55 tensors, the ratio to
-torch.save, the stall of an asynchronous save against the copy to pinned memory and against nvidia-resiliency-ext's, and
-the shares of fio's best. Ends with 1 where something is missed, else with 3 where something is not decided.
+count other programs, where there are few cores. The ratios to 55 tensors and to torch.save are shown there without a
+goal. On a GPU these have goals, and so has the stall of an asynchronous save, against the copy to pinned memory and
+against nvidia-resiliency-ext's. With fio, the shares of its best have goals on both. Ends with 1 where something is
+missed, else with 3 where something is not decided.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from goals import line, status
+from goals import figure, line, status
 from tunetool.bench.checkpoint.engines import ENGINES
 from tunetool.bench.checkpoint.engines.base import Context, Engine
 from tunetool.bench.checkpoint.fio_best import FioBest
@@ -230,20 +231,23 @@ def judge(turns: dict[int, Turns], device: str, total: int, fio: dict[str, list[
     for count in sorted(turns)[1:]:
         many = turns[count]
         later, base = many.of_rounds("later"), few.of_rounds("later")
+        over = {"later": ratios(later, base), "first": ratios(many.of_rounds("first"), few.of_rounds("first"))}
+        speed = ratios(many.of_rounds("torch.save"), later) if many.compared else []
         if device == "cpu":
-            for name in ("first", "later"):
+            for name, times in over.items():
                 what = f"{count} tensors: us of the CPU for a tensor of a {name} save, over torch's plan"
                 verdicts.append(line(what, of_a_tensor(name, many, few), TENSOR_MICROSECONDS, at_least=False))
+                print(figure(f"{count} tensors: a {name} save, x {few.count} tensors", times))
+            if speed:
+                print(figure(f"{count} tensors: a later save, x torch.save's speed", speed))
             continue
-        first = ratios(many.of_rounds("first"), few.of_rounds("first"))
         stall = ratios(many.of_rounds("stall"), many.of_rounds("pinned copy"))
         verdicts += [
-            line(f"{count} tensors: a later save, x {few.count} tensors", ratios(later, base), LATER, at_least=False),
-            line(f"{count} tensors: the first save, x {few.count} tensors", first, FIRST, at_least=False),
+            line(f"{count} tensors: a later save, x {few.count} tensors", over["later"], LATER, at_least=False),
+            line(f"{count} tensors: the first save, x {few.count} tensors", over["first"], FIRST, at_least=False),
             line(f"{count} tensors: the stall of an async save, x pinned copy", stall, STALL, at_least=False),
         ]
-        if many.compared:
-            speed = ratios(many.of_rounds("torch.save"), later)
+        if speed:
             verdicts.append(line(f"{count} tensors: a later save, x torch.save's speed", speed, TORCH_SAVE))
         if many.other is not None:
             stall = ratios(many.of_rounds("stall"), many.of_rounds(f"{NVIDIA} stall"))
@@ -318,7 +322,7 @@ def main() -> int:
             if each.other is not None:
                 each.check_nvidia()
         best = best_of_fio(Path(folder), asked.bytes) if asked.against_fio else None
-        for _ in range(asked.rounds):
+        for number in range(1, asked.rounds + 1):
             if time.monotonic() - began > asked.budget:
                 break
             for count in drawn.sample(counts, len(turns)):
@@ -327,6 +331,8 @@ def main() -> int:
             if best is not None:
                 for direction, sample in zip(("write", "read"), best.sample(), strict=True):
                     fio.setdefault(direction, []).append(sample.bandwidth)
+            row = ", ".join(f"{count}: {turns[count].of_rounds('later')[-1]:.3f} s" for count in counts)
+            print(f"round {number} (load {os.getloadavg()[0]:.1f}): a later save of {row}", flush=True)
         if other is not None:
             other.close()
             dist.destroy_process_group()

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from aggregate import node_record
+from goals import line, status
 from tunetool import record as records
 
 ALLOWED = 0.1
@@ -59,11 +60,11 @@ def beyond(directory: Path, nodes: int, seconds: float) -> float:
     return time.monotonic() - started - seconds
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     excess: dict[int, list[float]] = {nodes: [] for nodes in sorted(set(options.nodes))}
     for _ in range(options.rounds):
@@ -74,11 +75,12 @@ def main() -> None:
         print(
             f"{nodes} nodes: {statistics.median(runs):.1f} s beyond a node's own [{min(runs):.1f} to {max(runs):.1f}]"
         )
-    (few, first), *_, (many, last) = excess.items() if len(excess) > 1 else [*excess.items()] * 2
-    if many > few:
-        slope = (statistics.median(last) - statistics.median(first)) / (many - few)
-        print(f"{slope:.2f} s for each further node (allowed {ALLOWED:g})")
+    few, many = min(excess), max(excess)
+    if many == few:
+        return 0
+    slopes = [(more - less) / (many - few) for less, more in zip(excess[few], excess[many], strict=True)]
+    return status([line(f"seconds for each node from {few} to {many}", slopes, ALLOWED, at_least=False)])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

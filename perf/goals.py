@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tunetool.measure.statistics import estimate
@@ -9,6 +10,8 @@ from tunetool.measure.statistics import estimate
 HELD, MISSED, OPEN = "held", "missed", "not decided"
 ROUNDS = 5
 """Fewest rounds that decide anything: the range of five holds the median with a probability of 94 %."""
+VERDICT = re.compile(rf": ({HELD}|{MISSED}|{OPEN})$")
+"""The end of a goal's line."""
 
 
 def verdict(low: float, high: float, goal: float, at_least: bool) -> str:
@@ -18,14 +21,27 @@ def verdict(low: float, high: float, goal: float, at_least: bool) -> str:
     return HELD if low >= goal else MISSED if high < goal else OPEN
 
 
+def figure(title: str, values: Sequence[float], digits: int = 2) -> str:
+    """A figure and its interval, without a goal."""
+    interval = estimate(values)
+    middle, low, high = (f"{value:.{digits}f}" for value in (interval.value, interval.low, interval.high))
+    return f"{title}: {middle} [{low} to {high}, {interval.level:.0%}], {len(values)} rounds"
+
+
 def line(title: str, values: Sequence[float], goal: float, at_least: bool = True) -> str:
     """Print the line of a goal; returns its verdict, which is not decided before ``ROUNDS`` values."""
     interval = estimate(values)
     word = verdict(interval.low, interval.high, goal, at_least) if len(values) >= ROUNDS else OPEN
-    print(
-        f"{title}: {interval.value:.2f} [{interval.low:.2f} to {interval.high:.2f}, {interval.level:.0%}], "
-        f"{len(values)} rounds; goal: {'at least' if at_least else 'at most'} {goal:g}: {word}"
-    )
+    print(f"{figure(title, values)}; goal: {'at least' if at_least else 'at most'} {goal:g}: {word}")
+    return word
+
+
+def line_within(title: str, values: Sequence[float], least: float, most: float) -> str:
+    """As ``line``, for a figure that has to lie between two bounds."""
+    interval = estimate(values)
+    words = {verdict(interval.low, interval.high, least, True), verdict(interval.low, interval.high, most, False)}
+    word = OPEN if len(values) < ROUNDS else next(each for each in (MISSED, OPEN, HELD) if each in words)
+    print(f"{figure(title, values, digits=3)}; goal: {least:g} to {most:g}: {word}")
     return word
 
 

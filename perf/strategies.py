@@ -31,11 +31,11 @@ import pytest  # noqa: E402
 
 import wide_model  # noqa: E402  (found by the path above)
 from cluster import cluster_of_two  # noqa: E402
+from goals import HELD, MISSED, OPEN, ROUNDS, status  # noqa: E402
 from tunetool.record import Measurement, Record, parse  # noqa: E402
 
 MATRIX = "1x1:z2,1x1:z3,{0}:z2,{0}:z3"
 TIMES, WITHIN = 1.5, 0.20
-HELD, MISSED, OPEN = "held", "missed", "not decided"
 
 
 def main() -> int:
@@ -92,7 +92,7 @@ def judge(record: Record, rate: str | None) -> int:
     said = [line(name, each, errors.get(name)) for name, each in steps.items()]
     if rate is not None:
         said.append(ratio(steps, rate))
-    return 1 if MISSED in said else 3 if OPEN in said else 0
+    return status(said)
 
 
 def line(name: str, step: Measurement, error: Measurement | None) -> str:
@@ -103,6 +103,7 @@ def line(name: str, step: Measurement, error: Measurement | None) -> str:
     predicted = float(step.parameters["predicted_seconds"])
     low, high = (error.confidence.low, error.confidence.high) if error.confidence else (0.0, float("inf"))
     word = HELD if high <= WITHIN else MISSED if low > WITHIN else OPEN
+    word = word if len(error.samples or []) >= ROUNDS else OPEN
     print(
         f"{name}: {step.value:.3f} s, predicted {predicted:.3f} s ({predicted / step.value - 1:+.0%}); off by "
         f"{error.value:.0%} [{low:.0%} to {high:.0%}], median of {len(error.samples or [])} rounds; goal: within "
@@ -122,6 +123,7 @@ def ratio(steps: Mapping[str, Measurement], rate: str) -> str:
     else:
         low, high = bounds[1][0] / bounds[0][1], bounds[1][1] / bounds[0][0]
     word = MISSED if high < TIMES or predicted <= 1 else HELD if low >= TIMES else OPEN
+    word = word if min(len(each.samples or []) for each in (second, third)) >= ROUNDS else OPEN
     print(
         f"ZeRO-3 / ZeRO-2 over {rate}: {times:.2f} [{low:.2f} to {high:.2f}], predicted {predicted:.2f}; goal: "
         f"{TIMES:g} or more, predicted above 1: {word}"
