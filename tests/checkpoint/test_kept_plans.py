@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import shutil
 import sys
@@ -466,3 +467,30 @@ def test_no_metadata_is_unpickled_to_save_in_place(tmp_path: Path, monkeypatch: 
         save(state, tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == {".metadata", *metadata.files_of(metadata.read(tmp_path))}
     assert_same(state, loaded(tmp_path), "")
+
+
+def collections_of_a_first_save(count: int, directory: Path) -> int:
+    """How often Python's garbage collector runs during it."""
+    state = {"model": {f"layers.{number}.weight": torch.zeros(4) for number in range(count)}}
+    runs: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            runs.append(info["generation"])
+
+    forget()
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        save(state, directory)
+    finally:
+        gc.callbacks.remove(note)
+    return len(runs)
+
+
+def test_the_collector_does_not_run_for_the_tensors_of_a_first_save(tmp_path: Path) -> None:
+    """It would look at the new plans again and again, and once at everything in the process, while the loop waits."""
+    collections_of_a_first_save(2, tmp_path / "warm")
+    few, many = (collections_of_a_first_save(count, tmp_path / str(count)) for count in (2, 4000))
+    assert many <= few + 10, "about 70 where planning by torch and the list of results have collections"
+    assert gc.isenabled()

@@ -168,7 +168,8 @@ class DirectSavePlanner(DefaultSavePlanner):
             self._shape = None if leaves is None else StateShape(keys, leaves)
         if self._shape is not None and self._use_plan_of_earlier_save(values, is_coordinator):
             return
-        super().set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
+        with without_collections():
+            super().set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
         if [*map(id, self.state_dict.values())] != [*map(id, values)]:
             # This torch flattens in another way than `values_of`.
             self._shape = None
@@ -190,7 +191,8 @@ class DirectSavePlanner(DefaultSavePlanner):
             self._planned = self._local.items
             self.plan = SavePlan(self._local.items, planner_data=self._local.sent_mappings)
             return self.plan
-        plan = self._planned_by_torch()
+        with without_collections():
+            plan = self._planned_by_torch()
         # Not the items of `plan`, which is empty if torch has cached an equal plan.
         self._planned = self.plan.items
         if self._shape is not None:

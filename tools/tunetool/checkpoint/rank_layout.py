@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import WriteItem
 
+from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.host_buffers import Source, views
 from tunetool.checkpoint.items import Archive, Placed, place
 from tunetool.checkpoint.layout import Block, Part, cut, joined, share_out
@@ -80,12 +81,13 @@ class RankLayout:
         if known is not None and known[0] is writes:
             return known[1]
         stored: Packed[Stored]
-        if isinstance(writes, PackedItems):
-            files, placed = zip(*self.locations, strict=True) if self.locations else ((), ())
-            stored = PackedStored.of(writes, files, [at.offset for at in placed], [at.length for at in placed])
-        else:
-            located = zip(writes, self.locations, strict=True)
-            stored = Packed((write.index, file, at.offset, at.length) for write, (file, at) in located)
+        with without_collections():
+            if isinstance(writes, PackedItems):
+                files, placed = zip(*self.locations, strict=True) if self.locations else ((), ())
+                stored = PackedStored.of(writes, files, [at.offset for at in placed], [at.length for at in placed])
+            else:
+                located = zip(writes, self.locations, strict=True)
+                stored = Packed((write.index, file, at.offset, at.length) for write, (file, at) in located)
         if isinstance(writes, Packed):
             self._stored = writes, stored
         return stored
