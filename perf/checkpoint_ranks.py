@@ -12,8 +12,8 @@ each round every number of ranks has its turn.
 torch's own planner and writer (`DefaultSavePlanner`, `FileSystemWriter`) do the same for --torch-ranks.
 
 A line for each goal: the median over the rounds, its interval, the goal, and `held`, `missed`, or `not decided` where
-the interval crosses the goal. Linear: seconds for each rank, of the most ranks over the fewest. Ends with 1 where
-something is missed, else with 3 where something is not decided.
+the interval crosses the goal. Linear: seconds of the CPU for each rank, of the most ranks over the fewest; wall seconds
+would also count other programs. Ends with 1 where something is missed, else with 3 where something is not decided.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from tunetool.measure.statistics import estimate
 
 SECONDS, GIGABYTES, LINEAR = 5.0, 4.0, 1.25
 ROWS, COLUMNS, FILES = 8, 1024, 8
+SAVES = ("first", "later")
 STEPS = ("plans arrive", "plan", "answers leave", "results arrive", "metadata and commit", "metadata leaves")
 
 
@@ -133,14 +134,18 @@ class Torch:
 def once(kind: str, ranks: int, tensors: int, path: Path) -> dict[str, Any]:
     engine = {"direct": Direct, "torch": Torch}[kind](path)
     asked = [engine.sent(*items_of(rank, ranks, tensors)) for rank in range(ranks)]
-    saves = []
+    saves, worked = [], []
     for _ in range(2):
         seconds: dict[str, float] = {}
+        cpu_seconds: list[float] = []
 
-        def timed(step: str, act: Callable[[], Any], into: dict[str, float] = seconds) -> Any:
-            began = time.perf_counter()
+        def timed(
+            step: str, act: Callable[[], Any], into: dict[str, float] = seconds, cpu: list[float] = cpu_seconds
+        ) -> Any:
+            began, worked_before = time.perf_counter(), time.process_time()
             value = act()
             into[step] = time.perf_counter() - began
+            cpu.append(time.process_time() - worked_before)
             return value
 
         gc.collect()
@@ -158,8 +163,11 @@ def once(kind: str, ranks: int, tensors: int, path: Path) -> dict[str, Any]:
         del results
         timed("metadata leaves", lambda: pickle.dumps(engine.metadata))
         saves.append(seconds)
+        worked.append(sum(cpu_seconds))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"first": saves[0], "later": saves[1], "peak": peak, "bytes": (path / ".metadata").stat().st_size}
+    cpu = dict(zip(SAVES, worked, strict=True))
+    size = (path / ".metadata").stat().st_size
+    return {**dict(zip(SAVES, saves, strict=True)), "cpu": cpu, "peak": peak, "bytes": size}
 
 
 def once_in_a_process(kind: str, ranks: int, asked: argparse.Namespace) -> dict[str, Any]:
@@ -171,7 +179,7 @@ def once_in_a_process(kind: str, ranks: int, asked: argparse.Namespace) -> dict[
 
 
 def show(kind: str, ranks: int, answers: list[dict[str, Any]]) -> None:
-    for save in ("first", "later"):
+    for save in SAVES:
         steps = {step: estimate([answer[save][step] for answer in answers]).value for step in STEPS}
         whole = estimate([sum(answer[save].values()) for answer in answers])
         shown = ", ".join(f"{step} {value:.2f}" for step, value in steps.items())
@@ -201,7 +209,7 @@ def main() -> int:
         for kind, ranks in turns:
             answer = once_in_a_process(kind, ranks, asked)
             answers[kind, ranks].append(answer)
-            first, later = (sum(answer[save].values()) for save in ("first", "later"))
+            first, later = (sum(answer[save].values()) for save in SAVES)
             load = f"load {os.getloadavg()[0]:.1f}"
             print(f"round {number} ({load}): {kind}, {ranks} ranks: {first:.2f} s, then {later:.2f} s", flush=True)
     for turn, given in answers.items():
@@ -209,13 +217,14 @@ def main() -> int:
     measured = {count: answers["direct", count] for count in counts}
     most, fewest = max(counts), min(counts)
     verdicts = []
-    for save in ("first", "later"):
-        seconds = {count: [sum(each[save].values()) for each in given] for count, given in measured.items()}
-        verdicts.append(line(f"{most} ranks: s of the coordinator's {save} save", seconds[most], SECONDS, False))
+    for save in SAVES:
+        seconds = [sum(each[save].values()) for each in measured[most]]
+        verdicts.append(line(f"{most} ranks: s of the coordinator's {save} save", seconds, SECONDS, False))
         if most > fewest:
-            pairs = zip(seconds[most], seconds[fewest], strict=True)
+            pairs = zip(*([each["cpu"][save] for each in measured[count]] for count in (most, fewest)), strict=True)
             linear = [(large / most) / (small / fewest) for large, small in pairs]
-            verdicts.append(line(f"{save} save: a rank of {most} over a rank of {fewest}", linear, LINEAR, False))
+            title = f"{save} save: CPU seconds of a rank of {most} over one of {fewest}"
+            verdicts.append(line(title, linear, LINEAR, False))
     peaks = [answer["peak"] / 1e9 for answer in measured[most]]
     verdicts.append(line(f"{most} ranks: GB of peak memory of the process", peaks, GIGABYTES, False))
     return status(verdicts)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import resource
 import statistics
@@ -25,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import goals
+from installed import keep_compiled
 from tunetool.node.machine import recording
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,9 +77,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tunetool-perf-") as folder:
         root = Path(folder)
         lay_out(root)
-        # As an installed package: its compiled files are there.
-        os.environ["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        keep_compiled(root / "compiled")
         verify = ["verify", "--level", "config", "--runs-dir", str(root / "runs")]
         commands = {
             "check": [STARTER, "check"] if options.node else [python, "-c", MADE, folder],
