@@ -33,16 +33,9 @@ test-all: ## the same and what exceeds its time box
 	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow $(GROUPS)
 
-bench:  ## what tunetool itself costs: aggregating records, a fleet, the health check, huge pages in /dev/shm, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune, strategies against their prediction, what a tensor and a rank of a checkpoint cost, stage against fio, cp and tar
+bench: ## what tunetool itself costs, and its goals without a GPU: perf/README.md; BENCH="stage tune": these alone; TARGET: a directory on the disk
 	@tools/dev/setup.sh --deepspeed --cluster
-	@status=0; for program in aggregate.py inspect_fleet.py fleet.py health.py host_memory.py \
-	  "against_fio.py --target $${TARGET:-/var/tmp}" "against_ds_io.py --target $${TARGET:-/var/tmp}" \
-	  "tune.py --target $${TARGET:-/var/tmp}" strategies.py \
-	  checkpoint_shapes.py checkpoint_ranks.py \
-	  "stage.py --source $${TARGET:-/var/tmp} --model 2GB --images 200" \
-	  "stage.py --source $${TARGET:-/var/tmp} --small 100000"; do \
-	  echo "--- perf/$$program"; .venv/bin/python perf/$$program || { code=$$?; status=1; echo "perf/$$program ended with $$code"; }; \
-	done; exit $$status
+	@.venv/bin/python tools/dev/benchmarks.py --target $${TARGET:-/var/tmp} $(BENCH)
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
 	@tools/dev/setup.sh --lab

@@ -71,7 +71,7 @@ def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFix
     }
 
     def run_one(group: str) -> groups.Outcome:
-        return outcome(group, groups.run(["bash", "-c", scripts[group]], 60, name=group))
+        return outcome(group, groups.run(["bash", "-c", scripts[group]], 60, each_line=groups.named(group, deque())))
 
     outcomes = groups.run_rows([["node"], ["tune", "checkpoint"]], run_one)
     assert [(each.group, each.status) for each in outcomes] == [
@@ -131,7 +131,7 @@ def test_what_failed_is_said_again_at_the_end(tmp_path: Path, capfd: pytest.Capt
         "-ra", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)
     )
     why = deque[str](maxlen=groups.LINES_OF_WHY)
-    assert groups.run([sys.executable, *command[1:]], 600, name="tune", why=why) == 1
+    assert groups.run([sys.executable, *command[1:]], 600, each_line=groups.named("tune", why)) == 1
     said = "\n".join(why)
     assert "E   assert (1 + 1) == 3" in said
     assert "E   OSError: no disk" in said

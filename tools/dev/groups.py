@@ -235,20 +235,18 @@ def run(
     command: list[str],
     seconds: float,
     output: IO[str] | None = None,
-    name: str = "",
-    why: deque[str] | None = None,
+    each_line: Callable[[str], None] | None = None,
 ) -> int:
     """Exit status; 124 when it did not end in time. Its whole process group goes with it.
 
-    ``output`` takes what it prints; with ``name``, each line is printed after that name, and ``why`` gets the lines
-    that say what failed.
+    ``output`` takes what it prints, or ``each_line`` each line of it.
     """
-    process = PROCESSES.start(command, subprocess.PIPE if name else output)
+    process = PROCESSES.start(command, subprocess.PIPE if each_line else output)
     if process is None:
         return 143
-    printer = threading.Thread(target=print_lines, args=(process, name, why), daemon=True)
-    if name:
-        printer.start()
+    reader = threading.Thread(target=read_lines, args=(process, each_line), daemon=True)
+    if each_line:
+        reader.start()
     try:
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -260,19 +258,28 @@ def run(
             process.wait()
         return 124
     finally:
-        if name:
+        if each_line:
             # A process that it left behind may hold the pipe open.
-            printer.join(timeout=5)
+            reader.join(timeout=5)
         PROCESSES.forget(process)
 
 
-def print_lines(process: subprocess.Popen[str], name: str, why: deque[str] | None) -> None:
-    if process.stdout is not None:
+def read_lines(process: subprocess.Popen[str], each_line: Callable[[str], None] | None) -> None:
+    if process.stdout is not None and each_line is not None:
         with process.stdout as lines:
             for line in lines:
-                print(f"{name:<11} | {line}", end="", flush=True)
-                if why is not None and FAILURE.match(line):
-                    why.append(line.rstrip()[:300])
+                each_line(line)
+
+
+def named(group: str, why: deque[str]) -> Callable[[str], None]:
+    """Prints a line after the group's name; ``why`` gets it too if it says what failed."""
+
+    def take(line: str) -> None:
+        print(f"{group:<11} | {line}", end="", flush=True)
+        if FAILURE.match(line):
+            why.append(line.rstrip()[:300])
+
+    return take
 
 
 def run_apart(command: list[str], seconds: float) -> int:
@@ -292,7 +299,7 @@ def statuses(
     if group != "lint":
         for command in commands:
             left = max(limit - (time.monotonic() - started), 1)
-            yield command, run(command, left, name=group if beside else "", why=why)
+            yield command, run(command, left, each_line=named(group, why) if beside else None)
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         codes = [pool.submit(run_apart, command, limit) for command in commands]
