@@ -28,6 +28,8 @@ from tunetool.checkpoint.writer import DirectWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 MEGABYTES = 8
+# linux/loop.h: the size of struct loop_info64, and where its lo_sizelimit lies.
+LOOP_SET_STATUS64, LOOP_GET_STATUS64, LOOP_INFO64, SIZE_LIMIT = 0x4C04, 0x4C05, 232, 32
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
 
 
@@ -105,20 +107,25 @@ def mounted(mount_point: Path, *how: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def loop(image: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A device of 64 MB with a file system, and a function that removes most of the device under it."""
+def loop(image: Path, features: str = "^has_journal") -> Iterator[tuple[str, Callable[[int], None]]]:
+    """A device of 64 MB with a file system, and a function after which every access beyond a size fails.
+
+    What lies there stays, and with size 0 the device is whole again.
+    """
     with image.open("wb") as stream:
         stream.truncate(64 * 2**20)
     need_program("mkfs.ext4", "losetup")
-    run("mkfs.ext4", "-q", "-O", "^has_journal", str(image))
+    run("mkfs.ext4", "-q", "-O", features, str(image))
     try:
         device = run("losetup", "--find", "--show", str(image))
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no loop device here: {error}")
 
-    def fail() -> None:
-        os.truncate(image, 12 * 2**20)
-        run("losetup", "--set-capacity", device)
+    def fail(beyond: int) -> None:
+        with Path(device).open("rb") as stream:
+            status = fcntl.ioctl(stream, LOOP_GET_STATUS64, bytes(LOOP_INFO64))
+            status = status[:SIZE_LIMIT] + struct.pack("=Q", beyond) + status[SIZE_LIMIT + 8 :]
+            fcntl.ioctl(stream, LOOP_SET_STATUS64, status)
 
     try:
         yield device, fail
@@ -165,19 +172,28 @@ def test_space_is_asked_before_anything_is_written(tmp_path: Path) -> None:
         assert holds(path, 1)
 
 
+moments = pytest.mark.parametrize("written", [False, True], ids=["before the data", "before the commit"])
+
+
 @needs_root
-def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
-    with loop(tmp_path / "image") as (device, fail), mounted(tmp_path / "disk", device) as disk:
-        path = disk / "step"
-        save(path, 1)
-        kept = tmp_path / "kept"
-        before = (path / ".metadata").read_bytes()
-        shutil.copytree(path, kept)
-        message = refused(path, fail)
-        assert "Input/output error" in message
-        # As much of it as the disk can still return.
-        assert (path / ".metadata").read_bytes() == before
-        assert holds(kept, 1)
+@moments
+def test_a_disk_that_fails_while_it_is_written(tmp_path: Path, written: bool) -> None:
+    """It answers nothing any more, and later it is back, as after a loose cable."""
+    with loop(tmp_path / "image", "has_journal") as (device, fail):
+        with mounted(tmp_path / "disk", device) as disk:
+            path = disk / "step"
+            save(path, 1)
+            run("sync", "--file-system", str(disk))
+            message = refused(path, lambda: fail(4096), written=written)
+            assert "Input/output error" in message
+            assert str(path) in message
+        fail(0)
+        with mounted(tmp_path / "again", device) as disk:
+            path = disk / "step"
+            assert holds(path, 1)
+            save(path, 3)
+            assert holds(path, 3)
+            assert only_the_checkpoint(path)
 
 
 @needs_root
@@ -189,15 +205,12 @@ def test_a_disk_that_fails_while_it_is_read(tmp_path: Path) -> None:
             stream.write(bytes(14 * 2**20))
             os.fsync(stream.fileno())
         save(path, 1)
-        fail()
+        fail(12 * 2**20)
         with pytest.raises(CheckpointException) as caught:
             holds(path, 1)
         (failure,) = caught.value.failures.values()
         assert "Input/output error" in str(failure[0])
         assert "/step/__0_" in str(failure[0])
-
-
-moments = pytest.mark.parametrize("written", [False, True], ids=["before the data", "before the commit"])
 
 
 @moments
