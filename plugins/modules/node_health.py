@@ -70,14 +70,12 @@ starter:
   type: str
 """
 
-import os  # noqa: E402  (Ansible wants the documentation first)
-from typing import Any  # noqa: E402
+from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import diff_entry  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.health import health_units  # noqa: E402
+from ..module_utils.health import apply, health_units  # noqa: E402
 from ..module_utils.health.settings import dump, problems_of  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
@@ -113,30 +111,14 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
     """Compare, then write or remove. Returns the diff."""
     wanted = module.params
     files = texts(wanted)
-    changed = health_units.changes(files, wanted["program"])
-    diff = [diff_entry(each.path, each.before, each.after) for each in changed]
-    directory = wanted["textfile_directory"] if files else ""
-    if directory and not os.path.isdir(directory):
-        diff.append(diff_entry(directory, "", "a directory\n"))
-    if files and not diff and not health_units.running(bool(wanted["socket"])):
-        diff.append(diff_entry(health_units.TIMER, "", "active\n"))
-    metrics = health_units.stale_metrics(directory) if changed else []
-    results = health_units.stale_results(bool(files), wanted["measure_every"] > 0)
-    diff += [diff_entry(path, "metrics\n", "") for path in metrics]
-    diff += [diff_entry(path, "a result\n", "") for path in results]
-    if module.check_mode:
-        return diff
-    if changed:
-        health_units.stop(bool(files), bool(wanted["socket"]))
-        # Again: a check or measurement that ran until now may have written more.
-        metrics = health_units.stale_metrics(directory)
-    for path in [*metrics, *health_units.stale_results(bool(files), wanted["measure_every"] > 0)]:
-        os.unlink(path)
-    if directory:
-        os.makedirs(directory, exist_ok=True)
-    for each in changed:
-        health_units.put(each)
-    return diff
+    return apply.converge(
+        wanted["program"],
+        files,
+        wanted["textfile_directory"] if files else "",
+        socket=bool(wanted["socket"]),
+        measures=wanted["measure_every"] > 0,
+        acting=not module.check_mode,
+    )
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ description:
 options:
   job:
     description:
-      - V(teardown) also removes the drop-ins, the line in mdadm.conf, the mount point and the manifest, and rebuilds
-        the initramfs. V(replace) keeps those for the array that is to be built next, and first makes sure that it can
-        be built.
+      - V(teardown) also removes the drop-ins, the health check, the line in mdadm.conf, the mount point and the
+        manifest, and rebuilds the initramfs. V(replace) keeps those for the array that is to be built next, and first
+        makes sure that it can be built.
     type: str
     choices: [teardown, replace]
     required: true
@@ -49,6 +49,10 @@ options:
     description: Change nothing, do not fail because of what is found, and return the host's part of a plan.
     type: bool
     default: false
+  program:
+    description: Path of the program; a starter of the health check lies beside it.
+    type: path
+    default: /opt/tunetool/bin/tunetool
   volume:
     description: The volume that may be lost, from an applied plan.
     type: dict
@@ -146,7 +150,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     else:
         removal = plan_removal(machine, wanted["name"], wanted["mount_point"])
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
-    job = Job(removal, removal.volume, wanted["job"], module.check_mode) if removal.volume else None
+    job = None
+    if removal.volume:
+        job = Job(removal, removal.volume, wanted["job"], module.check_mode, wanted["program"])
     if wanted["plan"]:
         text = describe(removal, job.occupants() if job else [])
         return dict(answer, wiped=[], plan=removal_part(removal, text), msg="%s\n%s" % (answer["table"], text))
@@ -180,6 +186,7 @@ def main() -> None:
             "count": {"type": "int", "default": 8},
             **DRIVE_ARGUMENTS,
             "plan": {"type": "bool", "default": False},
+            "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "wipes": WIPES,
             "volume": {"type": "dict", "options": {"uuid": {"type": "str"}, "hash": {"type": "str"}}},
         },

@@ -18,6 +18,7 @@ from tunetool.node.array.initramfs_reader import read_carried
 from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common import manifest as manifests
 from tunetool.node.ephemeral import boot_decision, boot_unit
+from tunetool.node.health import health_units, settings
 from tunetool.node.machine.fstab import with_entry
 from tunetool.node.volume import late_mount, unit_dropins
 
@@ -35,8 +36,13 @@ THEIRS = {
     f"{UNITS}/{unit_dropins.device_unit(UUID)}.wants/theirs.service": "-> ../theirs.service",
     "tunetool/io-tuning.json": "{}\n",
     "udev/rules.d/90-tunetool-io.rules": "# settings of the host stay\n",
+    "prom/node.prom": "theirs 1\n",
+    "tool/tunetool": "the program\n",
 }
 """What stays, under /etc. A link is ``-> TARGET``."""
+TOOL = "/etc/tool/tunetool"
+DRAINED = "var/lib/tunetool/health/drained.json"
+"""Stays too: only with this note a drain in Slurm is taken back, once the node is built anew."""
 
 PROGRAM = f"""
 import ctypes, json, os, shutil, sys
@@ -71,13 +77,14 @@ def teardown(tree, at=None, log=None):
         over(tree / "etc", "/etc")
         over(tree / "boot", "/boot")
         over(tree / "sbin", "/usr/local/sbin")
+        over(tree / "var/lib", "/var/lib")
         over(tree / "mnt", point)
         if log:
             stops.install(Path("/etc"), log, at)
         machine, _ = look()
         removal = plan_removal(machine, "nvme_raid0", point + "/nvme_raid0")
         if not removal.done:
-            job = Job(removal, removal.volume, TEARDOWN, False)
+            job = Job(removal, removal.volume, TEARDOWN, False, {TOOL!r})
             job.refuse_if_busy()
             job.run({{}})
         os._exit(7 if removal.done else 0)
@@ -125,7 +132,7 @@ def put(root: Path, files: dict[str, str]) -> None:
 
 def node(root: Path, point: str) -> None:
     """The files of a built node in ephemeral mode, with a service that needs the volume, a volume that is mounted late,
-    and a rebuild at boot that was cut."""
+    a rebuild at boot that was cut, and a health check with its results."""
     built = {**MANIFEST, "filesystem": {**MANIFEST["filesystem"], "mount_point": point}}
     etc = root / "etc"
     put(etc, THEIRS)
@@ -139,7 +146,9 @@ def node(root: Path, point: str) -> None:
     ]
     for change in ours:
         unit_dropins.apply(change)
-    put(root, {boot_decision.BEGUN_PATH: f"{ARRAY}\n"})
+    put(root, health_units.files(TOOL, settings.dump(900, 0, "/etc/prom", []), 900, "/run/health.sock"))
+    put(root, {f"/etc/prom/{name}": "old 1\n" for name in health_units.METRICS})
+    put(root, {boot_decision.BEGUN_PATH: f"{ARRAY}\n", settings.MEASURED_PATH: "{}\n", DRAINED: "{}\n"})
     manifests.write(built, str(root / manifests.MANIFEST_PATH[1:]))
     (root / "mnt/nvme_raid0").mkdir(parents=True)
     (root / "boot").mkdir()
@@ -179,6 +188,7 @@ def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothi
     # Whatever is added to a teardown is cut here too. Between these two, the image still has the array.
     assert any(at == "rename /mdadm/mdadm.conf" for at in told), told
     assert any(late_mount.UNIT in at for at in told), told
+    assert any(health_units.TIMER in at for at in told), told
     expected = {
         f"etc/{name}": text.encode("utf-8", "surrogateescape").decode("latin-1") for name, text in THEIRS.items()
     }
@@ -192,7 +202,7 @@ def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothi
             cut = [name for name, text in theirs.items() if text == "(empty)" and name != "mnt"]
             assert len(cut) <= 1, at
             theirs = {name: text for name, text in theirs.items() if name not in cut}
-        assert theirs == {**expected, "mnt": "(empty)"}, at
+        assert theirs == {**expected, "mnt": "(empty)", DRAINED: "{}\n"}, at
         conf = read_carried(f"{tree}/boot/initrd.img-6.1", ("etc/mdadm/mdadm.conf",)).conf
         assert conf == THEIRS["mdadm/mdadm.conf"].encode(), at
 
@@ -220,7 +230,7 @@ over(None, "/sys")
 over(tree / "etc", "/etc")
 machine, _ = look()
 removal = plan_removal(machine, "nvme_raid0", str(point / "nvme_raid0"))
-job = Job(removal, removal.volume, TEARDOWN, True)
+job = Job(removal, removal.volume, TEARDOWN, True, "/opt/tunetool/bin/tunetool")
 job.refuse_if_busy()
 over(None, point)
 (point / "nvme_raid0").mkdir()

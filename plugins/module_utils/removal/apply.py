@@ -15,6 +15,7 @@ from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..ephemeral import boot_unit
+from ..health import apply as health_apply
 from ..machine.drive_contents import claim_problem, read_signatures
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, without_entry
@@ -33,11 +34,12 @@ from .wipe_drives import contents_text, refuse_unless_wipeable, wipe
 class Job:
     """The steps in order; collects the diff as it goes."""
 
-    def __init__(self, removal: Removal, volume: Volume, job: str, check_mode: bool) -> None:
+    def __init__(self, removal: Removal, volume: Volume, job: str, check_mode: bool, program: str) -> None:
         self.removal = removal
         self.volume = volume
         self.teardown = job == TEARDOWN
         self.check_mode = check_mode
+        self.program = program
         self.diff: list[dict[str, str]] = []
         self.warnings: list[str] = []
         self.wiped: list[str] = []
@@ -84,6 +86,8 @@ class Job:
         if self.teardown:
             self.forget()
             self.forget_services()
+            # Before the wipe: a check of what is gone would drain the node.
+            self.diff += health_apply.remove(self.program, acting=not self.check_mode)
         self.wipe()
         if not self.teardown:
             self.forget()
