@@ -199,7 +199,8 @@ def test_an_array_that_is_gone_says_which_drives_are(built: Path) -> None:
         link.unlink()
     stranger = json.loads(json.dumps(MANIFEST).replace("LAB1NV3", "GONE"))
     check = failed(run_checks(stranger, str(built)))["array.assembled"]
-    assert "`GONE`" in check.remedy
+    # A scheduler's reason shows what was found, and no remedy.
+    assert (check.found, check.remedy) == ("not assembled; missing `GONE`", "reseat or replace the missing drives")
 
 
 def test_a_swapped_drive_is_named(built: Path) -> None:

@@ -99,12 +99,10 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
     if array is None:
         present = {drive.serial for drive in drives.values()}
         gone = [member["serial"] for member in wanted["members"] if member["serial"] not in present]
-        remedy = (
-            "drives missing: %s; reseat or replace them" % ", ".join("`%s`" % serial for serial in gone)
-            if gone
-            else "run `site.yml`, which assembles it"
-        )
-        return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), "not assembled", remedy)]
+        # In what was found: a scheduler's reason and the metrics have no room for the remedy.
+        found = "not assembled" + ("; missing %s" % ", ".join("`%s`" % serial for serial in gone) if gone else "")
+        remedy = "reseat or replace the missing drives" if gone else "run `site.yml`, which assembles it"
+        return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), found, remedy)]
     checks = [
         _check("array.assembled", True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
         _check(
