@@ -112,11 +112,16 @@ $(for n in 1 2 4 5 6 7 8; do dev LAB1NV$n; done) 2>&1 >/dev/null && wipefs -n /d
 
 @pytest.mark.slow
 def test_a_broken_volume_is_torn_down_and_nothing_of_it_comes_back(built: Lab, tmp_path: Path) -> None:
+    done = built.site("--tags", "health", "-e", '{"node_health_enabled": true}')
+    assert done.code == 0, done.text
     built.lab("fault", "node1", "remove-drive", "--drive", "LAB1NV3")
     done = give_up(built, tmp_path / "plan.json")
     assert done.code == 0, done.text
     left = built.ssh("node1", DEV + LEFT + "; true").splitlines()
     assert left[:2] == ["0", "0"], left
+    # No check runs on, and none reports a node that is no more.
+    health = "systemctl list-units --all --no-legend '*tunetool*'; ls /run/tunetool /var/lib/prometheus/node-exporter"
+    assert "health" not in built.ssh("node1", f"{health}; true")
     assert built.ssh("node1", SEVEN).splitlines()[-1] == "0"
 
 
