@@ -184,6 +184,16 @@ def checksums(lab: Lab) -> str:
     )
 
 
+def reboots_well(lab: Lab) -> None:
+    """Reboot node1, and assert that everything is as its manifest says: the volume is mounted, and no unit failed."""
+    lab.reboot("node1")
+    lab.ssh("node1", "systemctl is-system-running --wait || true")
+    assert lab.ssh("node1", "systemctl --failed --no-legend") == ""
+    # On the node: it has its program, and the fleet's own way is shown elsewhere.
+    judged = lab.ssh("node1", "tunetool verify --level config --runs-dir /tmp/runs 2>&1 || true")
+    assert "PASS" in judged, judged
+
+
 def row(output: str, serial: str) -> str:
     """The table's line for a drive."""
     return next(line for line in output.splitlines() if re.search(rf"\b{serial}\b", line) and "nvme" in line)

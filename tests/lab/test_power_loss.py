@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import POINT, ROOT, Lab, changed_tasks, row
+from conftest import POINT, ROOT, Lab, changed_tasks, reboots_well, row
 
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Lab as State
@@ -49,14 +49,6 @@ HOLLOW = Cut(
 )
 
 
-def few_requests(lab: Lab, serial: str) -> None:
-    """Let the drive take 20 requests a second."""
-    (drive,) = (each for each in State(lab.state).read("node1").drives if each.serial == serial)
-    limits = dict.fromkeys(("bps", "bps_rd", "bps_wr", "iops_rd", "iops_wr"), 0)
-    with Qmp(State(lab.state).qmp_socket("node1")) as qmp:
-        qmp.command("block_set_io_throttle", {"id": drive.device_id, "iops": 20, **limits})
-
-
 def lose_power(lab: Lab, cut: Cut, *arguments: str) -> None:
     """Run `site.yml`, cut the power at the moment, and boot from the disk."""
     # To a file: Ansible's workers have sessions of their own, and would keep a pipe open until their node is gone.
@@ -92,14 +84,13 @@ def lose_power(lab: Lab, cut: Cut, *arguments: str) -> None:
 
 
 def converges(lab: Lab, *arguments: str) -> None:
-    """Assert that a run succeeds, the program works, and another run has nothing to do."""
+    """Assert that a run succeeds, another has nothing to do, and the node is as it was built after a reboot too."""
     done = lab.site(*arguments)
     assert done.code == 0, done.text
-    judged = lab.ssh("node1", "tunetool verify --level config --runs-dir /tmp/runs 2>&1 || true")
-    assert "PASS" in judged, judged
     again = lab.site()
     assert again.code == 0, again.text
     assert changed_tasks(again.stdout) == []
+    reboots_well(lab)
 
 
 @pytest.mark.slow
@@ -120,6 +111,14 @@ def test_power_fails_again_and_again_at_every_boundary(blank: Lab) -> None:
 # $(dev LAB1NV5): a drive's device node, now.
 DEV = "dev() { lsblk -dnpo NAME,SERIAL | awk -v s=$1 '$2 == s {print $1}'; }; "
 LEFT = DEV + "for n in 3 4 5 6; do mkfs.ext4 -qF $(dev LAB1NV$n); done; sync"
+# The last drive's turn never ends, whatever the node's speed: this program comes before the real one.
+HELD = f"""cat > /usr/local/sbin/wipefs <<'END'
+#!/bin/sh
+{DEV}
+case " $* " in *" --all "*" $(dev LAB1NV6) "*) touch /run/turn; sleep 3600 ;; esac
+exec /usr/sbin/wipefs "$@"
+END
+chmod +x /usr/local/sbin/wipefs; sync"""
 
 
 @pytest.mark.slow
@@ -129,14 +128,13 @@ def test_power_fails_while_a_plan_wipes(blank: Lab, tmp_path: Path) -> None:
     planned = blank.site("--tags", "plan", "-e", f"plan_file={plan}")
     assert planned.code == 0, planned.text
     assert [number for number in range(1, 9) if "  wipe  " in row(planned.stdout, f"LAB1NV{number}")] == [3, 4, 5, 6]
+    blank.ssh("node1", HELD)
     cut = Cut(
         "some are blank, others not yet",
-        f": ${{nv3:=$({DEV} dev LAB1NV3)}};"
-        " ! dd if=$nv3 bs=2 skip=540 count=1 status=none | od -An -tx1 | grep -q '53 ef'",
-        f"wipefs -n $({DEV} dev LAB1NV6) | grep -q ext4",
+        "[ -e /run/turn ]",
+        f"{DEV} wipefs -n $(dev LAB1NV6) | grep -q ext4 && ! wipefs -n $(dev LAB1NV5) | grep -q ext4",
     )
-    # Four drives are blank within a fifth of a second; the last one is made slow, until the power fails.
-    few_requests(blank, "LAB1NV6")
     lose_power(blank, cut, "-e", f"apply_plan={plan}")
+    blank.ssh("node1", "rm /usr/local/sbin/wipefs")
     # What is blank by now needs no consent, and the others still hold what the plan saw.
     converges(blank, "-e", f"apply_plan={plan}")
