@@ -90,7 +90,15 @@ def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: 
     }
     expected |= {f"tunetool/node/{name}" for name in tree(ROOT / "plugins/module_utils")}
     expected |= {f"tunetool/templates/{name}" for name in tree(ROOT / "templates")}
-    for folder in ("inventory/h100", "inventory/h200", "meta", "playbooks", "plugins", "roles"):
+    for folder in (
+        "inventory/h100",
+        "inventory/h200",
+        "inventory/lab/group_vars",
+        "meta",
+        "playbooks",
+        "plugins",
+        "roles",
+    ):
         expected |= {f"{INSIDE}{folder}/{name}" for name in tree(ROOT / folder)}
     expected |= {f"{INSIDE}{name}" for name in ("ansible.cfg", "constraints.txt", "hatch_build.py", "pyproject.toml")}
     assert names == expected
@@ -211,6 +219,15 @@ def test_init_writes_the_carried_example_and_provision_runs_the_carried_roles(
     assert re.search(r"^h100-001\.example\.com +REFUSED ", done.stdout, re.MULTILINE)
     after = {name: (packages_of(installed) / name).stat().st_mtime_ns for name in tree(packages_of(installed))}
     assert after == before
+
+
+def test_virtual_nodes_need_no_clone(installed: Path, tmp_path: Path) -> None:
+    done = call(installed, "init", "inventory/lab", "--profile", "lab", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # `lab up` writes hosts.yml where this directory is; it takes minutes, tools/dev/newcomer.py goes that way whole.
+    assert [*tree(tmp_path / "inventory/lab")] == [".gitignore", "group_vars/all.yml"]
+    done = call(installed, "lab", "status", cwd=tmp_path, TUNETOOL_LAB_DIR=str(tmp_path / "lab"))
+    assert (done.returncode, done.stdout) == (0, "no nodes\n")
 
 
 def test_the_key_of_the_nodes_wheels_comes_from_what_is_installed(

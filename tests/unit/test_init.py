@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import calls
 from calls import ROOT, TUNETOOL
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
+from tunetool.fleet import new_inventory
+from tunetool.fleet.collection import Collection
 from tunetool.fleet.new_inventory import write_inventory
 from waiting import PATIENCE
 
@@ -24,6 +27,8 @@ yaml = pytest.importorskip("yaml")
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 WRITTEN = {".gitignore", "hosts.yml", "group_vars/all.yml"}
+OF_LAB = WRITTEN - {"hosts.yml"}
+"""For virtual nodes: `tunetool lab up` knows their addresses, and writes hosts.yml."""
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -57,10 +62,35 @@ def test_what_is_written_is_the_example(profile: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith("`tunetool provision -i 'my cluster' --check`")
 
 
-@pytest.mark.parametrize("profile", ["h100", "h200"])
+@pytest.mark.parametrize("directory", ["inventory/lab", "virtual nodes"])
+def test_an_inventory_of_virtual_nodes_waits_for_their_addresses(directory: str, tmp_path: Path) -> None:
+    done = init(directory, "--profile", "lab", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    made = tmp_path / directory
+    assert files_of(made) == OF_LAB
+    assert (made / "group_vars/all.yml").read_bytes() == (ROOT / "inventory/lab/group_vars/all.yml").read_bytes()
+    # The lab writes there by itself where it looks for an inventory; elsewhere it has to be asked.
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("next: `tunetool lab up`, ")
+    assert ("`tunetool lab inventory --output 'virtual nodes/hosts.yml'`" in last) is (directory == "virtual nodes")
+    assert last.endswith(f"then `tunetool provision -i {shlex.quote(directory)} --check`")
+
+
+def test_the_addresses_of_other_virtual_nodes_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clone whose lab is up has them in the example itself.
+    example = tmp_path / "clone/inventory/lab"
+    shutil.copytree(ROOT / "inventory/lab/group_vars", example / "group_vars")
+    (example / "hosts.yml").write_text("lab: {hosts: {node1: {ansible_port: 1}}}")
+    monkeypatch.setattr(new_inventory, "find_collection", lambda: Collection(tmp_path / "clone", clone=True))
+    new_inventory.write_inventory(tmp_path / "mine", "lab")
+    assert files_of(tmp_path / "mine") == OF_LAB
+
+
+@pytest.mark.parametrize("profile", ["h100", "h200", "lab"])
 def test_every_value_has_its_reason_and_names_what_a_machine_without_a_clone_has(profile: str) -> None:
     example = ROOT / "inventory" / profile
-    text = "".join((example / name).read_text() for name in WRITTEN - {".gitignore"})
+    names = OF_LAB if profile == "lab" else WRITTEN
+    text = "".join((example / name).read_text() for name in names - {".gitignore"})
     assert not re.findall(r"docs/|README\.md(?! of each role)|CHANGELOG|\.\./", text)
     assert all((ROOT / "roles" / role / "README.md").is_file() for role in ROLES)
     for words in re.findall(r"`tunetool ([^`]*)`", re.sub(r"\n\s*# ", " ", text)):
@@ -81,11 +111,11 @@ def test_every_value_has_its_reason_and_names_what_a_machine_without_a_clone_has
 
 
 def test_every_example_can_be_asked_for(tmp_path: Path) -> None:
-    # Those of the lab are for virtual nodes, and `tunetool lab up` fills them.
-    examples = {path.name for path in (ROOT / "inventory").iterdir() if not path.name.startswith("lab")}
+    # That of `make rehearse-training` needs what only a clone has.
+    examples = {path.name for path in (ROOT / "inventory").iterdir()} - {"lab-training"}
     done = init("x", "--profile", "none", cwd=tmp_path)
     assert done.returncode == 2
-    assert examples == {name for name in ("h100", "h200") if f"'{name}'" in done.stderr}
+    assert examples == set(re.findall(r"'(\w+)'", done.stderr.partition("is not one of")[2]))
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link to nothing"])
@@ -121,10 +151,21 @@ def test_a_directory_that_appears_meanwhile_stays(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
-def test_a_missing_directory_above_is_named(tmp_path: Path) -> None:
-    done = init("a/b", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == ["error: `a` is not a directory", "hint: make it first: `mkdir -p a`"]
+def test_missing_directories_above_are_made(tmp_path: Path) -> None:
+    # As every guide writes it, also where there is no clone and so no inventory/.
+    assert init("inventory/mycluster", cwd=tmp_path).returncode == 0
+    assert files_of(tmp_path) == {f"inventory/mycluster/{name}" for name in WRITTEN}
+
+
+def test_a_file_above_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("mine")
+    for directory in ("a/b", "a/b/c"):
+        done = init(directory, cwd=tmp_path)
+        assert done.returncode == 2
+        error, hint = done.stderr.splitlines()
+        assert error == f"error: `{Path(directory).parent}` is not a directory"
+        assert hint == "hint: name another place; nothing was written"
+    assert files_of(tmp_path) == {"a"}
 
 
 def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,11 @@ class Options:
     directory: Path = argument("DIR", type=PATH)
     profile: str = option(
         "--profile",
-        type=click.Choice(["h100", "h200"]),
+        type=click.Choice(["h100", "h200", "lab"]),
         default="h100",
         show_default=True,
-        help="Kind of nodes whose drives and sizes the inventory starts with.",
+        help="Kind of nodes whose drives and sizes the inventory starts with; lab: virtual ones, whose hosts.yml "
+        "`tunetool lab` writes.",
     )
 
 
@@ -32,13 +33,24 @@ def command(given: Options) -> int:
     """Write an inventory into the new directory DIR: hosts.yml and group_vars/all.yml with comments, and a .gitignore.
 
     Asks nothing and contacts no host. Put in your nodes, how to log in to them and which drives they have. No
-    ansible.cfg is needed: commands with -i bring their own settings.
+    ansible.cfg is needed: commands with -i bring their own settings. Directories above DIR are made.
 
     Exit codes: 0 it is written; 2 the call was wrong, such as a DIR that exists; 3 it cannot be written.
     """
-    from tunetool.fleet.new_inventory import write_inventory
+    from tunetool.fleet.new_inventory import LAB, write_inventory
 
     for path in write_inventory(given.directory, given.profile):
         click.echo(f"wrote {path}")
-    click.echo(f"next: put in your hosts, then `tunetool provision -i {shlex.quote(str(given.directory))} --check`")
+    first = _lab_up(given.directory) if given.profile == LAB else "put in your hosts"
+    click.echo(f"next: {first}, then `tunetool provision -i {shlex.quote(str(given.directory))} --check`")
     return 0
+
+
+def _lab_up(directory: Path) -> str:
+    """What starts virtual nodes and writes the hosts.yml of ``directory``."""
+    from tunetool.lab.inventory import DEFAULT_PATH
+
+    hosts = directory / DEFAULT_PATH.name
+    if hosts == DEFAULT_PATH:
+        return "`tunetool lab up`"
+    return f"`tunetool lab up`, `tunetool lab inventory --output {shlex.quote(str(hosts))}`"

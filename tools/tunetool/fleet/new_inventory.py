@@ -10,6 +10,8 @@ from pathlib import Path
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.fleet.collection import find_collection
 
+LAB = "lab"
+"""The example for virtual nodes: `tunetool lab` writes its hosts.yml."""
 IGNORED = """\
 # What runs leave, and what nobody else may read.
 *plan*.json
@@ -22,12 +24,10 @@ vault-password*
 def write_inventory(directory: Path, profile: str) -> list[Path]:
     """Make ``directory`` from the collection's inventory/PROFILE in one step, and return its files.
 
-    Raises ``UsageProblem`` if it exists.
+    Raises ``UsageProblem`` if it exists. Directories above it that do not exist are made first.
     """
     if os.path.lexists(directory):
         raise _exists(directory)
-    if not directory.parent.is_dir():
-        raise UsageProblem(f"`{directory.parent}` is not a directory", f"make it first: `mkdir -p {directory.parent}`")
     collection = find_collection().root
     example = collection / "inventory" / profile if collection else None
     if example is None or not example.is_dir():
@@ -35,10 +35,17 @@ def write_inventory(directory: Path, profile: str) -> list[Path]:
             f"this tunetool came without the example `inventory/{profile}`",
             "call it where tunetool was installed whole",
         )
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageProblem(
+            f"`{directory.parent}` is not a directory", "name another place; nothing was written"
+        ) from None
     # Beside it, so that a rename is one step.
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
         unfinished = Path(temporary) / "new"
-        files = [Path(".gitignore"), *(path.relative_to(example) for path in sorted(example.rglob("*.yml")))]
+        copied = sorted((example / "group_vars" if profile == LAB else example).rglob("*.yml"))
+        files = [Path(".gitignore"), *(path.relative_to(example) for path in copied)]
         for name in files:
             (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
         (unfinished / ".gitignore").write_text(IGNORED)
