@@ -5,11 +5,16 @@ What runs anywhere is run; a guide with any other command line says what it need
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,6 +22,7 @@ from click.testing import CliRunner
 
 import printed
 from tunetool.cli.main import cli
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
@@ -42,6 +48,26 @@ ANYWHERE = (["advise"], ["inspect"], ["init"], ["report", "list"])
 """Commands that need no node, no disk and no GPU."""
 ELSEWHERE = re.compile(r"-i|--capture|--page|expect$|[A-Z]{3,}")
 """Words of a call of these that does: an inventory, a file that a reader names, `advise expect`, which needs drives."""
+INVENTORIES = re.compile(r"inventory/mycluster(/|$)|inventory$|INVENTORY$|\w+,$")
+"""Inventories that a reader has, and a list of hosts."""
+ALWAYS_A_TAG = {"all", "always", "never", "tagged", "untagged"}
+COMMENTED = [ROOT / "site.yml", *sorted((ROOT / "playbooks").glob("*.yml"))]
+"""Playbooks, whose comments show how to call them."""
+PLAYS = re.compile(r"`(ansible-playbook [^`]+)`")
+PARSER = """
+import contextlib, io, json, sys
+from ansible.cli.playbook import PlaybookCLI
+answers = []
+for words in json.load(sys.stdin):
+    cli, said = PlaybookCLI(["ansible-playbook"]), io.StringIO()
+    cli.init_parser()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            answers.append(vars(cli.parser.parse_args(words)))
+    except SystemExit as ended:
+        answers.append({"error": said.getvalue().partition("error: ")[2].strip()} if ended.code else {"help": True})
+json.dump(answers, sys.stdout, default=str)
+"""
 
 
 @dataclass(frozen=True)
@@ -245,6 +271,133 @@ def test_a_guide_whose_commands_need_something_says_what() -> None:
     pages = {page for page, words in typed() if page.parent in folders and not runs_anywhere(words)}
     assert [str(page.relative_to(ROOT)) for page in sorted(pages) if not NEEDS.search(page.read_text())] == []
     assert len(pages) > 20
+
+
+def play_lines(page: Path) -> Iterator[str]:
+    """The calls of ansible-playbook that a page shows, in blocks and in the text; variables of the shell replaced."""
+    shown = [line for block in blocks(page) for line in command_lines(block)]
+    values = {name: value for line in shown for name, value in re.findall(r"^(\w+)=\"([^\"]*)\"$", line)}
+    for line in [*shown, *(span.rstrip(".,:") for span in PLAYS.findall(prose(page)))]:
+        if line.startswith("ansible-playbook "):
+            yield re.sub(r"\$(\w+)", lambda match: values[match[1]], line)
+
+
+def commented_lines(playbook: Path) -> list[str]:
+    return re.findall(r"^# +(ansible-playbook .+)$", playbook.read_text(), re.MULTILINE)
+
+
+def parsed(calls_of_ansible: list[list[str]]) -> list[dict[str, Any]]:
+    """What Ansible's own parser makes of the words after `ansible-playbook`, or its ``error``. One process for all: Ansible
+    changes the streams of the process that imports it."""
+    pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
+    done = subprocess.run(
+        [sys.executable, "-c", PARSER],
+        input=json.dumps(calls_of_ansible),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    return answers
+
+
+@cache
+def playbook_files(name: str) -> tuple[Path, ...]:
+    """The file of a playbook by its path in the clone or its name in the collection, with those that it imports."""
+    collection = re.fullmatch(r"tunetool\.node\.(\w+)", name)
+    path = ROOT / (f"playbooks/{collection[1]}.yml" if collection else name)
+    if not path.is_file():
+        return ()
+    imported = re.findall(r"import_playbook: (\S+)", path.read_text())
+    below = [str((path.parent / each).resolve().relative_to(ROOT)) for each in imported]
+    return (path, *(file for each in below for file in playbook_files(each)))
+
+
+def tags_of(document: Any) -> set[str]:
+    """Every tag in a playbook: of plays, roles, tasks and imports."""
+    if isinstance(document, list):
+        return {tag for each in document for tag in tags_of(each)}
+    if not isinstance(document, dict):
+        return set()
+    tags = document.get("tags", [])
+    return {*([tags] if isinstance(tags, str) else tags), *(tag for each in document.values() for tag in tags_of(each))}
+
+
+@cache
+def known_variables() -> frozenset[str]:
+    """Variables that a role takes, and those that a playbook reads by itself."""
+    yaml = pytest.importorskip("yaml")
+    specs = [yaml.safe_load(path.read_text()) for path in (ROOT / "roles").glob("*/meta/argument_specs.yml")]
+    roles = {name for spec in specs for name in spec["argument_specs"]["main"]["options"]}
+    # A play's variable has a default there; these two name files, and are explained in its comment.
+    read = {name for path in COMMENTED for name in re.findall(r"\b(\w+)\s+\| default\(", path.read_text())}
+    return frozenset(roles | read | {"apply_plan", "plan_file"})
+
+
+def play_problem(given: dict[str, Any]) -> str | None:
+    """The problem of a parsed call of ansible-playbook; None if there is none."""
+    yaml = pytest.importorskip("yaml")
+    if "error" in given or "help" in given:
+        return given.get("error")
+    for inventory in given["inventory"] or []:
+        if not INVENTORIES.match(inventory) and not (ROOT / inventory).exists():
+            return f"there is no inventory `{inventory}`"
+    files = [file for name in given["args"] for file in playbook_files(name)]
+    if not files:
+        return f"there is no playbook `{' '.join(given['args'])}`"
+    # Ansible splits values at commas later.
+    wanted = {tag for each in [*given["tags"], *given["skip_tags"]] for tag in each.split(",")} - ALWAYS_A_TAG
+    unknown = wanted - {tag for file in files for tag in tags_of(yaml.safe_load(file.read_text()))}
+    if unknown:
+        return f"no part of `{given['args'][0]}` has the tag `{sorted(unknown)[0]}`"
+    texts = [each for each in given["extra_vars"] if not each.startswith("@")]
+    pairs = [each for text in texts if not text.startswith("{") for each in shlex.split(text)]
+    names = {each.partition("=")[0] for each in pairs}
+    names |= {name for text in texts if text.startswith("{") for name in yaml.safe_load(text)}
+    unknown = names - known_variables()
+    return f"nothing reads the variable `{sorted(unknown)[0]}`" if unknown else None
+
+
+def play_problems(lines: list[str]) -> list[str | None]:
+    return [play_problem(given) for given in parsed([shlex.split(line, comments=True)[1:] for line in lines])]
+
+
+def test_every_call_of_ansible_playbook_names_what_is_there() -> None:
+    # `example.yml` is the example above that line, in a role's README.md.
+    readmes = sorted((ROOT / "roles").glob("*/README.md"))
+    shown = {page: [*play_lines(page)] for page in [*PAGES, *readmes]}
+    shown |= {playbook: commented_lines(playbook) for playbook in COMMENTED}
+    lines = [(page, line) for page, found in shown.items() for line in found if " example.yml " not in line]
+    problems = zip(lines, play_problems([line for _, line in lines]), strict=True)
+    assert [f"{page.name}: {line}: {said}" for (page, line), said in problems if said] == []
+    assert len(lines) > 30
+
+
+def test_a_wrong_call_of_ansible_playbook_is_seen() -> None:
+    expected = {
+        "site.yaml -i inventory/lab": "there is no playbook `site.yaml`",
+        "tunetool.node.sight -i inventory/lab": "there is no playbook `tunetool.node.sight`",
+        "site.yml -i inventory/labs": "there is no inventory `inventory/labs`",
+        "site.yml --tag-list verify": "unrecognized arguments: --tag-list verify",
+        "site.yml --tags verify,tunning": "no part of `site.yml` has the tag `tunning`",
+        "playbooks/teardown.yml -t drives": "no part of `playbooks/teardown.yml` has the tag `drives`",
+        "site.yml -e raid_array_nam=x": "nothing reads the variable `raid_array_nam`",
+        "site.yml -e '{\"plan\": 1}'": "nothing reads the variable `plan`",
+        "site.yml -bK -e 'raid_array_name=x plan_file=y' -e @z.yml --tags=all,array # why": None,
+        "tunetool.node.replace_drive -i n1, --limit n1 -e provision_serial=25%": None,
+    }
+    lines = [f"ansible-playbook {words}" for words in expected]
+    assert dict(zip(expected, play_problems(lines), strict=True)) == expected
+
+
+def test_what_follows_two_dashes_are_options_of_ansible_playbook() -> None:
+    # `lab ssh NODE -- COMMAND` alone has something else there.
+    lines = [line for page in PAGES for block in blocks(page) for line in command_lines(block)]
+    behind = [line.partition(" -- ")[2] for line in lines if re.match(r"tunetool (?!lab ).* -- ", line)]
+    answers = parsed([["site.yml", *shlex.split(words, comments=True)] for words in behind])
+    assert [(words, given["error"]) for words, given in zip(behind, answers, strict=True) if "error" in given] == []
+    assert len(behind) > 3
 
 
 def quoted(page: Path) -> list[str]:
