@@ -1,0 +1,184 @@
+"""Go the way of a new user by the documents alone: from the wheel to the page of a virtual node, without the checkout.
+
+    newcomer.py DIR              the lines of README.md: install, then the door without hardware
+    newcomer.py DIR --four       then those of the tutorial without hardware: four nodes on one page, the bad one on top
+    newcomer.py DIR --pictures   screenshots of the pages into docs/pictures/, by Chromium
+    newcomer.py DIR --cold       with an empty cache: the image of the nodes is built, and pip downloads everything
+
+The wheel is built anew. The lines run as they are written, one shell for all, in DIR, which must not exist yet and is
+also HOME: the environment, the inventory, the nodes and Ansible's files are all in it. Records go where records go. At
+the end the nodes are removed; DIR stays, with the pages. QEMU and mmdebstrap must be there (`tunetool doctor lab`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import dist
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs/tutorials/no-hardware.md"
+FIRST = ((README, "## Install"), (README, "**No hardware**"))
+FOUR = ((TUTORIAL, "## 4. Four nodes on one page"),)
+"""A document, and the words after which its next block of commands comes."""
+MOST_SECONDS = 2 * 3600
+PAGE = re.compile(r"^page: (\S+)$", re.MULTILINE)
+ROW = re.compile(r'<tr data-status="(\w+)"[^>]*><td>([^<]+)</td>')
+"""A node of a fleet's page, the first ones on top."""
+
+
+def lines_after(document: Path, words: str) -> list[str]:
+    """The command lines of the first block after ``words`` in a document."""
+    _, there, rest = document.read_text().partition(words)
+    block = re.search(r"^```console\n(.*?)^```$", rest, re.MULTILINE | re.DOTALL)
+    if not there or block is None:
+        raise SystemExit(f"error: `{document.name}` has no commands after `{words}`")
+    return [line[2:] for line in block[1].splitlines() if line.startswith("$ ")]
+
+
+def script(places: Sequence[tuple[Path, str]]) -> str:
+    """A shell script of the lines, each with its time before it; a verdict of FAIL is one of the answers."""
+    parts = ["set -eo pipefail", 'step() { printf \'\\n== %s (%d s)\\n\' "$1" "$SECONDS"; }']
+    for document, words in places:
+        for line in lines_after(document, words):
+            command = line.partition("  #")[0].rstrip()
+            judged = f"{{ {command} || [ $? = 1 ]; }}" if command.startswith("tunetool verify") else command
+            parts += [f"step {shlex.quote(command)}", judged]
+    return "\n".join([*parts, "step end"]) + "\n"
+
+
+def environment(directory: Path, cold: bool) -> dict[str, str]:
+    """That of a user who has this machine and no checkout."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ANSIBLE_", "TUNETOOL_"))
+    }
+    folders = os.environ["PATH"].split(os.pathsep)
+    kept["PATH"] = os.pathsep.join(each for each in folders if not each.startswith(str(ROOT / ".venv")))
+    for name in ("VIRTUAL_ENV", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        kept.pop(name, None)
+    # The image of the nodes: minutes that a second run need not take.
+    cache = directory / ".cache" if cold else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return {**kept, "HOME": str(directory), "XDG_CACHE_HOME": str(cache), "NO_COLOR": "1", "ANSIBLE_NOCOLOR": "1"}
+
+
+def run(directory: Path, variables: Mapping[str, str], text: str) -> str:
+    """Run the script, show what it prints, and return that. Ends this program where a line fails."""
+    said = []
+    # `timeout` passes a signal on to all that it started.
+    command = ["timeout", "--kill-after=60", str(MOST_SECONDS), "bash", "-c", text]
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            print(line, end="", flush=True)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait()
+    if process.returncode != 0:
+        raise SystemExit(f"error: the line after the last `==` ended with {process.returncode}")
+    return "".join(said)
+
+
+def pages(directory: Path, variables: Mapping[str, str], said: str) -> list[Path]:
+    """Copies of the pages in DIR: of each `verify -i`, and of the node's own record behind the first."""
+    copies = []
+    written = [Path(each) for each in PAGE.findall(said)]
+    tunetool = str(directory / "tunetool/bin/tunetool")
+    own = str(written[0].parent / "hosts/node1.json")
+    shown = subprocess.run(
+        [tunetool, "report", "page", own], env=dict(variables), check=True, capture_output=True, text=True
+    )
+    for name, page in zip(("node", "one", "four"), [Path(shown.stdout.strip()), *written], strict=False):
+        copies.append(Path(shutil.copyfile(page, directory / f"{name}.html")))
+    return copies
+
+
+def judge(copies: Sequence[Path], four: bool) -> list[str]:
+    """What is not as the documents promise it."""
+    problems = []
+    wanted = [[("pass", "node1")], [("fail", "node3"), ("pass", "node1"), ("pass", "node2"), ("pass", "node4")]]
+    for page, rows in zip(copies[1:], wanted if four else wanted[:1], strict=True):
+        found = ROW.findall(page.read_text())
+        # The order of those that pass is that of their figures.
+        if found[:1] != rows[:1] or sorted(found) != sorted(rows):
+            problems.append(f"`{page.name}` has {json.dumps(found)} in place of {json.dumps(rows)}")
+    return problems
+
+
+def take_pictures(copies: Sequence[Path]) -> None:
+    """The beginnings of pages, in few colours."""
+    from PIL import Image
+
+    sys.path.insert(0, str(ROOT / "tests"))
+    from browser import Browser
+
+    with tempfile.TemporaryDirectory(prefix="tunetool-pictures-") as temporary:
+        browser = Browser(Path(temporary))
+        try:
+            for page in copies:
+                browser.open(page, width=1200)
+                taken = Path(temporary) / "taken.png"
+                browser.picture(taken, whole=False)
+                target = ROOT / f"docs/pictures/page-{page.stem}.png"
+                with Image.open(taken) as picture:
+                    picture.convert("RGB").quantize(48).save(target, optimize=True)
+                print(f"{target.stat().st_size / 1e3:5.0f} kB  {target}")
+        finally:
+            browser.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    for option in ("--four", "--pictures", "--cold"):
+        parser.add_argument(option, action="store_true")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    directory = given.directory.absolute()
+    directory.mkdir()
+    dist.build(directory, ["wheel"])
+    variables = environment(directory, given.cold)
+    try:
+        said = run(directory, variables, script([*FIRST, *(FOUR if given.four else ())]))
+    finally:
+        tunetool = directory / "tunetool/bin/tunetool"
+        if tunetool.exists():
+            subprocess.run([tunetool, "lab", "down"], cwd=directory, env=variables, check=False)
+    copies = pages(directory, variables, said)
+    problems = judge(copies, given.four)
+    for line in [
+        *re.findall(r"^== .*", said, re.MULTILINE),
+        *map(str, copies),
+        *(f"error: {each}" for each in problems),
+    ]:
+        print(line)
+    if given.pictures:
+        # A fleet of one node says less than the node's own page.
+        take_pictures([*copies[:1], *copies[2:]])
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
