@@ -21,7 +21,7 @@ from tunetool.errors import UsageProblem
 from tunetool.fleet.groups import read_graph
 from tunetool.fleet.run_on_hosts import host_file
 from tunetool.measure.session import Result
-from tunetool.record import Record, Rung
+from tunetool.record import Node, Record, Rung
 from tunetool.report import fleet_page, verify_page
 from tunetool.report.html import Bar, bars
 from tunetool.report.kinds import PAGES, write_any_page, write_page
@@ -305,6 +305,18 @@ def test_a_health_check_has_a_page_for_who_asks(tmp_path: Path) -> None:
     path = records.write(checked, tmp_path)
     assert write_page(checked, path) is None
     assert "drives.balance" in write_any_page(checked, path).read_text()
+
+
+def test_records_of_one_directory_have_a_page_each(tmp_path: Path) -> None:
+    # As those of a fleet's hosts.
+    shown = {name: verified().model_copy(update={"node": Node(host=name)}) for name in ("node1", "node2")}
+    for name, each in shown.items():
+        (tmp_path / f"{name}.json").write_text(records.dumps(each))
+    done = CliRunner().invoke(cli, ["report", "page", *(str(tmp_path / f"{name}.json") for name in shown)])
+    assert done.exit_code == 0, done.output
+    pages = [Path(line) for line in done.output.splitlines()]
+    assert pages == [tmp_path / "node1.html", tmp_path / "node2.html"]
+    assert ["Storage of node1" in page.read_text() for page in pages] == [True, False]
 
 
 def test_every_page_of_a_kind_is_there() -> None:

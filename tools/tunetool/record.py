@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SCHEMA_NAME: Literal["tunetool.record/1"] = "tunetool.record/1"
+FILE = "record.json"
+"""The name of a record in its directory."""
 
 _TEMPORARY = ".tmp-"
 Scalar = str | int | float | bool
@@ -336,7 +338,7 @@ def parse(text: str, name: str) -> Record:
 
 def read(path: Path) -> Record:
     """The record at ``path`` (the file, or its directory), checksum verified. Raises ``UsageProblem``."""
-    file = path / "record.json" if path.is_dir() else path
+    file = path / FILE if path.is_dir() else path
     try:
         text = documents.read_bytes(file).decode()
     except OSError as error:
@@ -356,7 +358,7 @@ def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None 
     temporary = Path(path)
     try:
         temporary.chmod(0o755)
-        for name, content in {**(raw or {}), "record.json": dumps(record)}.items():
+        for name, content in {**(raw or {}), FILE: dumps(record)}.items():
             file = temporary / name
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("wb") as stream:
@@ -369,7 +371,7 @@ def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None 
         raise
     finally:
         os.close(handle)
-    return final / "record.json"
+    return final / FILE
 
 
 def _claim(temporary: Path, runs_dir: Path, name: str) -> Path:

@@ -155,7 +155,10 @@ class PageOptions(InRuns):
 @command.command()
 @takes(PageOptions)
 def page(given: PageOptions) -> int:
-    """Write report.html beside each RECORD, and print its path. The page is one file, which needs no network."""
+    """Write a page beside each RECORD, and print its path. The page is one file, which needs no network.
+
+    It is report.html; NAME.html for a record that is called NAME.json, such as a host's own below that of a fleet.
+    """
     from tunetool import record as records
     from tunetool.report.kinds import write_any_page
     from tunetool.report.runs import find_record

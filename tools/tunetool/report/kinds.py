@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunetool.record import Record, read
+from tunetool.record import FILE, Record, read
 from tunetool.regular_files import below
 from tunetool.report.page import REPORT
 
@@ -79,7 +79,7 @@ def write_page(record: Record, path: Path | None) -> Path | None:
 def write_any_page(record: Record, path: Path) -> Path:
     """The page beside the record at ``path``, of whatever kind it is."""
     page: Path | None = _write(record, path) if record.kind in PAGES else None
-    page = page or function(ANY_PAGE)(record, path.parent / REPORT)
+    page = page or function(ANY_PAGE)(record, _beside(path))
     if page is None:
         raise AssertionError(record.kind)  # the page for all kinds is always written
     return page
@@ -91,10 +91,15 @@ def _write(record: Record, path: Path) -> Path | None:
     if record.kind == "bench.finetune":
         page = write(record, path.parent)
     elif record.kind == "bench.reference":
-        page = write(record, path.parent / REPORT, _pages_of_parts(record, path.parent))
+        page = write(record, _beside(path), _pages_of_parts(record, path.parent))
     else:
-        page = write(record, path.parent / REPORT)
+        page = write(record, _beside(path))
     return page
+
+
+def _beside(path: Path) -> Path:
+    """Where the page of the record at ``path`` lies. Records of a fleet's hosts share a directory: a page for each."""
+    return path.parent / REPORT if path.name == FILE else path.with_suffix(".html")
 
 
 def _pages_of_parts(record: Record, directory: Path) -> dict[str, str]:
@@ -103,7 +108,7 @@ def _pages_of_parts(record: Record, directory: Path) -> dict[str, str]:
     for part in record.parts or []:
         if part.run is None:
             continue
-        path = below(directory.parent, f"{part.run}/record.json")
+        path = below(directory.parent, f"{part.run}/{FILE}")
         shown = read(path) if path.is_file() else None
         # A part is no chain: one that names itself would have no end.
         if shown is not None and shown.kind != record.kind and write_page(shown, path) is not None:

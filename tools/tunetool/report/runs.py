@@ -11,11 +11,9 @@ from rich.text import Text
 
 from tunetool.errors import UsageProblem
 from tunetool.node.units import format_count
-from tunetool.record import Record, read
+from tunetool.record import FILE, Record, read
 from tunetool.report.page import add_number_columns, new_table
 from tunetool.report.table import median_of, speed, word
-
-_FILE = "record.json"
 
 
 @dataclass(frozen=True)
@@ -35,15 +33,15 @@ def find_record(name: str, runs_dir: Path) -> Path:
     for path in (Path(name), runs_dir / name):
         if path.is_file():
             return path
-        if (path / _FILE).is_file():
-            return path / _FILE
+        if (path / FILE).is_file():
+            return path / FILE
     raise UsageProblem(f"`{name}` is not a record", f"`tunetool report list --runs-dir {runs_dir}` lists all records")
 
 
 def list_runs(runs_dir: Path, kind: str | None = None) -> list[Kept]:
     """Every record in ``runs_dir``, damaged ones too, the newest first; with ``kind`` only those of that kind."""
     try:
-        names = sorted((path.parent.name for path in runs_dir.glob(f"*/{_FILE}")), reverse=True)
+        names = sorted((path.parent.name for path in runs_dir.glob(f"*/{FILE}")), reverse=True)
     except OSError as error:
         raise UsageProblem(f"`{runs_dir}` cannot be read: {error.strerror}") from None
     runs = []
