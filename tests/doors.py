@@ -18,6 +18,7 @@ from damaged import bounded_memory, files, no_hang
 from machines import RECORDED
 from tunetool import record as records
 from tunetool.advise.read_model import load_decoder, load_model
+from tunetool.bench.dataset.corpus import measure_corpus
 from tunetool.errors import TunetoolError
 from tunetool.inspect.collect import inspect
 from tunetool.inspect.model import dumps
@@ -283,6 +284,9 @@ DOORS = {
     "stored results of a search": Door((tuned(),), lambda path: check_store(path.parent), "tunetool_tuned.json"),
     "configuration of ephemeral mode": Door(
         (an_ephemeral_configuration(),), lambda path: boot_decision.load(str(path))
+    ),
+    "a corpus": Door(
+        (json.dumps({"id": 1, "text": "a text"}),), lambda path: measure_corpus(path, "text"), "corpus.jsonl"
     ),
     "I/O settings as they were": Door((previous_values(),), _state),
     "a model's configuration": Door(

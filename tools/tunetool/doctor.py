@@ -149,7 +149,13 @@ def needs(target: Path | None = None) -> list[Need]:
             "sshpass", "program", partial(need, "sshpass", "ssh logs in with it by a password"), (), (WITH_INVENTORY,)
         ),
         Need("fio", "program", _fio, ("bench reference", "tune", "verify"), ("bench checkpoint", "bench loading")),
-        Need("torch", "python", partial(_trains, TORCH, "checkpoint"), ("bench checkpoint", "bench loading")),
+        Need(
+            "torch",
+            "python",
+            partial(_trains, TORCH, "checkpoint"),
+            ("bench checkpoint", "bench loading"),
+            ("bench dataset",),
+        ),
         Need(
             "DeepSpeed",
             "python",

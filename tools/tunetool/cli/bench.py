@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tunetool.cli.bench_checkpoint import checkpoint
+from tunetool.cli.bench_dataset import dataset
 from tunetool.cli.bench_ds_io import ds_io
 from tunetool.cli.bench_experts import experts
 from tunetool.cli.bench_finetune import finetune
@@ -22,6 +23,7 @@ def command() -> None:
 
 command.add_command(checkpoint)
 command.add_command(loading)
+command.add_command(dataset)
 command.add_command(finetune)
 command.add_command(staging)
 command.add_command(reference)

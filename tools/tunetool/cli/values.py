@@ -144,12 +144,16 @@ def _rate(text: str, unit: str) -> float:
     return value
 
 
-def _counts(name: str, text: str) -> tuple[int, ...]:
-    """Different whole numbers from 1 on, the smallest first."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[1-9][0-9]{0,3}", part) for part in parts):
-        raise UsageProblem(f"`{name} {text}` is not a list of numbers", "such as `1`, or `1,2,4`")
-    return tuple(sorted({int(part) for part in parts}))
+def _counts(least: int) -> Callable[[str, str], tuple[int, ...]]:
+    """Different whole numbers from ``least`` on, the smallest first."""
+
+    def read(name: str, text: str) -> tuple[int, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(re.fullmatch(r"0|[1-9][0-9]{0,3}", part) and int(part) >= least for part in parts):
+            raise UsageProblem(f"`{name} {text}` is not a list of numbers", f"such as `{least}`, or `{least},2,4`")
+        return tuple(sorted({int(part) for part in parts}))
+
+    return read
 
 
 TEXT = Value("text", _text)
@@ -167,4 +171,6 @@ TIME = Value("time", _time(0.0))
 TIME_ABOVE_ZERO = Value("time", _time(1.0))
 TOLERANCE = Value("percent", lambda name, text: parse_tolerance(text))
 NAMES = Value("names", lambda name, text: tuple(each.strip() for each in text.split(",") if each.strip()))
-COUNTS = Value("counts", _counts)
+COUNTS = Value("counts", _counts(1))
+NUMBERS = Value("numbers", _counts(0))
+"""As ``COUNTS``, from 0 on."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PRINTERS: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint.print_checkpoint",
+    "bench.dataset": "dataset.print_dataset",
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.experts": "experts.print_experts",
     "bench.finetune": "finetune.print_finetune",
@@ -34,6 +35,7 @@ PRINTERS: Mapping[str, str] = {
 
 PAGES: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint_page.write_page",
+    "bench.dataset": "dataset_page.write_page",
     "bench.ds-io": "record_page.write_page",
     "bench.experts": "record_page.write_page",
     "bench.finetune": "finetune_page.write_page",

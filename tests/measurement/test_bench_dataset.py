@@ -1,0 +1,76 @@
+"""`tunetool bench dataset` end to end on a real disk: files are made, read in both states with proof, and gone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calls import TUNETOOL, call
+from judged import proven, undisturbed
+from tunetool.bench.dataset.engines import missing_for_images
+from tunetool.measure.process_reads import counted_reads
+from tunetool.record import parse
+
+pytest_plugins = ["disks"]
+ENGINES = ("mmap-shuffled", "direct-shuffled", "tar-2-workers")
+
+
+def test_tokens_and_images_from_a_disk_and_from_the_page_cache(disk: Path, tmp_path: Path) -> None:
+    (disk / "theirs").write_text("keep")
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"{number} " * 40}) + "\n" for number in range(20_000)))
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--jsonl", corpus, "--runs-dir", tmp_path / "runs"),
+        *("--images", 40, "--image-side", 64, "--num-workers", "2", "--threads", 2, "--rounds", 1, "--duration", "1m"),
+        *("--engines", ",".join(ENGINES), "--allow-busy", "--json", "-"),
+        env=os.environ,
+    )
+    record = parse(done.stdout, "stdout")
+    undisturbed(done.returncode, record)
+    images = "pass" if missing_for_images() is None else "skip"
+    assert {check.id: check.status for check in record.checks} == {
+        "dataset.cold.mmap-shuffled": "pass",
+        "dataset.cold.direct-shuffled": "pass",
+        "dataset.cold.tar-2-workers": images,
+        "dataset.warm.mmap-shuffled": "pass",
+        "dataset.warm.tar-2-workers": images,
+    }
+    by_name = {each.name: each for each in record.measurements}
+    for engine in ENGINES if images == "pass" else ENGINES[:2]:
+        proven(by_name[f"dataset.cold.{engine}.read"])
+        if counted_reads() is not None:
+            assert by_name[f"dataset.cold.{engine}.fetched"].value >= 0.98, "workers that ended are counted too"
+    if counted_reads() is not None:
+        assert by_name["dataset.warm.mmap-shuffled.fetched"].value < 0.02
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
+    (kept,) = (tmp_path / "runs").iterdir()
+    assert "<svg" in (kept / "report.html").read_text()
+    assert "advice: " in call(*TUNETOOL, "report", "show", kept).stdout
+
+
+@pytest.mark.parametrize("files", ["files", "tar"])
+def test_a_dataloader_hands_out_each_image_once_with_its_bytes(files: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tunetool.bench.dataset import loader_child
+    from tunetool.bench.dataset.files import make_images, write_shards
+    from tunetool.bench.dataset.request import Request
+    from tunetool.report.progress import PlainProgress
+
+    images = make_images(Request(tmp_path, images=20, image_side=28), tmp_path, PlainProgress())
+    order: dict[str, Any] = {"files": files, "workers": 0, "seed": 1}
+    order |= {"images": str(images.directory), "shards": str(images.shards)}
+    loader_child.answer({"do": "start", **order})
+    done = loader_child.answer({"do": "pass", "seconds": 600})
+    assert done["samples"] == 20
+    assert done["bytes"] == sum(path.stat().st_size for path in images.directory.iterdir())
+    assert loader_child.answer({"do": "check"}) == {"equal": True}
+    # Other bytes where the engine reads, behind the sums that plain reads made.
+    changed, other = sorted(images.directory.iterdir())[:2]
+    changed.write_bytes(other.read_bytes())
+    write_shards(images)
+    loader_child.answer({"do": "pass", "seconds": 600})
+    assert loader_child.answer({"do": "check"}) == {"equal": False}

@@ -1,0 +1,434 @@
+"""`bench dataset` without torch: Megatron's format, broken corpora, token readers, figures, tables, page, wrong calls."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import builders
+from tunetool.bench.dataset import engines as known
+from tunetool.bench.dataset import figures, preflight, token_child
+from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
+from tunetool.bench.dataset.engines import ImageEngine, TokenEngine, engines, library_rows
+from tunetool.bench.dataset.huge_pool import huge_pool
+from tunetool.bench.dataset.megatron import bytes_of_index, bytes_of_tokens, write_token_files
+from tunetool.bench.dataset.request import Request
+from tunetool.bench.dataset.run import plain_sum
+from tunetool.bench.dataset.samples import EngineRow, Pass, StateTable
+from tunetool.cli.main import cli
+from tunetool.errors import UsageProblem
+from tunetool.measure.evidence import Counted
+from tunetool.measure.worker import Failed
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.record import Record
+from tunetool.report.dataset import advice, print_dataset, state_sections
+from tunetool.report.dataset_page import write_page
+from tunetool.verdict import judge
+from waiting import until
+
+# Megatron's format, by a reader that shares nothing with the writer.
+
+
+def read_by_hand(prefix: Path) -> list[bytes]:
+    """The texts of the documents, as IndexedDataset finds them: one sequence is one document here."""
+    index = io.BytesIO(prefix.with_name(prefix.name + ".idx").read_bytes())
+    tokens = prefix.with_name(prefix.name + ".bin").read_bytes()
+
+    def numbers(code: str, count: int) -> tuple[int, ...]:
+        form = f"<{count}{code}"
+        return struct.unpack(form, index.read(struct.calcsize(form)))
+
+    assert index.read(9) == b"MMIDIDX\x00\x00"
+    assert (*numbers("Q", 1), *numbers("B", 1)) == (1, 8), "version 1, uint16"
+    sequences, documents = numbers("Q", 2)
+    lengths, pointers, ends = numbers("i", sequences), numbers("q", sequences), numbers("q", documents)
+    assert index.read() == b""
+    assert ends == tuple(range(sequences + 1))
+    assert sum(lengths) * 2 == len(tokens)
+    texts = []
+    for length, pointer in zip(lengths, pointers, strict=True):
+        *content, last = struct.unpack_from(f"<{length}H", tokens, pointer)
+        assert last == 256
+        texts.append(bytes(content))
+    return texts
+
+
+@settings(max_examples=40)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=8), st.booleans())
+def test_every_text_comes_back_from_the_token_files(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], ascii_alone: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("corpus")
+    corpus = folder / "corpus.jsonl"
+    lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=ascii_alone) for text in texts]
+    corpus.write_text("\n".join(lines), encoding="utf-8", newline="\n")
+    written = write_token_files(folder / "tokens", read_documents(corpus, "text"))
+    encoded = [text.encode() for text in texts]
+    assert read_by_hand(folder / "tokens") == encoded
+    extent = measure_corpus(corpus, "text")
+    assert (extent.documents, extent.text_bytes) == (len(texts), sum(map(len, encoded)))
+    assert bytes_of_tokens(extent.documents, extent.text_bytes) == written.tokens_file.stat().st_size
+    assert bytes_of_index(extent.documents) == written.index_file.stat().st_size
+
+
+def test_the_files_of_two_documents_byte_by_byte(tmp_path: Path) -> None:
+    written = write_token_files(tmp_path / "two", [b"ab", b""])
+    assert written.tokens_file.read_bytes() == b"a\0b\0\0\1" + b"\0\1"
+    assert written.index_file.read_bytes() == bytes.fromhex(
+        "4d4d4944494458 0000"
+        "0100000000000000 08 0200000000000000 0300000000000000"
+        "03000000 01000000"
+        "0000000000000000 0600000000000000"
+        "0000000000000000 0100000000000000 0200000000000000"
+    )
+
+
+def test_a_made_corpus_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    extents = [write_made_corpus(tmp_path / f"{seed}-{again}", 20_000, seed) for seed in (0, 1) for again in (0, 1)]
+    assert {extent.text_bytes for extent in extents} == {20_000}
+    contents = [(tmp_path / name).read_bytes() for name in ("0-0", "0-1", "1-0")]
+    assert contents[0] == contents[1] != contents[2]
+    assert measure_corpus(tmp_path / "0-0", "text") == extents[0]
+
+
+BROKEN = [
+    (b"", "it is not JSON: Expecting value at column 1"),
+    (b'{"text": "a"', "it is not JSON: "),
+    (b"\xff", "it is not UTF-8 at byte 0"),
+    (b"[" * 100_000, "it is nested too deeply"),
+    (b'["text"]', "it is not a JSON object"),
+    (b'{"body": "a"}', "it has no key `text`"),
+    (b'{"text": ["a"]}', "the value of `text` is not a text"),
+    (b'{"text": "\\ud800"}', "the value of `text` holds half a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BROKEN)
+def test_a_broken_line_is_named(line: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "good"}\n')
+    with pytest.raises(UsageProblem) as caught:
+        measure_corpus(path, "text")
+    assert caught.value.message.startswith(f"`{path}` line 2: {words}")
+    assert "mend this line or remove it" in str(caught.value.hint)
+
+
+def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunetool.bench.dataset.corpus.LONGEST_LINE", 1 << 20)
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"text": "' + b"a" * (2 << 20))
+    with pytest.raises(UsageProblem, match="line 1: it is longer than 1 MiB"):
+        measure_corpus(path, "text")
+
+
+# The engines that read tokens.
+
+
+def ask(order: dict[str, Any]) -> dict[str, Any]:
+    return token_child.answer(order)
+
+
+@pytest.mark.parametrize("size", [1000, 4098, 8192])
+def test_every_token_engine_gives_the_bytes_of_the_file(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_child, "_CEILING_SECONDS", 0.001)
+    file = tmp_path / "tokens.bin"
+    file.write_bytes(bytes(number * 7 % 251 for number in range(100_000)))
+    count = 100_000 // size
+    direct = [] if preflight.direct_obstacle(str(tmp_path)) else [engines((0,), False)["direct-shuffled"]]
+    mapped = [each for each in engines((0,), False).values() if isinstance(each, TokenEngine) and not each.direct]
+    for engine in [*mapped, *direct]:
+        assert isinstance(engine, TokenEngine)
+        how = {"order": engine.order, "advice": engine.advice, "direct": engine.direct, "threads": 3}
+        started = ask(
+            {"do": "start", "file": str(file), "engine": how, "sample_bytes": size, "count": count, "seed": 1}
+        )
+        assert "left_out" in started or started["ceiling"] > 0
+        if "left_out" in started:
+            assert engine.advice == "hugepage", "a kernel may be built without huge pages, not without the others"
+            continue
+        done = ask({"do": "pass", "seconds": 600})
+        assert (done["samples"], done["bytes"]) == (count, count * size)
+        checked = ask({"do": "check", "samples": done["samples"]})
+        assert checked["sha256"] == plain_sum(file, checked["numbers"], size)
+        file.write_bytes(bytes(100_000))
+        assert ask({"do": "check", "samples": done["samples"]})["sha256"] == plain_sum(file, checked["numbers"], size)
+        file.write_bytes(bytes(number * 7 % 251 for number in range(100_000)))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 500), st.integers())
+def test_a_shuffled_order_has_each_sample_once(count: int, seed: int) -> None:
+    assert sorted(token_child.draw_numbers(count, "shuffled", seed)) == list(range(count))
+    assert list(token_child.draw_numbers(count, "sequential", seed)) == list(range(count))
+
+
+def test_a_pass_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.bin"
+    file.write_bytes(bytes(100_000))
+    how = {"order": "shuffled", "advice": "", "direct": False, "threads": 1}
+    ask({"do": "start", "file": str(file), "engine": how, "sample_bytes": 10, "count": 10_000, "seed": 1})
+    assert ask({"do": "pass", "seconds": -1})["samples"] == 1
+
+
+# The pool of huge pages.
+
+
+def test_the_pool_of_huge_pages_is_put_back(tmp_path: Path) -> None:
+    setting = tmp_path / "nr_hugepages"
+    setting.write_text("7\n")
+    with huge_pool(12, setting):
+        assert setting.read_text() == "12\n"
+    assert setting.read_text() == "7\n"
+    with pytest.raises(KeyError), huge_pool(12, setting):
+        raise KeyError
+    assert setting.read_text() == "7\n"
+
+
+class _Small(type(Path())):  # type: ignore[misc]
+    """A kernel with room for three huge pages."""
+
+    def write_text(self, text: str, *more: Any, **named: Any) -> int:
+        return super().write_text(f"{min(3, int(text))}\n", *more, **named)
+
+
+def test_a_pool_that_has_no_room_is_a_failure_and_put_back(tmp_path: Path) -> None:
+    setting = _Small(tmp_path / "nr_hugepages")
+    setting.write_text("1")
+    with pytest.raises(Failed, match="room for 3 huge pages in its pool, not for 12"), huge_pool(12, setting):
+        pass
+    assert setting.read_text() == "1\n"
+
+
+def test_the_pool_is_put_back_after_sigkill(tmp_path: Path) -> None:
+    setting = tmp_path / "nr_hugepages"
+    setting.write_text("7\n")
+    program = (
+        "import os, signal, sys; from pathlib import Path; from tunetool.bench.dataset.huge_pool import huge_pool\n"
+        "with huge_pool(12, Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(setting)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    until(lambda: setting.read_text() == "7\n", "the old value")
+
+
+# Figures, verdict, table, page.
+
+CONDITIONS: dict[str, Any] = {
+    "sequence_length": 4096, "tokens": 10**9, "documents": 3, "images": 10, "image_side": 64,
+    "threads": 16, "seconds": 4.0, "rounds": 6, "seed": 0,
+}  # fmt: skip
+
+
+def passes(seconds: float, **more: Any) -> dict[int, Pass]:
+    """Six passes over 1000 samples of 8 kB, from the drives."""
+    fixed = {"bytes": 8_192_000, "samples": 1000, "is_equal": True, "fetched": 8_192_000, "ceiling": 1e6, "cores": 0.2}
+    one = Pass(seconds, **{**fixed, "counted": Counted(8_192_000, 8_192_000, {}), **more})
+    return dict.fromkeys(range(1, 7), one)
+
+
+def cold(tmp_path: Path) -> StateTable:
+    stack = replace(read_stack(str(tmp_path)), medium="disk", in_memory=False, device="vda")
+    table = StateTable("cold", stack)
+    rows: list[tuple[Any, float]] = [
+        (TokenEngine("mmap-shuffled", "shuffled"), 4.0),
+        (TokenEngine("direct-shuffled", "shuffled", direct=True), 1.0),
+        (ImageEngine("files", 0, 0), 3.0),
+        (ImageEngine("tar", 0, 0), 3.0),
+    ]
+    table.rows = {engine.name: EngineRow(engine, passes=passes(seconds)) for engine, seconds in rows}
+    return table
+
+
+def record_of(*tables: StateTable) -> Record:
+    case = figures.case(tables, CONDITIONS)
+    return builders.record(
+        *case.measurements, kind="bench.dataset", target="/mnt", checks=list(case.checks), verdict=judge(case)
+    )
+
+
+def shown(record: Record) -> str:
+    out = io.StringIO()
+    print_dataset(record, None, Console(file=out, width=200))
+    return " ".join(out.getvalue().split())
+
+
+def test_figures_have_rates_bytes_and_ratios(tmp_path: Path) -> None:
+    by_name = {each.name: each for each in record_of(cold(tmp_path)).measurements}
+    assert by_name["dataset.cold.mmap-shuffled.samples"].value == pytest.approx(250)
+    assert by_name["dataset.cold.direct-shuffled.read"].value == pytest.approx(8_192_000)
+    assert by_name["dataset.cold.direct-shuffled.fetched"].value == 1
+    versus = by_name["dataset.cold.direct-shuffled.versus_base"]
+    assert (versus.value, versus.parameters["against"], versus.parameters["decided"]) == (4, "mmap-shuffled", True)
+    assert by_name["dataset.cold.tar-0-workers.versus_base"].parameters["decided"] is False, "equally fast"
+    assert "dataset.cold.mmap-shuffled.versus_base" not in by_name
+
+
+def test_only_equal_samples_are_judged(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    doubts = figures.unproven_reasons(table)
+    assert record_of(table).verdict.status == ("unproven" if doubts else "pass")  # type: ignore[union-attr]
+    table.rows["direct-shuffled"].passes = passes(1.0, is_equal=False)
+    verdict = record_of(table).verdict
+    assert verdict is not None
+    assert verdict.status == "fail"
+    assert verdict.reasons[0] == "`direct-shuffled` from the drives gives other bytes than the files hold"
+
+
+def test_cold_samples_that_no_drive_counted_prove_nothing(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    table.rows["mmap-shuffled"].passes = passes(4.0, counted=Counted(8_192_000, 80_000, {}))
+    assert any("counted only 0.010" in reason for reason in figures.unproven_reasons(table))
+    table.rows["mmap-shuffled"].passes = passes(4.0, fetched=80_000)
+    (reason,) = [each for each in figures.unproven_reasons(table) if "mmap-shuffled" in each]
+    assert "fetched 80 kB from the drives for 8.192 MB: the page cache had the rest" in reason, "others read meanwhile"
+
+
+def test_warm_samples_that_came_from_drives_prove_nothing(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    table.state = "warm"
+    for row in table.rows.values():
+        row.passes = passes(1.0, counted=None, fetched=0)
+    assert figures.unproven_reasons(table) == []
+    table.rows["mmap-shuffled"].passes = passes(1.0, counted=None, fetched=4_000_000)
+    (reason,) = figures.unproven_reasons(table)
+    assert "`mmap-shuffled` from the page cache fetched 4 MB from the drives for 8.192 MB" in reason
+
+
+def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    table.libraries = library_rows((0, 2))
+    table.rows["mmap-shuffled-hugepage"] = EngineRow(
+        TokenEngine("mmap-shuffled-hugepage", "shuffled", "hugepage"), passes=passes(5.0, huge_bytes=2 << 20)
+    )
+    table.rows["direct-shuffled"].passes = passes(1.0, ceiling=1100.0)
+    record = record_of(table)
+    text = shown(record)
+    sentence = advice(state_sections(record))
+    assert sentence == (
+        "advice: read shuffled tokens by `direct-shuffled` (1000 samples/s, 0.00819 GB/s), 4.00 times `mmap-shuffled`; "
+        "read images by `files-0-workers` or `tar-0-workers`, between which these rounds do not decide."
+    )
+    assert "advice: read shuffled tokens by `direct-shuffled`" in text
+    assert (
+        "direct-shuffled: the generator is the bottleneck: 0.008192 GB/s (0.007629 GiB/s) is near the tester's limit"
+        in text
+    )
+    assert "mmap-shuffled: the generator" not in text
+    assert "mmap-shuffled-hugepage: 2.097 MB of the file were mapped by huge pages" in text
+    assert "tf-data: left out, " in text
+    assert "kvikio-2-workers: left out, GPUDirect Storage with num_workers=2" in text
+    page = write_page(record, tmp_path / "report.html")
+    assert page is not None
+    assert "read shuffled tokens by `direct-shuffled`" in page.read_text()
+    assert write_page(builders.record(kind="bench.dataset"), tmp_path / "none.html") is None
+
+
+def test_few_rounds_and_slower_rivals_are_said_so(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    table.rows["direct-shuffled"].passes = passes(8.0)
+    (section,) = state_sections(record_of(table))
+    assert advice([section]).startswith("advice: read shuffled tokens by `mmap-shuffled` (250 samples/s, ")
+    for row in table.rows.values():
+        row.passes = {number: row.passes[number] for number in (1, 2, 3, 4)}
+    (section,) = state_sections(record_of(table))
+    assert "these rounds do not decide" in advice([section]), "four rounds are too few"
+    assert "too little was measured" in advice([])
+
+
+def test_what_is_left_out_or_failed_has_its_reason(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    table.rows["tar-0-workers"] = EngineRow(ImageEngine("tar", 0, 0), left_out="not installed: pip install torch")
+    table.rows["files-0-workers"] = EngineRow(
+        ImageEngine("files", 0, 0), failed="`files-0-workers` was ended by SIGKILL"
+    )
+    record = record_of(table)
+    assert "tar-0-workers: left out, not installed: pip install torch" in shown(record)
+    assert record.verdict is not None
+    assert any("`files-0-workers` from the drives could not be measured" in reason for reason in record.verdict.reasons)
+
+
+def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "_is_there", lambda module: False)
+    rows = library_rows((0, 4))
+    assert list(rows) == ["tf-data", "kvikio-0-workers", "kvikio-4-workers", "dali"]
+    assert rows["tf-data"] == f"not installed: {sys.executable} -m pip install tensorflow"
+    assert "use num_workers=0" in rows["kvikio-4-workers"]
+    assert known.missing_for_images() == f"not installed: {sys.executable} -m pip install torch pillow numpy"
+    monkeypatch.setattr(known, "_is_there", lambda module: True)
+    monkeypatch.setattr(known, "device_nodes", lambda pattern: [])
+    assert library_rows((0,))["kvikio-0-workers"] == "it needs a GPU"
+    assert "does not measure it" in library_rows((0,))["tf-data"]
+    assert known.missing_for_images() is None
+
+
+@pytest.mark.parametrize(
+    ("patterns", "chosen", "left_out"),
+    [
+        (("*",), 8 + 1 + 4, ["tf-data", "kvikio-0-workers", "kvikio-2-workers", "dali"]),
+        (("mmap-shuffled*",), 4, []),
+        (("tar-*", "kvikio"), 2, ["kvikio-0-workers", "kvikio-2-workers"]),
+    ],
+)
+def test_engines_are_chosen_by_name(
+    patterns: tuple[str, ...], chosen: int, left_out: list[str], tmp_path: Path
+) -> None:
+    request = Request(tmp_path, engines=patterns)
+    assert len(preflight.chosen(request)) == chosen
+    assert list(preflight.libraries(request, library_rows(request.workers))) == left_out
+
+
+def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:
+    more = set(engines((0,), True)) - set(engines((0,), False))
+    assert more == {"mmap-sequential-nr-hugepages", "mmap-shuffled-nr-hugepages"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engines", "nothing"], "`nothing` is not an engine"),
+        (["--num-workers", "two"], "`--num-workers two` is not a list of numbers"),
+        (["--image-side", "10"], "`--image-side 10` is too small"),
+        (["--size", "1kB"], "fewer than one sample of 4096"),
+        (["--jsonl", "{}/none"], "none` cannot be read"),
+        (["--jsonl", "{}/empty"], "empty` is empty"),
+        (["--jsonl", "{}/broken"], "broken` line 2: it is not JSON"),
+    ],
+)
+def test_a_wrong_call_is_refused_before_any_work(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Wherever the temporary directory of this machine lies.
+    on_drives = replace(read_stack(str(tmp_path)), in_memory=False)
+    monkeypatch.setattr(preflight, "read_stack", lambda directory: on_drives)
+    (tmp_path / "empty").touch()
+    (tmp_path / "broken").write_text('{"text": "a"}\nthe second line\n')
+    before = sorted(tmp_path.iterdir())
+    words_of_call = [each.format(tmp_path) for each in arguments]
+    done = CliRunner().invoke(
+        cli,
+        ["bench", "dataset", "--target", str(tmp_path), "--runs-dir", str(tmp_path / "runs"), *words_of_call],
+        standalone_mode=False,
+    )
+    assert isinstance(done.exception, UsageProblem), done.output
+    assert words in done.exception.message
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_target_in_memory_is_refused() -> None:
+    with pytest.raises(UsageProblem, match="`/dev/shm` lies in memory"):
+        preflight.check_call(Request(Path("/dev/shm")))

@@ -1,0 +1,1 @@
+"""``tunetool bench dataset``: training data as frameworks read it."""

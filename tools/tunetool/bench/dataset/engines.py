@@ -1,0 +1,147 @@
+"""The ways to read tokens and images, by name, and libraries that are only named. Imports none of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tunetool.node.machine.container import device_nodes
+
+Order = Literal["sequential", "shuffled"]
+Kind = Literal["tokens", "images"]
+Files = Literal["files", "tar"]
+
+HUGE_POOL = "nr-hugepages"
+"""The end of the name of the engine beside a pool of huge pages."""
+
+
+@dataclass(frozen=True)
+class TokenEngine:
+    """A way to read samples of tokens from Megatron's .bin."""
+
+    name: str
+    order: Order
+    advice: str = ""
+    """Of madvise(2), in small letters; none by default."""
+    direct: bool = False
+    """Past the page cache, with threads."""
+    pool: bool = False
+    """With huge pages in the kernel's pool (``vm.nr_hugepages``)."""
+    kind: Kind = "tokens"
+
+    @property
+    def base(self) -> str:
+        """The engine that it is compared with: the same order without what is special about this one."""
+        return f"mmap-{self.order}"
+
+    @property
+    def states(self) -> Sequence[str]:
+        """Direct reads go past the page cache, whatever it holds."""
+        return ("cold",) if self.direct else ("cold", "warm")
+
+
+@dataclass(frozen=True)
+class ImageEngine:
+    """A torch DataLoader over images in files of their own or in tar shards."""
+
+    files: Files
+    workers: int
+    fewest: int
+    """Of all workers that are compared."""
+    kind: Kind = "images"
+    states: Sequence[str] = ("cold", "warm")
+
+    @property
+    def name(self) -> str:
+        """Such as ``tar-2-workers``."""
+        return f"{self.files}-{self.workers}-workers"
+
+    @property
+    def base(self) -> str:
+        """The engine that it is compared with: for shards, as many workers; for files, the fewest."""
+        return f"files-{self.workers if self.files == 'tar' else self.fewest}-workers"
+
+
+Engine = TokenEngine | ImageEngine
+
+_ADVICE: Mapping[Order, Sequence[str]] = {
+    "sequential": ("sequential", "willneed", "hugepage"),
+    "shuffled": ("random", "willneed", "hugepage"),
+}
+
+
+def engines(workers: Sequence[int], huge_pool: bool) -> dict[str, Engine]:
+    """All of them, by name. ``huge_pool``: with the rows beside a pool of huge pages."""
+    every: list[Engine] = []
+    for order, advices in _ADVICE.items():
+        plain = TokenEngine(f"mmap-{order}", order)
+        every.append(plain)
+        every += [TokenEngine(f"{plain.name}-{advice}", order, advice) for advice in advices]
+        if huge_pool:
+            every.append(TokenEngine(f"{plain.name}-{HUGE_POOL}", order, pool=True))
+    every.append(TokenEngine("direct-shuffled", "shuffled", direct=True))
+    for count in workers:
+        every += [ImageEngine("files", count, min(workers)), ImageEngine("tar", count, min(workers))]
+    return {each.name: each for each in every}
+
+
+def missing_for_images() -> str | None:
+    """Why no image can be read here, with the line that installs what is missing; None if it can."""
+    modules = {"torch": "torch", "PIL": "pillow", "numpy": "numpy"}
+    absent = [package for module, package in modules.items() if not _is_there(module)]
+    return f"not installed: {sys.executable} -m pip install {' '.join(absent)}" if absent else None
+
+
+@dataclass(frozen=True)
+class Library:
+    """A framework that this version does not measure."""
+
+    module: str
+    package: str
+    needs_gpu: bool
+    gpudirect: bool = False
+    """It reads into GPU memory by GPUDirect Storage."""
+
+    def left_out(self, workers: int = 0) -> str:
+        """Why it has no figures here, with the line that installs it where it is missing."""
+        if self.gpudirect and workers:
+            return (
+                f"GPUDirect Storage with num_workers={workers}: each worker is another process, whose GPU memory is "
+                "not the trainer's, so batches are copied through host memory; use num_workers=0"
+            )
+        if not _is_there(self.module):
+            return f"not installed: {sys.executable} -m pip install {self.package}"
+        if self.needs_gpu and not device_nodes("nvidia[0-9]*"):
+            return "it needs a GPU"
+        return f"`{self.module}` is installed, and this version of tunetool does not measure it"
+
+
+LIBRARIES: Mapping[str, Library] = {
+    "tf-data": Library("tensorflow", "tensorflow", needs_gpu=False),
+    "kvikio": Library("kvikio", "kvikio-cu12", needs_gpu=True, gpudirect=True),
+    "dali": Library("nvidia.dali", "nvidia-dali-cuda120", needs_gpu=True),
+}
+"""kvikio and DALI have a package for each CUDA: kvikio-cu13 and nvidia-dali-cuda130 for CUDA 13."""
+
+
+def library_rows(workers: Sequence[int]) -> dict[str, str]:
+    """By name, why each library has no figures; one that uses GPUDirect Storage once for each number of workers."""
+    rows = {}
+    for name, library in LIBRARIES.items():
+        if not library.gpudirect:
+            rows[name] = library.left_out()
+            continue
+        for count in workers:
+            rows[f"{name}-{count}-workers"] = library.left_out(count)
+    return rows
+
+
+def _is_there(module: str) -> bool:
+    """Whether it can be imported, without importing more than the package around it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

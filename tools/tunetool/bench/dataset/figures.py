@@ -1,0 +1,173 @@
+"""From passes to the record's measurements, its checks and its verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tunetool.bench import equality
+from tunetool.bench.checkpoint.ratios import Ratio, ratio
+from tunetool.bench.dataset.engines import ImageEngine, TokenEngine
+from tunetool.bench.dataset.samples import TITLES, EngineRow, StateTable
+from tunetool.bench.equality import Compared, Part
+from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
+from tunetool.measure.figure import Quantity, What, computed, figure
+from tunetool.measure.tester import cpu_share
+from tunetool.node.units import format_count, format_size
+from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
+from tunetool.verdict import TESTER_CEILING, Case
+
+PREFIX = "dataset."
+RATE, READ, FETCHED, VERSUS = "samples", "read", "fetched", "versus_base"
+FEWEST_ROUNDS = 5
+"""Fewest rounds that decide between two engines: the range of five holds the median with 94 %."""
+EXPECTED = "every sample as in the files"
+
+
+def case(tables: Sequence[StateTable], conditions: Mapping[str, Scalar], doubts: Sequence[str] = ()) -> Case:
+    """The case for the verdict: only equality is judged, not speed."""
+    parts = [
+        Part(
+            [each for row in table.rows.values() for each in _figures_of(table, row, conditions)],
+            [*(_compared(table, row) for row in table.rows.values()), *_left_out(table)],
+            unproven_reasons(table),
+        )
+        for table in tables
+    ]
+    return equality.case(parts, doubts)
+
+
+def _figures_of(table: StateTable, row: EngineRow, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    passes = list(row.passes.values())
+    if not passes:
+        return
+    shared: dict[str, Scalar] = {
+        **conditions,
+        "state": table.state,
+        "engine": row.engine.name,
+        "repeated_samples": table.repeated.taken,
+        **_details(row, int(conditions["threads"])),
+    }
+    limits: dict[str, Scalar] = {
+        TESTER_CEILING: row.typical(lambda each: each.ceiling * each.bytes / each.samples),
+        **cpu_share([each.cores for each in passes], _threads(row, int(conditions["threads"]))),
+    }
+    rates = [each.samples / each.seconds for each in passes]
+    yield figure(_what(table, row, RATE, "rate", shared), rates)
+    evidence = summed(table.stack, [each.counted for each in passes], sum(each.bytes for each in passes))
+    speeds = [each.bytes / each.seconds for each in passes]
+    yield figure(
+        _what(table, row, READ, "bandwidth", {**shared, **limits, "direction": "read"}), speeds, evidence=evidence
+    )
+    fetched = [each.fetched / each.bytes for each in passes if each.fetched is not None]
+    if fetched:
+        yield figure(_what(table, row, FETCHED, "ratio", shared, is_cost=True), fetched)
+    compared = versus_base(table, row)
+    if compared is not None:
+        parameters = {
+            **shared,
+            "against": compared.against,
+            "decided": compared.decided and compared.pairs >= FEWEST_ROUNDS,
+            "pairs": compared.pairs,
+        }
+        yield computed(_what(table, row, VERSUS, "ratio", parameters), compared.value, compared.interval)
+
+
+def _details(row: EngineRow, threads: int) -> dict[str, Scalar]:
+    if isinstance(row.engine, ImageEngine):
+        return {"workers": row.engine.workers}
+    details: dict[str, Scalar] = {
+        "major_faults": row.typical(lambda each: each.major_faults),
+        "minor_faults": row.typical(lambda each: each.minor_faults),
+        "huge_mapped_bytes": row.typical(lambda each: each.huge_bytes),
+        "huge_pool_bytes": row.typical(lambda each: each.pool_bytes),
+    }
+    return {**details, "read_threads": threads} if row.engine.direct else details
+
+
+def _threads(row: EngineRow, threads: int) -> int:
+    if isinstance(row.engine, TokenEngine):
+        return threads if row.engine.direct else 1
+    # The trainer's process waits while workers decode.
+    return max(1, row.engine.workers)
+
+
+def _what(
+    table: StateTable,
+    row: EngineRow,
+    name: str,
+    quantity: Quantity,
+    parameters: Mapping[str, Scalar],
+    is_cost: bool = False,
+) -> What:
+    medium = "page cache" if table.state == "warm" else table.stack.medium
+    full = f"{PREFIX}{table.state}.{row.engine.name}.{name}"
+    return What(full, quantity, row.engine.name, medium, parameters=parameters, better="lower" if is_cost else None)
+
+
+def versus_base(table: StateTable, row: EngineRow) -> Ratio | None:
+    """How many times as fast as the engine that it is compared with; None for that one itself, and without it."""
+    base = table.rows.get(row.engine.base)
+    if base is None or base is row:
+        return None
+    return ratio(base.engine.name, base.seconds_of_a_sample(), row.seconds_of_a_sample())
+
+
+def _compared(table: StateTable, row: EngineRow) -> Compared:
+    name = f"`{row.engine.name}` {TITLES[table.state]}"
+    status, found = _outcome(row)
+    differs = status == "fail"
+    check = CheckResult(
+        id=f"{PREFIX}{table.state}.{row.engine.name}",
+        status=status,
+        expected=EXPECTED,
+        found=found,
+        remedy="do not train by it; report the versions in the record" if differs else "",
+    )
+    return Compared(
+        check,
+        f"{name} gives other bytes than the files hold" if differs else None,
+        f"{name} could not be measured: {row.failed}" if row.failed else None,
+    )
+
+
+def _outcome(row: EngineRow) -> tuple[CheckStatus, str]:
+    """The status of an engine's check, and what was found."""
+    if row.left_out:
+        return "skip", row.left_out
+    if not all(each.is_equal for each in row.passes.values()):
+        return "fail", "other bytes"
+    if row.failed:
+        return "unknown", row.failed
+    count = len(row.passes)
+    return ("pass", f"equal in {format_count(count, 'round')}") if count else ("skip", "nothing was read")
+
+
+def _left_out(table: StateTable) -> Iterator[Compared]:
+    for name, why in table.libraries.items():
+        yield Compared(CheckResult(id=f"{PREFIX}{table.state}.{name}", status="skip", expected=EXPECTED, found=why))
+
+
+def unproven_reasons(table: StateTable) -> list[str]:
+    """Why figures prove nothing: cold bytes that came from no drive, warm bytes that came from one."""
+    by_process = [line for row in table.rows.values() if (line := _wrong_state(table, row))]
+    if table.state == "warm":
+        return by_process
+    rows = [(row.engine.name, [each.counted for each in row.passes.values()]) for row in table.rows.values()]
+    doubts = [line for name, counted in rows if (line := doubt(table.stack, "read", counted, f"`{name}`"))]
+    return [*obstacles(table.stack), *doubts, *by_process]
+
+
+def _wrong_state(table: StateTable, row: EngineRow) -> str | None:
+    """That the page cache answered for the drives or the drives for it, by the kernel's count of the engine's own
+    reads: other work on the drives is not in it."""
+    counted = [(each.fetched, each.bytes) for each in row.passes.values() if each.fetched is not None]
+    name = f"`{row.engine.name}` {TITLES[table.state]}"
+    for fetched, used in counted:
+        shown = f"{name} fetched {format_size(fetched)} from the drives for {format_size(used)}"
+        if table.state == "cold" and fetched < LOWEST * used:
+            return f"{shown}: the page cache had the rest; end what else reads the files"
+        if table.state == "warm" and fetched > (HIGHEST - 1) * used:
+            return (
+                f"{shown}: the page cache does not hold the files; take a smaller `--size`, or end what uses the memory"
+            )
+    return None

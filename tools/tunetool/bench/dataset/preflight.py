@@ -1,0 +1,103 @@
+"""Checks whether a run is possible, and describes it before it starts. Writes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tunetool.bench.dataset import files, megatron
+from tunetool.bench.dataset.corpus import Extent
+from tunetool.bench.dataset.engines import HUGE_POOL, LIBRARIES, Engine, engines
+from tunetool.bench.dataset.request import Request
+from tunetool.bench.engine_choice import choose
+from tunetool.errors import UsageProblem
+from tunetool.measure.target import check_target
+from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.units import format_size
+from tunetool.stage.whole_directory import need_room
+
+_SMALLEST_SIDE = 28
+_GUESS = 1e9
+"""Assumed bytes per second before the first measurement."""
+STATES = 2
+
+
+def check_call(request: Request) -> None:
+    """Raises ``UsageProblem`` for what is wrong under every Python, before one with torch is looked for."""
+    chosen(request)
+    check_target(request.target)
+    if read_stack(str(request.target.resolve())).in_memory:
+        raise UsageProblem(f"`{request.target}` lies in memory", "`--target` takes a directory on drives")
+    if request.image_side < _SMALLEST_SIDE:
+        raise UsageProblem(f"`--image-side {request.image_side}` is too small", f"at least {_SMALLEST_SIDE} pixels")
+
+
+def chosen(request: Request) -> dict[str, Engine]:
+    """The engines that are asked for. Raises ``UsageProblem``."""
+    every = engines(request.workers, request.huge_pages is not None)
+    # A library is an engine too for whoever asks for it by name.
+    names = choose([*every, *LIBRARIES], request.engines)
+    return {name: engine for name, engine in every.items() if name in names}
+
+
+def libraries(request: Request, rows: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``rows`` that are asked for."""
+    names = choose([*engines(request.workers, request.huge_pages is not None), *LIBRARIES], request.engines)
+    return {
+        name: why for name, why in rows.items() if any(name == each or name.startswith(f"{each}-") for each in names)
+    }
+
+
+def check_samples(request: Request, extent: Extent) -> int:
+    """Number of whole samples. Raises ``UsageProblem`` for a corpus that is smaller than one."""
+    tokens = megatron.bytes_of_tokens(extent.documents, extent.text_bytes) // megatron.TOKEN_BYTES
+    if tokens < request.sequence_length:
+        raise UsageProblem(
+            f"the corpus has {tokens} tokens, fewer than one sample of {request.sequence_length}",
+            "take a larger corpus, or a smaller `--sequence-length`",
+        )
+    return tokens // request.sequence_length
+
+
+def room(request: Request, extent: Extent, with_images: bool) -> int:
+    """Bytes that all files take at most."""
+    images = files.room_for_images(request) if with_images else 0
+    return files.room_for_tokens(request, extent) + images
+
+
+def check_space(request: Request, count: int) -> None:
+    """Raises ``CannotJudge`` where the files do not fit."""
+    need_room(request.target.resolve(), count, "the data set")
+
+
+def direct_obstacle(directory: str) -> str | None:
+    """Why no file here can be read past the page cache; None if one can. ``directory`` has at least one file."""
+    with os.scandir(directory) as entries:
+        path = next(entry.path for entry in entries if entry.is_file())
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT))
+    except OSError as error:
+        return f"the file system does not open files past the page cache: {error.strerror}"
+    return None
+
+
+def pool_obstacle(pages: int) -> str | None:
+    """Why the pool of huge pages cannot be resized here; None if it can."""
+    if os.geteuid() != 0 or not os.access("/proc/sys/vm/nr_hugepages", os.W_OK):
+        return f"`vm.nr_hugepages` = {pages} needs root on the node itself"
+    return None
+
+
+def announcement(request: Request, stack: BlockStack, size: int, rows: int) -> list[str]:
+    """What the run will write, read, and how long it takes, a line each."""
+    passes = STATES * rows * request.rounds
+    lines = [
+        f"writes to `{request.target}` ({stack.medium}): {format_size(size)} at most, removed afterwards",
+        f"{passes} passes over it at most, each of {request.seconds:g} s at most, and as many preparations; about "
+        f"{size / _GUESS + passes * (request.seconds + 1):.0f} s",
+    ]
+    if request.huge_pages is not None:
+        lines.append(
+            f"sets `vm.nr_hugepages` to {request.huge_pages} for the rows `*-{HUGE_POOL}`, and back after each pass"
+        )
+    return lines

@@ -1,0 +1,267 @@
+"""``tunetool bench dataset``: make the files, read them by every engine in every state, keep the record."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.bench.dataset import figures, files, megatron, preflight
+from tunetool.bench.dataset.corpus import Extent
+from tunetool.bench.dataset.engines import Engine, ImageEngine, TokenEngine, library_rows, missing_for_images
+from tunetool.bench.dataset.files import Images
+from tunetool.bench.dataset.huge_pool import huge_pool
+from tunetool.bench.dataset.megatron import TokenFiles
+from tunetool.bench.dataset.request import KIND, Request
+from tunetool.bench.dataset.samples import EngineRow, Pass, State, StateTable
+from tunetool.bench.drawn_order import drawn_order
+from tunetool.measure import page_cache, session
+from tunetool.measure.progress import MovingProgress
+from tunetool.measure.residency import resident_bytes
+from tunetool.measure.sampling import EDGE, Counting, again
+from tunetool.measure.session import Findings, Result, Session
+from tunetool.measure.stored import incomplete
+from tunetool.measure.worker import Failed, Worker, child_command, preloads
+from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.record import Scalar
+
+SLACK_BYTES = 8 << 20
+"""Bytes that a journal and the system's log may read besides."""
+_STATES: tuple[State, ...] = ("cold", "warm")
+_PATIENCE = 600.0
+"""Seconds that an answer may take on a busy machine, a pass beside its time."""
+_DROPS, _BETWEEN_DROPS = 40, 0.05
+_PART = 16 << 20
+
+
+class _LeftOutError(Exception):
+    """The engine cannot run on this machine. As text: why."""
+
+
+def bench(request: Request, progress: MovingProgress, environment: Mapping[str, str] | None = None) -> Result:
+    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
+    return session.run(KIND, request.run, _Dataset(request, progress), progress, environment)
+
+
+@dataclass
+class _Dataset:
+    request: Request
+    progress: MovingProgress
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    extent: Extent = field(default_factory=lambda: Extent(0, 0))
+    samples: int = 0
+    tables: list[StateTable] = field(default_factory=list)
+    facts: dict[str, Scalar] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+    no_images: str | None = None
+    tokens: TokenFiles | None = None
+    images: Images | None = None
+    stack: BlockStack = field(init=False)
+
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request = self.request
+        preflight.check_call(request)
+        self.engines = preflight.chosen(request)
+        self.stack = read_stack(str(request.target.resolve()))
+        self.extent = files.extent_of(request)
+        self.samples = preflight.check_samples(request, self.extent)
+        self.no_images = missing_for_images()
+        size = preflight.room(request, self.extent, self._with_images)
+        preflight.check_space(request, size)
+        for line in preflight.announcement(request, self.stack, size, len(self.engines)):
+            session.progress.say(line)
+
+    @property
+    def _with_images(self) -> bool:
+        return self.no_images is None and any(isinstance(each, ImageEngine) for each in self.engines.values())
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request = self.request
+        directory = session.directory(request.target, self.stack)
+        self.doubts = [*_preloaded(session.environment)]
+        tokens = directory / "tokens"
+        tokens.mkdir()
+        self.tokens = files.make_tokens(request, self.extent, tokens, self.progress)
+        self.doubts += incomplete(tokens, [self.tokens.tokens_file.name], self.tokens.tokens * megatron.TOKEN_BYTES)
+        if self._with_images:
+            self.images = files.make_images(request, directory, self.progress)
+        self._make_tables()
+        for number in range(1, request.rounds + 1):
+            for table in drawn_order(self.tables, request.seed, number):
+                for name in drawn_order(table.rows, request.seed, number, table.state):
+                    self._measure_row(table, table.rows[name], number, session)
+
+    def _make_tables(self) -> None:
+        rows = library_rows(self.request.workers)
+        for state in _STATES:
+            table = StateTable(state, self.stack)
+            self.tables.append(table)
+            for name, engine in self.engines.items():
+                if state in engine.states:
+                    table.rows[name] = EngineRow(engine, left_out=self._obstacle(engine))
+        # Once: they have no figures in any state.
+        self.tables[0].libraries = preflight.libraries(self.request, rows)
+
+    def _obstacle(self, engine: Engine) -> str | None:
+        if isinstance(engine, ImageEngine):
+            return self.no_images
+        if engine.pool and self.request.huge_pages is not None:
+            return preflight.pool_obstacle(self.request.huge_pages)
+        return preflight.direct_obstacle(str(self._token_file.parent)) if engine.direct else None
+
+    @property
+    def _token_file(self) -> Path:
+        assert self.tokens is not None  # noqa: S101  (they are made before anything is read)
+        return self.tokens.tokens_file
+
+    def _measure_row(self, table: StateTable, row: EngineRow, number: int, session: Session) -> None:
+        if row.left_out is not None or row.failed is not None:
+            return
+        name = f"{table.state} {row.engine.name}-{number}"
+        try:
+            row.passes[number] = again(
+                name,
+                lambda label: self._take(table, row.engine, label, number, session),
+                lambda taken: taken.judgements,
+                table.repeated,
+                session.progress.say,
+            )
+        except _LeftOutError as reason:
+            row.left_out = str(reason)
+        except Failed as error:
+            row.failed = error.line
+            session.raw[f"{table.state}-{row.engine.name}.txt"] = error.raw
+            session.progress.say(f"{table.state} {row.engine.name}: {error.line}")
+
+    def _take(self, table: StateTable, engine: Engine, label: str, number: int, session: Session) -> Pass:
+        seconds, program = self.request.seconds, "token_child.py" if engine.kind == "tokens" else "loader_child.py"
+        command = child_command(Path(sys.executable), Path(__file__).with_name(program))
+        with (
+            session.progress.step(label, seconds) as tick,
+            Worker(command, f"`{engine.name}`", session.environment, tick) as worker,
+        ):
+            started = worker.ask({"do": "start", **self._order(engine, number)}, _PATIENCE)
+            if "left_out" in started:
+                raise _LeftOutError(started["left_out"])
+            if "torch" in started:
+                self.facts["torch"] = started["torch"]
+            bring_to(table.state, self._read_by(engine))
+            with self._pool(engine), Counting(self.stack, f"a pass by `{engine.name}`") as counting:
+                done = worker.ask({"do": "pass", "seconds": seconds}, _PATIENCE + seconds)
+            counted = None
+            if table.state == "cold":
+                # What the kernel reads ahead for the engine is its own, whether a sample needs it or not.
+                ahead = max(0, (done["fetched"] or 0) - done["bytes"])
+                counted = counting.count("read", done["bytes"], slack=SLACK_BYTES + ahead)
+            is_equal = self._is_equal(engine, worker.ask({"do": "check", "samples": done["samples"]}, _PATIENCE))
+        return Pass(
+            **{name: done[name] for name in ("seconds", "bytes", "samples", "fetched", "cores")},
+            **{name: done[name] for name in ("major_faults", "minor_faults")},
+            huge_bytes=done.get("huge_bytes", 0),
+            pool_bytes=done.get("pool_bytes", 0),
+            is_equal=is_equal,
+            ceiling=started["ceiling"],
+            counted=counted,
+        )
+
+    def _order(self, engine: Engine, number: int) -> dict[str, Any]:
+        seed = self.request.seed * 1000 + number
+        if isinstance(engine, ImageEngine):
+            assert self.images is not None  # noqa: S101  (without images the engine is left out)
+            return {
+                "images": str(self.images.directory),
+                "shards": str(self.images.shards),
+                "files": engine.files,
+                "workers": engine.workers,
+                "seed": seed,
+            }
+        how = {"order": engine.order, "advice": engine.advice, "direct": engine.direct, "threads": self.request.threads}
+        return {
+            "file": str(self._token_file),
+            "engine": how,
+            "sample_bytes": self._sample_bytes,
+            "count": self.samples,
+            "seed": seed,
+        }
+
+    def _read_by(self, engine: Engine) -> Path:
+        """The directory with the files that the engine reads."""
+        if not isinstance(engine, ImageEngine):
+            return self._token_file.parent
+        assert self.images is not None  # noqa: S101  (see above)
+        return self.images.directory if engine.files == "files" else self.images.shards
+
+    def _pool(self, engine: Engine) -> contextlib.AbstractContextManager[None]:
+        pages = self.request.huge_pages
+        if isinstance(engine, TokenEngine) and engine.pool and pages is not None:
+            return huge_pool(pages)
+        return contextlib.nullcontext()
+
+    def _is_equal(self, engine: Engine, answered: Mapping[str, Any]) -> bool:
+        if isinstance(engine, ImageEngine):
+            return bool(answered["equal"])
+        return bool(answered["sha256"] == plain_sum(self._token_file, answered["numbers"], self._sample_bytes))
+
+    @property
+    def _sample_bytes(self) -> int:
+        return self.request.sequence_length * megatron.TOKEN_BYTES
+
+    def findings(self) -> Findings:
+        """See ``session.Work``."""
+        request = self.request
+        conditions: dict[str, Scalar] = {
+            "sequence_length": request.sequence_length,
+            "tokens": self.tokens.tokens if self.tokens is not None else 0,
+            "documents": self.tokens.documents if self.tokens is not None else 0,
+            "images": request.images,
+            "image_side": request.image_side,
+            "threads": request.threads,
+            "seconds": request.seconds,
+            "rounds": request.rounds,
+            "seed": request.seed,
+            **self.facts,
+        }
+        return Findings(
+            figures.case(self.tables, conditions, self.doubts), target=self.stack.directory, stack=self.stack
+        )
+
+
+def bring_to(state: State, directory: Path) -> None:
+    """Drop all files in a directory from the page cache, or read them into it."""
+    paths = list(page_cache.files_under(directory))
+    if state == "warm":
+        for each in paths:
+            with each.open("rb", buffering=0) as stream:
+                while stream.read(_PART):
+                    pass
+        return
+    for _ in range(_DROPS):
+        for each in paths:
+            page_cache.drop_file(each)
+        # Pages that the kernel still reads ahead for the engine before this one cannot be dropped yet.
+        resident, total = resident_bytes(directory)
+        if resident <= EDGE * total:
+            return
+        time.sleep(_BETWEEN_DROPS)
+
+
+def plain_sum(path: Path, numbers: list[int], size: int) -> str:
+    """The sum over these samples by plain reads."""
+    whole = hashlib.sha256()
+    with path.open("rb", buffering=0) as stream:
+        for number in numbers:
+            stream.seek(number * size)
+            whole.update(stream.read(size))
+    return whole.hexdigest()
+
+
+def _preloaded(environment: Mapping[str, str]) -> Iterator[str]:
+    for name in preloads(environment):
+        yield f"`{name}` was set, so foreign code ran in tunetool itself: unset it"

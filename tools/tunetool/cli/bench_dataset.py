@@ -1,0 +1,93 @@
+"""``tunetool bench dataset``: its options, and the call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from tunetool.bench.defaults import CHECKPOINT_ROUNDS
+from tunetool.cli import options
+from tunetool.cli.options import Measuring, option, takes
+from tunetool.cli.output import finish
+from tunetool.cli.values import DURATION, FILE, NUMBERS, SIZE, TEXT
+
+
+@dataclass(frozen=True)
+class Options(Measuring):
+    """What the call says."""
+
+    target: Path = options.target("Directory on drives where the files are made; removed at the end.", required=True)
+    jsonl: Path | None = option(
+        "--jsonl",
+        type=FILE,
+        metavar="FILE",
+        help="Corpus with a JSON object in each line, as Megatron's preprocess_data.py takes it. Default: one is made.",
+    )
+    key: str = option(
+        "--jsonl-key", type=TEXT, default="text", metavar="KEY", help="With --jsonl: the key of the text."
+    )
+    size: int = option("--size", type=SIZE, default="4GB", help="Bytes of the tokens of the corpus that is made.")
+    sequence_length: int = options.number("--sequence-length", default=4096, help="Number of tokens in a sample.")
+    threads: int = options.number("--threads", default=16, help="Number of threads that read past the page cache.")
+    images: int = options.number("--images", default=2000, help="Number of images that are made.")
+    image_side: int = options.number("--image-side", default=256, help="Width and height of an image in pixels.")
+    workers: tuple[int, ...] = option(
+        "--num-workers",
+        type=NUMBERS,
+        default="0,2",
+        metavar="N,...",
+        help="Numbers of processes of torch's DataLoader; 0: it reads by itself.",
+    )
+    duration: float = option("--duration", type=DURATION, default="4s", help="The longest time of one pass.")
+    huge_pages: int | None = options.number(
+        "--huge-pages",
+        help="Also measure with so many pages in the kernel's pool (vm.nr_hugepages), which is put back. Needs root.",
+    )
+    engines: tuple[str, ...] = options.engines("mmap-*,direct-shuffled")
+    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
+    python: str | None = options.python()
+    seed: int = options.seed("the files and of the order of samples and engines")
+
+
+@click.command("dataset")
+@takes(Options)
+def dataset(given: Options) -> int:
+    """Read training data as frameworks read it: tokens by mmap and past the page cache, images by a DataLoader.
+
+    Tokens are in Megatron's .bin and .idx; images are in files of their own and in tar shards. Each engine reads in a
+    fresh process, from cold drives and from the page cache; the drives' counters and those of the kernel prove which
+    of the two it was. Only one thing is judged: that samples are as in the files. What is not installed is left out,
+    with the line that installs it. Writes a record and a page of plots into the runs directory.
+
+    Exit codes: 0 measured, and all samples are equal; 1 an engine gives other bytes; 2 the call was wrong, such as a
+    corpus with a broken line; 3 an engine failed, or the counters prove nothing.
+    """
+    from tunetool.bench.dataset.preflight import check_call
+    from tunetool.bench.dataset.request import Request
+    from tunetool.bench.dataset.run import bench
+    from tunetool.cli.under_python import go_on_under
+    from tunetool.report.progress import best_progress
+    from tunetool.training_python import TORCH
+
+    request = Request(
+        target=given.target,
+        jsonl=given.jsonl,
+        key=given.key,
+        size=given.size,
+        sequence_length=given.sequence_length,
+        threads=given.threads,
+        images=given.images,
+        image_side=given.image_side,
+        workers=given.workers,
+        seconds=given.duration,
+        huge_pages=given.huge_pages,
+        engines=given.engines,
+        rounds=given.rounds,
+        seed=given.seed,
+        run=given.run(),
+    )
+    check_call(request)
+    go_on_under(given.python, TORCH, required=False)
+    return finish(bench(request, best_progress()), given.json_to)

@@ -1,0 +1,195 @@
+"""The result of `bench dataset` for people: a table for each state of the page cache, and a sentence of advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tunetool.bench.dataset.engines import HUGE_POOL
+from tunetool.bench.dataset.figures import FETCHED, PREFIX, RATE, READ, VERSUS
+from tunetool.bench.dataset.samples import TITLES, State
+from tunetool.node.units import format_count, format_size
+from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
+from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.table import print_verdict_line
+from tunetool.verdict import tester_limit
+
+HEADS = ("GB/s", "samples/s", "range", "fetched", "against", "times", "equal")
+
+
+@dataclass
+class StateSection:
+    """All that was measured in one state."""
+
+    state: State
+    measured: list[EngineFigures] = field(default_factory=list)
+    """Engines with figures, in the order of the record."""
+    left_out: list[CheckResult] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.state}: {TITLES[self.state]}"
+
+    def named(self, name: str) -> EngineFigures | None:
+        """The engine of this name; None without figures."""
+        return next((engine for engine in self.measured if engine.name == name), None)
+
+
+def state_sections(record: Record) -> list[StateSection]:
+    """The record's figures by state and engine."""
+    sections = []
+    for state in TITLES:
+        head = f"{PREFIX}{state}."
+        known = {check.id.removeprefix(head): check for check in record.checks if check.id.startswith(head)}
+        section = StateSection(state)
+        for name, check in known.items():
+            start = f"{head}{name}."
+            found = {each.name.removeprefix(start): each for each in record.measurements if each.name.startswith(start)}
+            if found:
+                section.measured.append(EngineFigures(name, found, check))
+            else:
+                section.left_out.append(check)
+        if known:
+            sections.append(section)
+    return sections
+
+
+def print_dataset(record: Record, path: Path | None, console: Console) -> None:
+    """Print a table for each state with its notes, the advice, then the verdict. ``path``: where the record is."""
+    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+    sections = state_sections(record)
+    for section in sections:
+        if section.measured:
+            console.print(_table(section))
+        for line in notes(section):
+            print_block(console, line, 2)
+    if record.measurements:
+        print_block(console, advice(sections), 2)
+    print_verdict_line(record, path, console)
+
+
+def _table(section: StateSection) -> Table:
+    table = new_table()
+    table.add_column(section.title, overflow="fold")
+    add_number_columns(table, *HEADS[:4])
+    table.add_column(HEADS[4], overflow="fold")
+    add_number_columns(table, HEADS[5])
+    table.add_column(HEADS[6])
+    for engine in section.measured:
+        *shown, equal = cells(engine)
+        table.add_row(*map(Text, shown), Text(equal, style="" if equal == "yes" else "bold red"))
+    return table
+
+
+def cells(engine: EngineFigures) -> list[str]:
+    """The row of an engine: its name, and what ``HEADS`` names."""
+    rate, versus = engine.figures[RATE], engine.figures.get(VERSUS)
+    spread, fetched = rate.confidence, engine.value(FETCHED)
+    return [
+        engine.name,
+        number((engine.value(READ) or 0.0) / 1e9),
+        _rate(rate.value),
+        f"{_rate(spread.low)} to {_rate(spread.high)}" if spread is not None else "-",
+        "-" if fetched is None else number(fetched),
+        "-" if versus is None else str(versus.parameters["against"]),
+        "-" if versus is None else number(versus.value) + ("" if versus.parameters["decided"] else " ?"),
+        "yes" if engine.is_equal else "NO",
+    ]
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else number(value)
+
+
+def notes(section: StateSection) -> Iterator[str]:
+    """Lines under the table: what the columns mean, the evidence, what binds, what was left out or failed."""
+    if section.measured:
+        first = section.measured[0].figures[RATE]
+        rounds = format_count(len(first.samples or []), "round")
+        yield (
+            f"medians of {rounds}; range: of samples/s; fetched: bytes from the drives for each byte used; times: of "
+            "the samples/s of the engine beside it, with `?` where these rounds do not decide"
+        )
+        yield from _tokens_and_images(first)
+    if section.state == "cold":
+        yield from counted_by_drives(section.measured, READ, "read")
+        yield from (f"{engine.name}: {limit}" for engine in section.measured if (limit := _generator(engine)))
+    yield from _huge(section)
+    yield from without_figures(section.measured, section.left_out)
+
+
+def _tokens_and_images(figure: Measurement) -> Iterator[str]:
+    parameters = figure.parameters
+    size = format_size(2 * float(parameters["tokens"]))
+    yield (
+        f"tokens: {size} in Megatron's .bin, {parameters['documents']} documents, samples of "
+        f"{parameters['sequence_length']} tokens; images: {parameters['images']} of {parameters['image_side']}x"
+        f"{parameters['image_side']} pixels; a pass takes {parameters['seconds']:g} s at most"
+    )
+
+
+def _generator(engine: EngineFigures) -> str | None:
+    """That the program which asks for samples is the bottleneck; None where the drives are."""
+    limit = tester_limit(engine.figures[READ])
+    return f"the generator is the bottleneck: {limit}" if limit else None
+
+
+def _huge(section: StateSection) -> Iterator[str]:
+    for engine in section.measured:
+        mapped = engine.figures[RATE].parameters.get("huge_mapped_bytes")
+        if mapped:
+            yield f"{engine.name}: {format_size(float(mapped))} of the file were mapped by huge pages"
+
+
+def advice(sections: Sequence[StateSection]) -> str:
+    """One sentence about what to use with cold files, where the order of samples is shuffled as in training."""
+    cold = next((section for section in sections if section.state == "cold"), None)
+    parts = [part for part in (_of_tokens(cold), _of_images(cold)) if part] if cold is not None else []
+    return f"advice: {'; '.join(parts)}." if parts else "advice: none, since too little was measured to compare."
+
+
+def _of_tokens(cold: StateSection) -> str | None:
+    shuffled = [engine for engine in cold.measured if engine.is_equal and "-shuffled" in engine.name]
+    base = cold.named("mmap-shuffled")
+    if base is None or not base.is_equal:
+        return None
+    # A pool that no mapping takes from is no way to read.
+    others = [engine for engine in shuffled if engine is not base and not engine.name.endswith(HUGE_POOL)]
+    best = max(others, key=lambda engine: engine.value(VERSUS) or 0.0, default=None)
+    if best is None:
+        return None
+    return _compared(best, base, "read shuffled tokens")
+
+
+def _of_images(cold: StateSection) -> str | None:
+    rates = {engine.name: engine.value(RATE) or 0.0 for engine in cold.measured}
+    shards = [engine for engine in cold.measured if engine.name.startswith("tar-") and VERSUS in engine.figures]
+    if not shards:
+        return None
+
+    def base_of(engine: EngineFigures) -> str:
+        return str(engine.figures[VERSUS].parameters["against"])
+
+    best = max(shards, key=lambda engine: max(rates[engine.name], rates.get(base_of(engine), 0.0)))
+    base = cold.named(base_of(best))
+    return _compared(best, base, "read images") if base is not None else None
+
+
+def _compared(other: EngineFigures, base: EngineFigures, what: str) -> str:
+    """Which of two to use, from the ratio that ``other`` has to ``base``."""
+    ratio = other.figures[VERSUS]
+    if not ratio.parameters["decided"]:
+        return f"{what} by `{base.name}` or `{other.name}`, between which these rounds do not decide"
+    better, worse = (other, base) if ratio.value > 1 else (base, other)
+    times = max(ratio.value, 1 / ratio.value)
+    return (
+        f"{what} by `{better.name}` ({_rate(better.value(RATE) or 0.0)} samples/s, "
+        f"{number((better.value(READ) or 0.0) / 1e9)} GB/s), {number(times)} times `{worse.name}`"
+    )
