@@ -329,7 +329,7 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
         in text
     )
     assert "mmap-shuffled: the generator" not in text
-    assert "mmap-shuffled-hugepage: 2.097 MB of the file were mapped by huge pages" in text
+    assert "mapped by huge pages at the end of a pass: mmap-shuffled-hugepage 2.097 MB" in text
     assert "tf-data: left out, " in text
     assert "kvikio-2-workers: left out, GPUDirect Storage with num_workers=2" in text
     page = write_page(record, tmp_path / "report.html")

@@ -14,13 +14,13 @@ from tunetool.bench.dataset.engines import HUGE_POOL
 from tunetool.bench.dataset.figures import FETCHED, PREFIX, RATE, READ, VERSUS
 from tunetool.bench.dataset.samples import TITLES, State
 from tunetool.node.units import format_count, format_size
-from tunetool.record import CheckResult, Measurement, Record
+from tunetool.record import CheckResult, Record
 from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.verdict import tester_limit
 
-HEADS = ("GB/s", "samples/s", "range", "fetched", "against", "times", "equal")
+HEADS = ("GB/s", "samples/s", "range", "fetched", "times", "equal")
 
 
 @dataclass
@@ -78,10 +78,8 @@ def print_dataset(record: Record, path: Path | None, console: Console) -> None:
 def _table(section: StateSection) -> Table:
     table = new_table()
     table.add_column(section.title, overflow="fold")
-    add_number_columns(table, *HEADS[:4])
-    table.add_column(HEADS[4], overflow="fold")
-    add_number_columns(table, HEADS[5])
-    table.add_column(HEADS[6])
+    add_number_columns(table, *HEADS[:-1])
+    table.add_column(HEADS[-1])
     for engine in section.measured:
         *shown, equal = cells(engine)
         table.add_row(*map(Text, shown), Text(equal, style="" if equal == "yes" else "bold red"))
@@ -98,7 +96,6 @@ def cells(engine: EngineFigures) -> list[str]:
         _rate(rate.value),
         f"{_rate(spread.low)} to {_rate(spread.high)}" if spread is not None else "-",
         "-" if fetched is None else number(fetched),
-        "-" if versus is None else str(versus.parameters["against"]),
         "-" if versus is None else number(versus.value) + ("" if versus.parameters["decided"] else " ?"),
         "yes" if engine.is_equal else "NO",
     ]
@@ -115,9 +112,10 @@ def notes(section: StateSection) -> Iterator[str]:
         rounds = format_count(len(first.samples or []), "round")
         yield (
             f"medians of {rounds}; range: of samples/s; fetched: bytes from the drives for each byte used; times: of "
-            "the samples/s of the engine beside it, with `?` where these rounds do not decide"
+            "the samples/s by plain mmap in the same order, by the fewest workers, or for shards by files; `?`: these "
+            "rounds do not decide"
         )
-        yield from _tokens_and_images(first)
+        yield from _what_was_read(section)
     if section.state == "cold":
         yield from counted_by_drives(section.measured, READ, "read")
         yield from (f"{engine.name}: {limit}" for engine in section.measured if (limit := _generator(engine)))
@@ -125,14 +123,19 @@ def notes(section: StateSection) -> Iterator[str]:
     yield from without_figures(section.measured, section.left_out)
 
 
-def _tokens_and_images(figure: Measurement) -> Iterator[str]:
-    parameters = figure.parameters
-    size = format_size(2 * float(parameters["tokens"]))
-    yield (
-        f"tokens: {size} in Megatron's .bin, {parameters['documents']} documents, samples of "
-        f"{parameters['sequence_length']} tokens; images: {parameters['images']} of {parameters['image_side']}x"
-        f"{parameters['image_side']} pixels; a pass takes {parameters['seconds']:g} s at most"
-    )
+def _what_was_read(section: StateSection) -> Iterator[str]:
+    parameters = section.measured[0].figures[RATE].parameters
+    kinds = {engine.name.endswith("-workers") for engine in section.measured}
+    if False in kinds:
+        size = format_size(2 * float(parameters["tokens"]))
+        yield (
+            f"tokens: {size} in Megatron's .bin, {parameters['documents']} documents, samples of "
+            f"{parameters['sequence_length']} tokens"
+        )
+    if True in kinds:
+        side = parameters["image_side"]
+        yield f"images: {parameters['images']} of {side}x{side} pixels, decoded"
+    yield f"a pass takes {parameters['seconds']:g} s at most"
 
 
 def _generator(engine: EngineFigures) -> str | None:
@@ -142,10 +145,12 @@ def _generator(engine: EngineFigures) -> str | None:
 
 
 def _huge(section: StateSection) -> Iterator[str]:
-    for engine in section.measured:
-        mapped = engine.figures[RATE].parameters.get("huge_mapped_bytes")
-        if mapped:
-            yield f"{engine.name}: {format_size(float(mapped))} of the file were mapped by huge pages"
+    sizes = {
+        engine.name: float(engine.figures[RATE].parameters.get("huge_mapped_bytes") or 0) for engine in section.measured
+    }
+    shown = [f"{name} {format_size(size)}" for name, size in sizes.items() if size]
+    if shown:
+        yield f"mapped by huge pages at the end of a pass: {', '.join(shown)}"
 
 
 def advice(sections: Sequence[StateSection]) -> str:
