@@ -30,8 +30,6 @@ from tunetool.measure.worker import Failed, Worker, child_command, preloads
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Scalar
 
-SLACK_BYTES = 8 << 20
-"""Bytes that a journal and the system's log may read besides."""
 _STATES: tuple[State, ...] = ("cold", "warm")
 _PATIENCE = 600.0
 """Seconds that an answer may take on a busy machine, a pass beside its time."""
@@ -159,7 +157,7 @@ class _Dataset:
             if table.state == "cold":
                 # What the kernel reads ahead for the engine is its own, whether a sample needs it or not.
                 ahead = max(0, (done["fetched"] or 0) - done["bytes"])
-                counted = counting.count("read", done["bytes"], slack=SLACK_BYTES + ahead)
+                counted = counting.count("read", done["bytes"], slack=figures.SLACK_BYTES + ahead)
             is_equal = self._is_equal(engine, worker.ask({"do": "check", "samples": done["samples"]}, _PATIENCE))
         return Pass(
             **{name: done[name] for name in ("seconds", "bytes", "samples", "fetched", "cores")},
