@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import builders
 from tunetool import record as records
 from tunetool.fleet.verify import name_outliers
+from tunetool.measure.direction import Direction
+from tunetool.measure.evidence import Counted
+from tunetool.measure.figures import ceiling_figure
 from tunetool.measure.ladder.causes import DriveFacts as LadderDrive
 from tunetool.measure.ladder.causes import Facts
 from tunetool.measure.ladder.climb import conclude
+from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import (
     CheckResult,
     DriveFacts,
@@ -22,12 +31,21 @@ from tunetool.record import (
     Measurement,
     Node,
     Record,
+    Scalar,
     Tool,
     Verdict,
 )
-from tunetool.verdict import CEILING
+from tunetool.tune.outcome import Work
+from tunetool.tune.outcome import conclude as conclude_search
+from tunetool.tune.request import Request
+from tunetool.tune.samples import Move, Sample, Samples
+from tunetool.tune.search import Plan, Search
+from tunetool.tune.settings import DEFAULTS, AioSettings
+from tunetool.tune.space import SWEEP, settings_of
+from tunetool.verdict import CEILING, judge
 
 GB = 10**9
+FEW = [AioSettings(2**20, depth, threads, False, True) for depth, threads in ((32, 1), (8, 8), (32, 8))]
 MEDIUM = "md RAID0 (8 x nvme)"
 COUNTED = Evidence(kind="block", device="md0", claimed_bytes=10**12, counted_bytes=10**12 + 10**8, ratio=1.0001)
 TOOL = Tool(version="0.1.0", commit="c" * 40, source_sha256="5" * 64)
@@ -180,39 +198,155 @@ def fleet(count: int = 40) -> tuple[Record, dict[str, Node], dict[str, list[str]
 TEXTS = {
     *("found", "expected", "remedy", "medium", "engine", "host", "target", "model", "firmware", "kernel", "machine"),
     *("cpu", "driver", "title", "method", "serial", "source", "below", "commit", "name", "rung", "device"),
+    *("mix", "goal", "checksum", "source_medium", "binds"),
 }
 """Keys of a record whose values are texts of other programs or of people."""
+
+
+def spoiled(value: Any, text: str, keys: Collection[str], key: str = "") -> Any:
+    """A document whose texts under these keys end with ``text``."""
+    if isinstance(value, dict):
+        return {name: spoiled(inner, text, keys, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [spoiled(inner, text, keys, key) for inner in value]
+    return f"{value}{text}" if isinstance(value, str) and key in keys else value
 
 
 def hostile(record: Record, text: str) -> Record:
     """The record with ``text`` after the beginning of whatever a stranger could have written."""
 
-    def spoiled(value: Any, key: str = "") -> Any:
-        if isinstance(value, dict):
-            return {name: spoiled(inner, name) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [spoiled(inner, key) for inner in value]
-        return f"{value}{text}" if isinstance(value, str) and key in {*TEXTS, "reasons", "command"} else value
-
     document = records.to_document(record)
     del document["sha256"]
     # The names of figures choose what a page shows of them.
     kept = [each["name"] for each in document.get("measurements", [])]
-    document = spoiled(document)
+    document = spoiled(document, text, {*TEXTS, "reasons", "command"})
     for each, name in zip(document.get("measurements", []), kept, strict=True):
         each["name"] = name
     return Record.model_validate(document)
 
 
+@dataclass
+class SimulatedHandle:
+    """Speeds that grow with block, depth and threads up to what the drives give; a clock; and every sample."""
+
+    io_bytes: int = 2**28
+    engine: str = "aio_handle (deepspeed 0.19.8, torch 2.11.0)"
+    now: float = 0.0
+    kept: dict[AioSettings, dict[Direction, list[Sample]]] = field(default_factory=dict)
+    random: random.Random = field(default_factory=lambda: random.Random(11))
+
+    def take(self, settings: AioSettings, direction: Direction) -> float:
+        limit = (48.0 if direction == "read" else 26.0) * GB
+        alone = 30 * GB * settings.intra_op_parallelism * settings.queue_depth / (settings.queue_depth + 6)
+        alone *= 0.8 if settings.single_submit else 1.0
+        rate = limit * alone / (limit + alone) * math.exp(0.02 * self.random.gauss(0, 1))
+        self.now += self.io_bytes / rate + 0.02
+        sample = Sample(rate, self.io_bytes, Counted(self.io_bytes, self.io_bytes + 4096, {}), self.now)
+        self.kept.setdefault(settings, {}).setdefault(direction, []).append(sample)
+        return rate
+
+    def move(self, settings: AioSettings, direction: Direction) -> Move:
+        raise AssertionError("the samples are taken by `take`")
+
+
+STACK = BlockStack(
+    *("/mnt/nvme_raid0", None, "xfs", "md127", "9:127", MEDIUM),
+    tuple(Leaf(f"nvme{n}n1", "nvme", f"S{n:03d}", True, (f"nvme{n}n1",)) for n in range(8)),
+    redundant=False,
+    in_memory=False,
+)
+LINKS = ceiling_figure(STACK, 63 * GB)
+
+
+@cache
+def tuned(*space: AioSettings) -> Record:
+    """A whole search over these settings, by default all of ds_nvme_tune's, on a simulated machine."""
+    request = Request(Path(STACK.directory), [*space] or settings_of(SWEEP))
+    handle = SimulatedHandle()
+    found = Search(Plan(request.space, request.mix, 45.0), handle.take, lambda: handle.now).run()
+    samples = Samples(handle, STACK, lambda: handle.now, kept=handle.kept)
+    read_back = check("tune.block", "pass", "deepspeed 0.19.8 understood all 7 settings as written")
+    case = conclude_search(request, STACK, Work(samples, found, [read_back])).case
+    return builders.record(
+        *case.measurements,
+        LINKS,
+        kind="tune",
+        node=node(),
+        tool=TOOL,
+        command=["tunetool", "tune", "--target", STACK.directory, "-o", "aio.json"],
+        target=STACK.directory,
+        checks=list(case.checks),
+        verdict=judge(case),
+    )
+
+
+def staged(**parameters: Scalar) -> Record:
+    """A copy of a model from a file server to memory."""
+    moved: dict[str, Scalar] = {
+        **{
+            "source": "/srv/models/qwen",
+            "source_medium": "nfs4",
+            "bytes": 16_381_516_776,
+            "seconds": 9.42,
+            "files": 27,
+        },
+        **{"direct_bytes": 0, "reading_seconds": 261.3, "checksum_seconds": 1.9, "writing_seconds": 8.4},
+        **{"cpu_seconds": 12.6, "cpus": 192, "cpu_busy": 0.07, "binds": "source", "threads": 32, "checksum": "xxh3_64"},
+        **parameters,
+    }
+    copied = builders.measurement("stage.copy", 16_381_516_776 / 9.42, medium="tmpfs", parameters=moved)
+    return builders.record(
+        copied,
+        kind="stage",
+        node=node(),
+        tool=TOOL,
+        command=["tunetool", "stage", "/srv/models/qwen", "/dev/shm/qwen"],
+        target="/dev/shm/qwen",
+        verdict=Verdict(status="pass", reasons=[]),
+    )
+
+
+def handled(depth: int = 32, threads: int = 1, speed: float = 9.1, direction: Direction = "write") -> Record:
+    """One run of DeepSpeed's handle; a write is timed with and without its sync."""
+    given: dict[str, Scalar] = {
+        **{"direction": direction, "device": "cpu", "block_bytes": 2**20, "queue_depth": depth},
+        **{"intra_op_parallelism": threads, "single_submit": False, "overlap_events": True, "file_bytes": 2**30},
+    }
+    names = {f"ds_io.{direction}": speed} | ({"ds_io.write_durable": 0.92 * speed} if direction == "write" else {})
+    figures = [
+        figure(name, value * GB, parameters=given, engine=SimulatedHandle.engine) for name, value in names.items()
+    ]
+    return builders.record(
+        *figures,
+        LINKS,
+        kind="bench.ds-io",
+        id=f"{depth:016x}{threads:016x}",
+        node=node(),
+        tool=TOOL,
+        command=["tunetool", "bench", "ds-io", "--target", STACK.directory, "--queue_depth", str(depth)],
+        target=STACK.directory,
+        verdict=Verdict(status="pass", reasons=[]),
+    )
+
+
+def over_time(count: int = 12, host: str = "node1") -> list[Record]:
+    """Records of a node whose seventh and later ones are slower."""
+    made = []
+    for number in range(count):
+        day = builders.NOW + timedelta(days=7 * number)
+        speed = (51 if number < 6 else 44) * GB
+        figures = [figure("sequential.read", speed * (1 + 0.002 * (number % 3)), 0.04)]
+        times = {"started": day, "finished": day + timedelta(seconds=60)}
+        status = Verdict(status="pass" if number < 6 else "fail", reasons=[])
+        made.append(builders.record(*figures, id=f"{number:032x}", node=node(host), tool=TOOL, verdict=status, **times))
+    return made
+
+
 def all_kinds() -> Sequence[Record]:
     """A record of each kind whose page needs nothing else."""
-    tuned = [
-        figure(f"tune.{name}.read", value * GB, parameters={"direction": "read"})
-        for name, value in (("best", 48.0), ("default", 21.0))
-    ]
-    return [
-        verified(),
-        fleet(12)[0],
-        builders.record(*tuned, kind="tune", verdict=Verdict(status="pass", reasons=[])),
-        builders.record(figure("stage.copy", 12 * GB), kind="stage", checks=[check("stage.identical", "pass")]),
-    ]
+    return [verified(), fleet(12)[0], tuned(DEFAULTS, *FEW), staged(), handled(), evicted()]
+
+
+def evicted() -> Record:
+    """A record without a figure."""
+    return builders.record(kind="stage", checks=[check("stage.evicted", "pass")])

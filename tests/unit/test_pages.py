@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +11,7 @@ from click.testing import CliRunner
 
 import shown_records
 from builders import measurement, record
+from parsed_page import Parsed
 from shown_records import all_kinds, fleet, hostile, verified
 from tunetool import record as records
 from tunetool.cli.main import cli
@@ -28,31 +27,7 @@ from tunetool.report.kinds import PAGES, write_any_page, write_page
 from tunetool.report.svg_curves import Line, plot
 from tunetool.report.svg_ladder import ladder
 from tunetool.report.svg_nodes import Dot, dots
-
-
-class Parsed(HTMLParser):
-    """The tags of a page with their attributes, its texts, and the rows of its tables."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self.rows: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "tr":
-            self.rows.append("")
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-        if self.rows:
-            self.rows[-1] += f"{data} "
-
-    def shape(self) -> Counter[str]:
-        """How often each tag and each of its attributes occurs."""
-        return Counter(part for tag, given in self.tags for part in (tag, *(f"{tag} {name}" for name in given)))
+from tunetool.report.svg_points import Level, Point, points
 
 
 def page_of(shown: Record, folder: Path) -> str:
@@ -89,7 +64,7 @@ def test_a_page_is_whole_and_fetches_nothing(shown: Record, tmp_path: Path) -> N
         "\n]]><!--\r\u2028",
     ],
 )
-@pytest.mark.parametrize("kind", range(4), ids=lambda kind: str(all_kinds()[kind].kind))
+@pytest.mark.parametrize("kind", range(len(all_kinds())), ids=lambda kind: str(all_kinds()[kind].kind))
 def test_no_text_of_a_record_becomes_markup(kind: int, text: str, tmp_path: Path) -> None:
     shown = all_kinds()[kind]
     plain = Parsed(page_of(hostile(shown, " x"), tmp_path))
@@ -108,8 +83,11 @@ def test_no_text_of_a_record_becomes_markup(kind: int, text: str, tmp_path: Path
             [Rung(name="a", title="<\"'>", kind="array", value=1e9, share=0.5, least=0.9, below="x", loses=True)], 2e9
         ),
         dots('a "b"', [Dot("<\"' onload=x>", 1.0, True)]),
+        points(
+            'a "b"', 'a "b"', [Point("<\"'>", 1.0, 0.5, 2.0, "#000", pin="<b>", below="&")], [Level("<i>", 3.0)], "<"
+        ),
     ],
-    ids=["bars", "curves", "ladder", "nodes"],
+    ids=["bars", "curves", "ladder", "nodes", "points"],
 )
 def test_a_picture_is_well_formed_whatever_its_names_are(drawn: str) -> None:
     root = ElementTree.fromstring(drawn)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,11 +17,16 @@ from hypothesis import strategies as st
 
 import builders
 from builders import NOW, sampled
+from parsed_page import Parsed
+from shown_records import hostile, over_time
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.record import Record, Verdict, write
+from tunetool.report import trend_page
 from tunetool.report.compare import compare_with_all
 from tunetool.report.flat import csv_text, markdown_table, plain, record_csv, record_markdown
+from tunetool.report.runs import Kept
+from tunetool.report.trend import points
 
 SAMPLES = (50e9, 51e9, 52e9, 53e9, 54e9, 55e9)
 
@@ -117,3 +124,47 @@ def test_compare_takes_baselines_and_formats(runs: Path) -> None:
     assert "| slower |" in call("compare", *names, "--format", "markdown", "--runs-dir", runs).stdout
     assert json.loads(call("compare", *names, "--json", "-", "--runs-dir", runs).stdout)["measurements"]
     call("compare", names[0], "--runs-dir", runs, code=2)
+
+
+def test_a_trend_has_a_page_with_a_plot(tmp_path: Path) -> None:
+    for each in [*over_time(), *over_time(1, "node2")]:
+        write(each, tmp_path)
+    out = tmp_path / "trend.html"
+    call("trend", "sequential.read", "--runs-dir", tmp_path, "--page", out)
+    text = out.read_text()
+    titles = re.findall("<h2>(.*?)</h2>", text)
+    assert titles == ["What changed", "Figures", "Evidence", "How to repeat", "Provenance"]
+    first, second = (ElementTree.fromstring(svg) for svg in re.findall("<svg.*?</svg>", text, re.DOTALL))
+    dots = [each for each in first if each.tag.endswith("circle")]
+    assert [float(each.attrib["r"]) > 4 for each in dots] == [number == 6 for number in range(12)]
+    across = [float(each.attrib["cx"]) for each in dots]
+    assert across == sorted(across)
+    assert len([each for each in first if each.attrib.get("class") == "whisker"]) == 12
+    assert "(43." in first.attrib["aria-label"]
+    assert "2026-01-02" in "".join(first.itertext())
+    assert len([each for each in second if each.tag.endswith("circle")]) == 1
+    changes = text[text.index("What changed") : text.index("<h2>Figures")]
+    assert changes.count("<li>") == 1
+    assert "2026-02-13 03:04: sequential.read node1: slower" in changes
+    assert "there is no record before it" in text
+    call("trend", "sequential.read", "--runs-dir", tmp_path, "--page", tmp_path / "no/x.html", code=2)
+
+
+def test_no_text_of_a_record_becomes_markup_in_a_trend() -> None:
+    text = "\"'><svg onload=alert(1)>"
+
+    def page(added: str) -> Parsed:
+        kept = [Kept(f"{each.id}{added}", hostile(each, added)) for each in over_time(3)]
+        return Parsed(trend_page.page(points(kept, "sequential.read"), f"x{added}", ["tunetool", added]))
+
+    assert page(text).shape() == page(" x").shape()
+    assert text in page(text).words
+
+
+def test_a_trend_over_many_records_and_hosts_stays_small() -> None:
+    kept = [Kept(f"{each.id}-{host}", each) for host in range(40) for each in over_time(40, f"node{host}")]
+    text = trend_page.page(points(kept, "sequential.read"), "sequential.read", [])
+    assert text.count("<svg") == 24
+    assert "16 series more have no plot here" in text
+    assert "1200 older figures are left out" in text
+    assert len(text.encode()) < 500_000

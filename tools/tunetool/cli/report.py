@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tunetool.cli.groups import Group
-from tunetool.cli.options import AsJson, InRuns, argument, option, takes
+from tunetool.cli.options import AsJson, InRuns, argument, command_line, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import FILE, PATH
+from tunetool.cli.values import FILE, NEW_FILE, PATH
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class TrendOptions(InRuns):
     kind: str | None = option("--kind", metavar="KIND", help="Kind of the records, such as verify or fleet.")
     host: str | None = option("--host", metavar="HOST", help="Only figures of this host.")
     form: str = option("--format", type=click.Choice(TABLES), default="text", help="Format of the output.")
+    page: Path | None = option("--page", type=NEW_FILE, help="File for an HTML page with a plot of the figure.")
 
 
 @command.command()
@@ -130,7 +131,8 @@ class TrendOptions(InRuns):
 def trend(given: TrendOptions) -> int:
     """Show FIGURE, such as sequential.read, over the records that have it, the oldest first, with bars.
 
-    The last column says whether it changed since the record before by more than chance, each pair by itself.
+    The last column says whether it changed since the record before by more than chance, each pair by itself. --page
+    writes an HTML page too: one file, which needs no network.
     """
     from tunetool.report.flat import csv_text, markdown_table
     from tunetool.report.page import table_console
@@ -138,6 +140,10 @@ def trend(given: TrendOptions) -> int:
     from tunetool.report.trend import TITLES, points, print_trend, rows
 
     shown = points(list_runs(_runs_dir(given.runs_dir), given.kind), given.figure, given.host)
+    if given.page is not None:
+        from tunetool.report.trend_page import page as page_of
+
+        _put(page_of(shown, given.figure, command_line()), given.page)
     if given.form == "text":
         print_trend(shown, table_console())
     else:

@@ -56,14 +56,17 @@ def _path(name: str, text: str) -> Path:
 
 
 def _json(name: str, text: str) -> str:
-    if _text(name, text) == "-":
-        return text
-    path = Path(text)
+    return text if _text(name, text) == "-" else str(_new_file(name, text, ", or `-` for stdout"))
+
+
+def _new_file(name: str, text: str, other: str = "") -> Path:
+    """Refused before any work where it cannot be written."""
+    path = _path(name, text)
     if path.is_dir():
-        raise UsageProblem(f"`{path}` is a directory", f"`{name}` takes a file, or `-` for stdout")
+        raise UsageProblem(f"`{path}` is a directory", f"`{name}` takes a file{other}")
     if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UsageProblem(f"`{path}` cannot be written", f"`{name}` takes a file in a directory that exists")
-    return text
+    return path
 
 
 def _size(name: str, text: str) -> int:
@@ -161,6 +164,8 @@ TEXT = Value("text", _text)
 PATH = Value("path", _path)
 DIRECTORY = Value("dir", _path)
 FILE = Value("file", _path)
+NEW_FILE = Value("file", _new_file)
+"""A file that will be written."""
 JSON_FILE = Value("file", _json)
 SIZE = Value("size", _size)
 BANDWIDTH = Value("rate", _bandwidth)

@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape, quoteattr
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tunetool.node.units import format_count, format_size, format_size_binary
-from tunetool.record import Confidence, Measurement, Record, to_document
+from tunetool.record import Confidence, Measurement, Record, Tool, to_document
 from tunetool.report.page import number
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
@@ -36,7 +36,8 @@ def render(template: str, **values: object) -> str:
     """The text of a page; ``template`` extends ``base.html.j2``, and all values are escaped unless marked safe."""
     record = values.get("record")
     if isinstance(record, Record):
-        shared = {"evidence": evidence(record), "command": shlex.join(record.command), "provenance": provenance(record)}
+        named = [(label(figure), figure) for figure in record.measurements]
+        shared = {"evidence": evidence(named), "command": shlex.join(record.command), "provenance": provenance(record)}
         values = {**shared, **values}
     return _environment().get_template(template).render(**{**_shell(), **values})
 
@@ -67,33 +68,33 @@ def _shell() -> Mapping[str, object]:
     }
 
 
-def evidence(record: Record) -> dict[str, Any]:
-    """One line about all figures, and a row for each whose bytes were counted."""
-    counted = [each for each in record.measurements if each.evidence is not None and each.evidence.ratio is not None]
-    if not record.measurements:
+def evidence(named: Sequence[tuple[str, Measurement]]) -> dict[str, Any]:
+    """One line about all these figures, and a row for each whose bytes were counted."""
+    counted = [(name, each) for name, each in named if each.evidence is not None and each.evidence.ratio is not None]
+    if not named:
         return {"summary": "", "rows": ()}
-    figures = format_count(len(record.measurements), "figure")
+    figures = format_count(len(named), "figure")
     if not counted:
         return {"summary": f"No counter was read beside what was measured ({figures}).", "rows": ()}
-    worst = max(counted, key=lambda each: abs(_ratio(each) - 1))
+    name, worst = max(counted, key=lambda each: abs(_ratio(each[1]) - 1))
     summary = (
         f"Counters were read for {len(counted)} of {figures}. Furthest from what was claimed: "
-        f"{_ratio(worst):.4f} of the bytes of {label(worst)}."
+        f"{_ratio(worst):.4f} of the bytes of {name}."
     )
     left_out = len(counted) - _MOST_EVIDENCE
     summary += f" {left_out} rows more are in the record." if left_out > 0 else ""
-    return {"summary": summary, "rows": [_evidence_row(each) for each in counted[:_MOST_EVIDENCE]]}
+    return {"summary": summary, "rows": [_evidence_row(*each) for each in counted[:_MOST_EVIDENCE]]}
 
 
 def _ratio(figure: Measurement) -> float:
     return (figure.evidence.ratio if figure.evidence else None) or 0.0
 
 
-def _evidence_row(figure: Measurement) -> dict[str, Any]:
+def _evidence_row(name: str, figure: Measurement) -> dict[str, Any]:
     proof = figure.evidence
     claimed, seen = (proof.claimed_bytes, proof.counted_bytes) if proof else (None, None)
     return {
-        "name": label(figure),
+        "name": name,
         "samples": len(figure.samples or []),
         "claimed": format_size(claimed) if claimed is not None else "-",
         "claimed_bytes": claimed if claimed is not None else "",
@@ -124,11 +125,16 @@ def provenance(record: Record) -> list[tuple[str, str]]:
     return [(name, value) for name, value in _provenance(record) if value]
 
 
+def of_tool(tool: Tool) -> Iterator[tuple[str, str]]:
+    """The provenance of what was made by this tunetool."""
+    yield "tunetool", " ".join([tool.version, *([f"commit {tool.commit}"] if tool.commit else [])])
+    yield "hash of what ran", f"sha256 {tool.source_sha256}" if tool.source_sha256 else ""
+
+
 def _provenance(record: Record) -> Iterator[tuple[str, str]]:
-    node, tool = record.node, record.tool
-    if tool is not None:
-        yield "tunetool", " ".join([tool.version, *([f"commit {tool.commit}"] if tool.commit else [])])
-        yield "hash of what ran", f"sha256 {tool.source_sha256}" if tool.source_sha256 else ""
+    node = record.node
+    if record.tool is not None:
+        yield from of_tool(record.tool)
     yield "programs", ", ".join(sorted({each.engine for each in record.measurements})[:12])
     yield "record", record.id
     yield "hash of the record", f"sha256 {record.sha256 or to_document(record)['sha256']}"

@@ -46,17 +46,20 @@ def _plots(record: Record) -> Iterator[str]:
 
 
 def _row(figure: Measurement) -> Mapping[str, Any]:
-    interval = interval_of(figure)
     return {
         "name": label(figure),
         "number": figure.value,
         "value": format_value(figure.value, figure.unit),
-        "interval": _interval(figure.unit, interval.low, interval.high) if interval else "-",
+        "interval": interval_words(figure),
         "medium": figure.medium,
         "engine": figure.engine,
     }
 
 
-def _interval(unit: str, low: float, high: float) -> str:
-    factor, shown = scale(unit, max(abs(low), abs(high)))
-    return f"{number(low / factor)} to {number(high / factor)} {shown}".strip()
+def interval_words(figure: Measurement) -> str:
+    """Its interval for people; a dash where it has one sample."""
+    interval = interval_of(figure)
+    if interval is None:
+        return "-"
+    factor, shown = scale(figure.unit, max(abs(interval.low), abs(interval.high)))
+    return f"{number(interval.low / factor)} to {number(interval.high / factor)} {shown}".strip()

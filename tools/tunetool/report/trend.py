@@ -28,6 +28,8 @@ class Point:
     run: str
     record: Record
     figure: Measurement
+    series: str
+    """What it is of: figures of one series are compared, those of other hosts and drives are not."""
     change: str
     """Whether it is faster or slower than in the record before, by more than chance; empty for the first."""
 
@@ -47,9 +49,9 @@ def points(runs: Sequence[Kept], name: str, host: str | None = None) -> list[Poi
             where = figure.host or each.record.node.host
             if name not in (figure.name, label(figure)) or host not in (None, where):
                 continue
-            key = f"{label(figure)} {where}"
-            result.append(Point(each.name, each.record, figure, _change(before.get(key), figure)))
-            before[key] = figure
+            series = label(figure) if figure.host else f"{label(figure)} {where}"
+            result.append(Point(each.name, each.record, figure, series, _change(before.get(series), figure)))
+            before[series] = figure
     if not result:
         known = sorted({figure.name for each in kept if each.record for figure in each.record.measurements})
         shown = ", ".join(known[:12]) + (" ..." if len(known) > 12 else "")
