@@ -22,6 +22,7 @@ from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.units import UnitError, format_size, parse_size
 from tunetool.record import Measurement
 from tunetool.verdict import Case
+from tunetool.verify.ceiling import ceiling_figures
 
 KIND = "bench.ds-io"
 DURABLE = "_durable"
@@ -117,7 +118,7 @@ class _Handle:
         stack, outcome = self.stack, self.outcome
         figures, doubts = [], list(self.doubts)
         if outcome.samples.get(self.request.direction):
-            figures = _figures(self.request, self.spec, stack, outcome)
+            figures = [*_figures(self.request, self.spec, stack, outcome), *ceiling_figures(stack)]
             doubts = doubts or list(aio.unproven(self.spec, stack, outcome).values())
         return Findings(Case(figures, doubts=doubts, judged="work"), target=stack.directory, stack=stack)
 

@@ -16,11 +16,17 @@ from tunetool.report.table import print_verdict_line
 def print_ds_io(record: Record, path: Path | None, console: Console) -> None:
     """Print the figures with their evidence, then the verdict. ``path``: where the record is."""
     console.print(Text(f"{record.node.host}: `{record.target}`"), soft_wrap=True)
-    for measurement in record.measurements:
+    figures = figures_of(record)
+    for measurement in figures:
         print_block(console, _figure(measurement), 2)
-    if record.measurements:
-        print_block(console, _how(record.measurements[0]), 2)
+    if figures:
+        print_block(console, _how(figures[0]), 2)
     print_verdict_line(record, path, console)
+
+
+def figures_of(record: Record) -> list[Measurement]:
+    """What the handle reached; not the ceiling of the links."""
+    return [measurement for measurement in record.measurements if measurement.name.startswith("ds_io.")]
 
 
 def _figure(measurement: Measurement) -> str:

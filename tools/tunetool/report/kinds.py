@@ -36,7 +36,7 @@ PRINTERS: Mapping[str, str] = {
 PAGES: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint_page.write_page",
     "bench.dataset": "dataset_page.write_page",
-    "bench.ds-io": "record_page.write_page",
+    "bench.ds-io": "ds_io_page.write_page",
     "bench.experts": "record_page.write_page",
     "bench.finetune": "finetune_page.write_page",
     "bench.loading": "loading_page.write_page",
@@ -44,11 +44,14 @@ PAGES: Mapping[str, str] = {
     "bench.staging": "staging_page.write_page",
     "bench.strategies": "strategies_page.write_page",
     "fleet": "fleet_page.write_page",
-    "tune": "record_page.write_page",
+    "stage": "stage_page.write_page",
+    "tune": "tune_page.write_page",
     "verify": "verify_page.write_page",
 }
 """Functions that write a page, and return its path; None where the record has nothing to show. A command that makes a
-record of such a kind writes it. A copy of a tree has none: it may take less time than its page."""
+record of such a kind writes it."""
+ASKED_FOR = ("stage",)
+"""Kinds whose page is written where somebody asks for it alone: a copy may take less time than its page."""
 ANY_PAGE = "record_page.write_page"
 """For all other kinds, where somebody asks for a page."""
 
@@ -73,7 +76,8 @@ def write_page(record: Record, path: Path | None) -> Path | None:
 
     A health check, which measures nothing, is run every few minutes: its page is written where somebody asks for it.
     """
-    if path is None or record.kind not in PAGES or (record.kind == "verify" and not record.measurements):
+    unasked = record.kind in ASKED_FOR or (record.kind == "verify" and not record.measurements)
+    if path is None or record.kind not in PAGES or unasked:
         return None
     return _write(record, path)
 

@@ -12,11 +12,12 @@ from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import FleetHost, Measurement, Record
 from tunetool.report import page
 
-_BINDS = {
+BINDS = {
     "cpu": "the CPUs were busy, with this or with other work",
     "source": "reading the source took most of the time",
     "destination": "writing took most of the time",
 }
+"""What each bottleneck of a copy means."""
 
 
 def print_stage(record: Record, path: Path | None, console: Console) -> None:
@@ -75,5 +76,5 @@ def _lines(figure: Measurement) -> list[str]:
         f"writing {float(parameters['writing_seconds']):.2f} s over all threads; CPU "
         f"{float(parameters['cpu_seconds']):.2f} s on {parameters['cpus']}, which were busy for "
         f"{float(parameters['cpu_busy']):.0%}",
-        f"binds: {parameters['binds']} ({_BINDS[str(parameters['binds'])]})",
+        f"binds: {parameters['binds']} ({BINDS[str(parameters['binds'])]})",
     ]

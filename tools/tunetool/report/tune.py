@@ -97,10 +97,10 @@ def print_tune(record: Record, path: Path | None, console: Console, written: Pat
     ``path``: where the record is; ``written``: the file with the aio block, where one was written.
     """
     console.print(Text(f"{record.node.host}: `{record.target}`"), soft_wrap=True)
-    gains = [measurement for measurement in record.measurements if measurement.name.startswith(GAIN)]
+    gains = gains_of(record)
     if gains:
         console.print(_table(gains))
-        for line in _footnotes(record, gains):
+        for line in footnotes(record, gains):
             print_block(console, line, 2)
     for check in record.checks:
         print_block(console, f"{check.id}: {check.found}", 2)
@@ -109,33 +109,49 @@ def print_tune(record: Record, path: Path | None, console: Console, written: Pat
     print_verdict_line(record, path, console)
 
 
+def gains_of(record: Record) -> list[Measurement]:
+    """For each goal the choice, held against DeepSpeed's default; the block is written for the last one."""
+    return [measurement for measurement in record.measurements if measurement.name.startswith(GAIN)]
+
+
+def settings_of(figure: Measurement) -> AioSettings:
+    """The settings that a figure of a search is about."""
+    return from_block({name: figure.parameters[name] for name in DEFAULTS.block()})  # type: ignore[misc]
+
+
+TITLES = ("goal", "block x depth x threads", "GB/s", "default", "ratio", "from", "to", "result")
+NUMBERS = TITLES[2:-1]
+"""Titles of the columns with figures."""
+
+
+def gain_cells(gain: Measurement) -> tuple[str, ...]:
+    """The cells of a goal, for the columns ``TITLES``."""
+    parameters = gain.parameters
+    better = bool(parameters["significant"])
+    interval = gain.confidence
+    return (
+        str(parameters["goal"]),
+        str(settings_of(gain)) if better else "DeepSpeed's default",
+        f"{float(parameters['rate']) / 1e9:.3f}",
+        f"{float(parameters['default_rate']) / 1e9:.3f}",
+        f"{gain.value:.3f}",
+        f"{interval.low:.3f}" if interval else "",
+        f"{interval.high:.3f}" if interval else "",
+        "faster" if better else "no significant difference",
+    )
+
+
 def _table(gains: list[Measurement]) -> Table:
     table = new_table()
-    for title in ("goal", "block x depth x threads", "GB/s", "default", "ratio", "from", "to", "result"):
-        right = title in ("GB/s", "default", "ratio", "from", "to")
-        table.add_column(title, justify="right" if right else "left", overflow="fold")
+    for title in TITLES:
+        table.add_column(title, justify="right" if title in NUMBERS else "left", overflow="fold")
     for gain in gains:
-        parameters = gain.parameters
-        better = bool(parameters["significant"])
-        interval = gain.confidence
-        table.add_row(
-            str(parameters["goal"]),
-            str(_settings(gain)) if better else "DeepSpeed's default",
-            f"{float(parameters['rate']) / 1e9:.3f}",
-            f"{float(parameters['default_rate']) / 1e9:.3f}",
-            f"{gain.value:.3f}",
-            f"{interval.low:.3f}" if interval else "",
-            f"{interval.high:.3f}" if interval else "",
-            "faster" if better else "no significant difference",
-        )
+        table.add_row(*gain_cells(gain))
     return table
 
 
-def _settings(gain: Measurement) -> AioSettings:
-    return from_block({name: gain.parameters[name] for name in DEFAULTS.block()})  # type: ignore[misc]
-
-
-def _footnotes(record: Record, gains: list[Measurement]) -> list[str]:
+def footnotes(record: Record, gains: list[Measurement]) -> list[str]:
+    """How the pairs were measured, and what the drives counted."""
     figures = [each for each in record.measurements if each.evidence is not None]
     claimed = sum(each.evidence.claimed_bytes or 0 for each in figures if each.evidence)
     counted = sum(each.evidence.counted_bytes or 0 for each in figures if each.evidence)

@@ -15,14 +15,12 @@ from tunetool.node.units import format_size
 from tunetool.record import DriveFacts, Measurement, Record
 from tunetool.report.html import Bar, bar_of, bars, checks, render
 from tunetool.report.ladder import RATE_TITLES, RUNG_TITLES, rate_rows, rung_cells, skipped
+from tunetool.report.limits import ceiling_of, what_limits
 from tunetool.report.page import number
 from tunetool.report.svg_ladder import ladder
 from tunetool.report.table import FIGURE_TITLES, figure_name, figure_rows, footnotes, main_figures
-from tunetool.verdict import CEILING, tester_limit
 
 _MEASURED, _WANTED, _SLOW = "#1f6feb", "#8c959f", "#cf222e"
-_NEAR = 0.9
-"""From this share of the links' ceiling on, the links are what limits."""
 _TIMES = ("drive.read_time", "drive.write_time")
 _SLOWER = 1.5
 """A drive whose requests take that many times the median of all is marked."""
@@ -59,13 +57,11 @@ def limits(record: Record) -> Iterator[str]:
     loss = record.ladder.loss if record.ladder else None
     if loss is not None:
         yield f"{loss.rung}, the first rung that loses ({loss.cause}): {loss.found}; {loss.remedy}"
-    ceiling = _ceiling(record)
+    ceiling = ceiling_of(record)
     for figure in main_figures(record):
-        slow_tester = tester_limit(figure)
-        if slow_tester is not None:
-            yield f"{figure_name(figure)}: {slow_tester}"
-        elif ceiling is not None and figure.name.startswith("sequential.") and figure.value >= _NEAR * ceiling:
-            yield f"{figure_name(figure)}: the drives' links, {figure.value / ceiling:.0%} of what they carry"
+        reached = what_limits(figure, ceiling if figure.name.startswith("sequential.") else None)
+        if reached is not None:
+            yield f"{figure_name(figure)}: {reached}"
     for check in record.checks:
         if check.status == "fail":
             yield f"{check.id}: {check.found}"
@@ -73,10 +69,6 @@ def limits(record: Record) -> Iterator[str]:
         yield "the layers below the file system were not measured: `tunetool verify --level full` does that"
     elif loss is None and record.ladder is not None:
         yield "no rung of the ladder loses more than is expected of it"
-
-
-def _ceiling(record: Record) -> float | None:
-    return next((m.value for m in record.measurements if m.name == CEILING), None)
 
 
 def _bars(record: Record, figures: list[Measurement]) -> list[Bar]:
@@ -95,7 +87,7 @@ def _ladder(record: Record) -> Mapping[str, Any] | None:
         return None
     rungs = record.ladder.rungs
     return {
-        "picture": ladder(rungs, _ceiling(record)),
+        "picture": ladder(rungs, ceiling_of(record)),
         "titles": RUNG_TITLES,
         "rows": [(rung.loses, rung_cells(record, rung)) for rung in rungs if rung.skipped is None],
         "skipped": [f"{'; '.join(titles)}: {reason}" for reason, titles in skipped(rungs).items()],

@@ -13,6 +13,7 @@ from tunetool.tune.request import Request
 from tunetool.tune.samples import Samples, figures, name_of
 from tunetool.tune.search import Findings
 from tunetool.verdict import Case, tester_limit
+from tunetool.verify.ceiling import ceiling_figures
 
 KIND = "tune"
 GAIN = "tune.gain."
@@ -35,7 +36,7 @@ def conclude(request: Request, stack: BlockStack, work: Work) -> session.Finding
     if work.samples is not None:
         conditions["transfer_bytes"] = work.samples.driver.io_bytes
         conditions["samples_thrown_away"] = work.samples.thrown
-        measurements = figures(work.samples, conditions)
+        measurements = [*figures(work.samples, conditions), *ceiling_figures(stack)]
     checks = list(work.checks)
     notes: list[str] = []
     if work.findings is not None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tunetool.measure.figures import ceiling_figure
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.node.machine.drives import Drive
+from tunetool.node.machine.drives import Drive, read_drives
 from tunetool.node.machine.pcie_links import link_bandwidth
+from tunetool.record import Measurement
+
+
+def ceiling_figures(stack: BlockStack) -> list[Measurement]:
+    """The ceiling of this machine's drives below ``stack`` for a record; none where a link is not visible."""
+    limit = ceiling(stack, read_drives())
+    return [] if limit is None else [ceiling_figure(stack, limit)]
 
 
 def ceiling(stack: BlockStack, drives: Sequence[Drive]) -> float | None:

@@ -1,0 +1,183 @@
+"""The pages of `tune`, `stage` and `bench ds-io`: what limits, the pictures, and what is held against what."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import staged
+from parsed_page import Parsed, limits_of, pictures
+from shown_records import FEW, GB, handled, node, tuned, verified
+from shown_records import staged as copied
+from tunetool import record as records
+from tunetool.record import Record
+from tunetool.report import ds_io_page, stage_page, tune_page
+from tunetool.report.kinds import write_any_page, write_page
+from tunetool.report.svg_points import Level, Point, points
+from tunetool.tune.settings import DEFAULTS, AioSettings
+from tunetool.tune.space import SWEEP, settings_of
+from tunetool.verdict import TESTER_CPU_SHARE
+
+
+def circles(picture: ElementTree.Element) -> list[ElementTree.Element]:
+    return [each for each in picture if each.tag.endswith("circle")]
+
+
+def test_the_search_is_a_picture_with_every_setting_the_chosen_one_and_the_default() -> None:
+    text = tune_page.page(tuned())
+    gains, read, write = pictures(text)
+    assert gains.attrib["aria-label"].startswith("times the speed of DeepSpeed's default")
+    for picture in (read, write):
+        dots = circles(picture)
+        assert len(dots) == len(settings_of(SWEEP))
+        heights = [float(each.attrib["cy"]) for each in dots]
+        assert heights == sorted(heights), "the fastest first"
+        assert len({each.attrib["fill"] for each in dots}) == 3
+        large = [each for each in dots if float(each.attrib["r"]) > 4]
+        assert len(large) == 2, "the chosen one and the default"
+        said = picture.attrib["aria-label"]
+        assert "65 settings tried: fastest 8 MiB x 128 x 8" in said
+        assert "chosen: 8 MiB x 128 x 8" in said
+        assert "links' ceiling 63.00" in said
+    texts = "".join(read.itertext())
+    assert "chosen: 8 MiB x 128 x 8" in texts
+    assert "default 12" in texts
+    assert "DeepSpeed&#39;s default settings: 8 MiB x 128 x 8" in limits_of(text)
+    assert [row.split()[:2] for row in Parsed(text).rows if " chosen " in row and "GB/s" in row] == [["8", "MiB"]]
+    assert len(text) < 200_000
+
+
+def test_a_kept_default_is_no_limit() -> None:
+    text = tune_page.page(tuned(DEFAULTS, AioSettings(2**20, 8, 1, single_submit=True, overlap_events=True)))
+    assert "not the settings: of 2 that were tried, none is faster" in limits_of(text)
+    assert "DeepSpeed's default, kept" in pictures(text)[1].attrib["aria-label"]
+
+
+def test_a_busy_program_or_full_links_limit_the_chosen_settings() -> None:
+    record = tuned(DEFAULTS, *FEW)
+    busy = [
+        each.model_copy(update={"parameters": {**each.parameters, TESTER_CPU_SHARE: 0.97}})
+        if each.name.startswith("tune.read.")
+        else each.model_copy(update={"value": 25 * GB})
+        if each.name == "ceiling.link"
+        else each
+        for each in record.measurements
+    ]
+    limits = limits_of(tune_page.page(record.model_copy(update={"measurements": busy})))
+    assert "read: " in limits
+    assert "kept 97% of the cores busy" in limits
+    assert "write: the drives&#39; links, 9" in limits
+
+
+def test_a_search_that_did_not_end_shows_what_it_tried() -> None:
+    record = tuned(DEFAULTS, *FEW)
+    half = [each for each in record.measurements if each.name.startswith("tune.read.")]
+    text = tune_page.page(record.model_copy(update={"measurements": half}))
+    assert len(pictures(text)) == 1
+    assert "What limits" not in text
+    assert "The block" not in text
+    assert "<svg" not in tune_page.page(record.model_copy(update={"measurements": []}))
+
+
+def test_a_large_space_is_cut_where_nothing_is_lost() -> None:
+    record = tuned(DEFAULTS, *FEW)
+    read = next(each for each in record.measurements if each.name.startswith("tune.read."))
+    many = [AioSettings(2**20, depth, 1, False, True) for depth in range(1, 602)]
+    tried = [
+        read.model_copy(update={"value": each.queue_depth * 1e8, "parameters": {**read.parameters, **each.block()}})
+        for each in many
+    ]
+    text = tune_page.page(record.model_copy(update={"measurements": tried}))
+    (picture,) = pictures(text)
+    assert len(circles(picture)) == 201, "the fastest, and the default"
+    assert "400 slower ones are not drawn" in picture.attrib["aria-label"]
+    assert "301 slower ones are in the record" in text
+    assert len(text.encode()) < 300_000
+
+
+def test_a_copy_beside_its_source_and_its_destination() -> None:
+    text = stage_page.page(copied())
+    assert "source: reading the source took most of the time" in limits_of(text)
+    (picture,) = pictures(text)
+    boxes = [float(each.attrib["width"]) for each in picture if each.tag.endswith("rect")][1:]
+    # The copy's speed by the share of the threads' time that the part took.
+    assert boxes[1] / boxes[0] == pytest.approx((261.3 + 1.9 + 8.4) / 261.3, rel=0.1)
+    assert boxes[2] / boxes[0] == pytest.approx((261.3 + 1.9 + 8.4) / 8.4, rel=0.1)
+    assert "source, reading: binds 1.81; destination, writing 56.2" in picture.attrib["aria-label"]
+    assert "16,381,516,776 bytes" in text
+    assert "/srv/models/qwen (nfs4)" in text
+
+
+def test_what_rclone_fetched_has_no_parts() -> None:
+    text = stage_page.page(copied(source="s3:models", source_medium="remote"))
+    assert "source: rclone fetched it" in text
+    assert pictures(text)[0].attrib["aria-label"].endswith("the copy 1.74")
+    assert "alone, GB/s" not in text
+
+
+def test_a_real_copy_its_verification_and_its_removal_have_pages(tmp_path: Path) -> None:
+    source, runs = tmp_path / "source", tmp_path / "runs"
+    (source / "inner").mkdir(parents=True)
+    (source / "inner/a").write_bytes(bytes(3 * 2**20))
+    (source / "b").write_text("b")
+    done = [staged.stage(source, tmp_path / "copy", runs), staged.verify(tmp_path / "copy", runs)]
+    done.append(staged.evict(tmp_path / "copy", runs))
+    texts = []
+    for each in done:
+        assert each.record is not None
+        assert each.path is not None
+        assert write_page(each.record, each.path) is None, "a copy may take less time than its page"
+        texts.append(write_any_page(each.record, each.path).read_text())
+    copy, verification, removal = texts
+    assert "What limits" in copy
+    assert "<dd>2</dd>" in copy
+    assert "reads the copy again" in copy
+    assert "stage.content" in verification
+    assert "destination, writing" not in verification
+    assert "<svg" not in removal
+    assert "stage.evicted" in removal
+
+
+def test_the_handle_is_held_against_fio_and_its_other_runs(tmp_path: Path) -> None:
+    elsewhere = handled(2, 1, 99).model_copy(update={"node": node("other")})
+    other_storage = [each.model_copy(update={"medium": "disk"}) for each in handled(4, 1).measurements]
+    kept: list[Record] = [handled(128, 8, 24.0), handled(64, 4, 30.0, "read"), verified(slow=7.0), elsewhere]
+    for each in [*kept, handled(4, 1, 88).model_copy(update={"measurements": other_storage})]:
+        records.write(each, tmp_path)
+    damaged = tmp_path / "20270101T000000Z-bench.ds-io-node1"
+    damaged.mkdir()
+    (damaged / "record.json").write_text("{")
+    shown = handled()
+    text = write_any_page(shown, records.write(shown, tmp_path)).read_text()
+    read, write = (each.attrib["aria-label"] for each in pictures(text))
+    assert re.findall(r"(?:: |; )(\S+)", write.partition("interval)")[2]) == ["fio,", "this", "1", "this", "1", "1"]
+    assert "fio, in `verify` 53.9" in read
+    assert "1 MiB x 64 x 4 29." in read
+    assert len([row for row in Parsed(text).rows if "MiB" in row]) == 2 + 2 + 1
+    assert "write: the settings of the handle: fio moved 3.08 times as much on this storage" in limits_of(text)
+    fast = handled(16, 16, 29.0)
+    assert "the storage, as far as fio shows it" in ds_io_page.page(fast, ds_io_page.beside(fast, tmp_path))
+
+
+def test_a_run_of_the_handle_alone_says_what_is_not_known(tmp_path: Path) -> None:
+    text = ds_io_page.page(handled(), ds_io_page.beside(handled(), tmp_path / "none"))
+    assert "write: not known: no record of `tunetool verify`" in limits_of(text)
+    assert len(pictures(text)) == 1
+    empty = handled().model_copy(update={"measurements": []})
+    assert "<svg" not in ds_io_page.page(empty, ds_io_page.beside(empty, tmp_path))
+
+
+def test_points_levels_and_dates_do_not_meet() -> None:
+    given = [Point(f"p{n}", 10.0 - n, 9.5 - n, 10.5 - n, "#000", below=f"2026-01-{n:02d}") for n in range(8)]
+    root = ElementTree.fromstring(points("t", "said", given, [Level("a", 9.0), Level("b", 8.9), Level("far", 50.0)]))
+    texts = {each.text: each for each in root if each.tag.endswith("text")}
+    assert float(texts["b 8.90"].attrib["y"]) - float(texts["a 9.00"].attrib["y"]) >= 14
+    assert "far 50.00, far above" in texts
+    dates = [float(each.attrib["x"]) for text, each in texts.items() if text and text.startswith("2026")]
+    assert len(dates) > 3
+    assert all(right - left >= 70 for left, right in pairwise(dates))
+    assert max(float(each.attrib["cx"]) for each in circles(root)) < float(texts["a 9.00"].attrib["x"])
