@@ -359,7 +359,7 @@ def test_ctrl_c_ends_the_hosts_too(tmp_path: Path) -> None:
     ("arguments", "named"),
     [
         (["--limit", "n1"], "`--limit`"),
-        (["--page", "x.html"], "`--page`"),
+        (["--page", "/nowhere/x.html"], "`/nowhere/x.html`"),
         (["-i", "hosts", "--gds"], "`--gds` and `-i`"),
         (["-i", "hosts", "--root", "x"], "`--root` and `-i`"),
         (["-i", "hosts", "--page", "/nowhere/x.html"], "`/nowhere/x.html`"),

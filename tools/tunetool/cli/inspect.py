@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import click
 from tunetool.cli import options
 from tunetool.cli.options import AsJson, HostsCommand, OnManyHosts, need_inventory, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import PATH
+from tunetool.cli.values import NEW_FILE, PATH
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -34,25 +33,24 @@ class Options(AsJson, OnManyHosts):
         "--anonymous", is_flag=True, help="With --capture: replace serial numbers, host name and addresses."
     )
     page: Path | None = option(
-        "--page", type=PATH, metavar="FILE", help="With -i: file for an HTML page of what differs."
+        "--page", type=NEW_FILE, help="File for an HTML page: of this node or recording, or with -i of what differs."
     )
     no_become: bool = options.no_become()
 
     def check(self) -> None:
         """Raises ``UsageProblem`` for options that contradict each other."""
-        need_inventory(self.inventory, limit=self.limit, forks=self.forks, page=self.page, no_become=self.no_become)
+        need_inventory(self.inventory, limit=self.limit, forks=self.forks, no_become=self.no_become)
         for name, given in (("gds", self.gds), ("root", self.root), ("capture", self.capture)):
             if self.inventory is not None and given:
                 raise UsageProblem(
                     f"`--{name}` and `-i` do not go together", f"run `tunetool inspect --{name}` on the host itself"
                 )
-        if self.page is not None and (self.page.is_dir() or not os.access(self.page.absolute().parent, os.W_OK)):
-            raise UsageProblem(f"`{self.page}` cannot be written", "`--page` takes a file in a directory that exists")
         if self.anonymous and self.capture is None:
             raise UsageProblem("`--anonymous` needs `--capture`", "it decides what a recording leaves out")
-        if self.capture is not None and (self.json_to is not None or self.gds):
+        if self.capture is not None and (self.json_to is not None or self.page is not None or self.gds):
             raise UsageProblem(
-                "`--capture` shows nothing", "leave out `--json` and `--gds`, or inspect the recording: `--root`"
+                "`--capture` shows nothing",
+                "leave out `--json`, `--page` and `--gds`, or inspect the recording: `--root`",
             )
 
 
@@ -66,7 +64,7 @@ def command(given: Options) -> int:
     never contains the environment, logs or addresses of network cards.
 
     With -i, inspects every host of the inventory and shows what differs: the value of most hosts and the odd hosts,
-    the most severe first. Nothing is judged.
+    the most severe first. Nothing is judged. --page writes an HTML page of either: one file, which needs no network.
 
     Exit codes: 0 shown or recorded, whatever is absent or differs; 2 the call was wrong; 3 a host could not be
     inspected.
@@ -80,7 +78,7 @@ def command(given: Options) -> int:
         check_destination(given.capture)
     with opened(given.root) as source:
         if given.capture is None:
-            return _show(source, given.json_to, given.gds)
+            return _show(source, given)
         document = capture(source, given.capture, given.anonymous)
         size = sum(len(text) for text in document["files"].values())
         kept = (
@@ -90,15 +88,20 @@ def command(given: Options) -> int:
         return 0
 
 
-def _show(source: Source, json_to: str | None, gds_in_full: bool) -> int:
+def _show(source: Source, given: Options) -> int:
     from tunetool.inspect.collect import inspect
     from tunetool.inspect.model import dumps
     from tunetool.report.inspection import screen
 
     shown = inspect(source)
-    write_text(dumps(shown), json_to)
-    if json_to != "-":
-        click.echo(screen(shown, gds_in_full), nl=False)
+    write_text(dumps(shown), given.json_to)
+    if given.page is not None:
+        from tunetool.record import utc_now
+        from tunetool.report.inspection_page import write_page
+
+        write_page(shown, given.page, options.command_line(), utc_now())
+    if given.json_to != "-":
+        click.echo(screen(shown, given.gds), nl=False)
     return 0
 
 

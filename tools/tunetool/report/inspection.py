@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tunetool.inspect.model import Array, Drive, Filesystem, HugePages, Inspection
+from tunetool.inspect.model import Array, Drive, Filesystem, Host, HugePages, Inspection
 from tunetool.node.common.refusal import on_one_line
 from tunetool.node.units import format_size_binary
 from tunetool.report.gds_section import gds_in_full, gds_in_short
@@ -16,7 +16,7 @@ def screen(shown: Inspection, full_gds: bool = False) -> str:
     """The text of the whole screen, or with ``full_gds`` only the head and all facts about GPUDirect Storage."""
     if full_gds:
         return _text([*_head(shown), *gds_in_full(shown)])
-    lines = [*_head(shown), *_memory(shown), *_drives(shown), *pcie(shown), *_volume(shown)]
+    lines = [*_head(shown), *section("memory", memory_words(shown)), *_drives(shown), *pcie(shown), *_volume(shown)]
     return _text([*lines, *_gpus(shown), *gds_in_short(shown.gds), *_ceilings(shown), *_findings(shown)])
 
 
@@ -27,26 +27,41 @@ def _text(lines: Sequence[str]) -> str:
 
 def _head(shown: Inspection) -> Iterator[str]:
     host = shown.host
-    first = ", ".join(
-        part for part in (host.machine, host.distribution, host.kernel and f"Linux {host.kernel}") if part
-    )
-    yield from section("node", [f"{host.name or '(no name)'}: {first or 'unknown machine'}"])
+    yield from section("node", [f"{host.name or '(no name)'}: {machine_words(host)}"])
     if shown.note:
         yield from section("", [f"NOTE: {shown.note}"])
-    if host.cpu or host.cpus:
-        count = f"{host.sockets} x " if host.sockets and host.sockets > 1 else ""
-        numa = "; ".join(f"NUMA {node.node}: {node.cpus}" for node in host.numa)
-        text = f"{count}{host.cpu or 'unknown'}, {host.cpus or '?'} CPUs"
-        yield from section("cpu", [f"{text} ({numa})" if numa else text])
-    under = []
+    yield from section("cpu", cpu_words(host))
+    yield from section("", isolation_words(host))
+
+
+def machine_words(host: Host) -> str:
+    """The machine and its operating system."""
+    known = (host.machine, host.distribution, host.kernel and f"Linux {host.kernel}")
+    return ", ".join(part for part in known if part) or "unknown machine"
+
+
+def cpu_words(host: Host) -> list[str]:
+    """A line about the CPUs and their NUMA nodes; none where nothing is known of them."""
+    if not host.cpu and not host.cpus:
+        return []
+    count = f"{host.sockets} x " if host.sockets and host.sockets > 1 else ""
+    numa = "; ".join(f"NUMA {node.node}: {node.cpus}" for node in host.numa)
+    text = f"{count}{host.cpu or 'unknown'}, {host.cpus or '?'} CPUs"
+    return [f"{text} ({numa})" if numa else text]
+
+
+def isolation_words(host: Host) -> list[str]:
+    """Lines about the container and the virtual machine that this is."""
+    lines = []
     if host.container:
-        under.append(f"in a container: {host.container} ({host.container_evidence})")
+        lines.append(f"in a container: {host.container} ({host.container_evidence})")
     if host.virtual:
-        under.append("a virtual machine: its PCIe links are what the hypervisor shows")
-    yield from section("", under)
+        lines.append("a virtual machine: its PCIe links are what the hypervisor shows")
+    return lines
 
 
-def _memory(shown: Inspection) -> Iterator[str]:
+def memory_words(shown: Inspection) -> list[str]:
+    """Lines about memory, its limits and huge pages."""
     memory = shown.memory
     parts = []
     if memory.total:
@@ -61,7 +76,7 @@ def _memory(shown: Inspection) -> Iterator[str]:
     if memory.hugepages:
         taken = sum(pool.count * pool.size_kib * 1024 for pool in memory.hugepages)
         lines.append(f"huge pages of {_pools(memory.hugepages)}; {_binary(taken)} of RAM")
-    yield from section("memory", lines)
+    return lines
 
 
 def _pools(pools: Sequence[HugePages]) -> str:
@@ -83,17 +98,22 @@ def _drives(shown: Inspection) -> Iterator[str]:
     if not shown.drives:
         yield from section("drives", ["no NVMe drive"])
         return
-    rows: list[tuple[str, ...]] = [
-        ("drives", "serial", "model", "firmware", "size", "LBA", "temp", "wear", "health", "link", "NUMA", "use")
-    ]
-    rows += [_drive_row(drive) for drive in shown.drives]
-    lines = _columns(rows, right=("size", "LBA", "temp", "wear", "NUMA"), limits={"model": 28, "use": 20})
+    rows = [DRIVE_TITLES, *(drive_cells(drive) for drive in shown.drives)]
+    lines = _columns(rows, right=RIGHT, limits={"model": 28, "use": 20})
     yield from lines
     if shown.health_note:
         yield from section("", [f"health: {shown.health_note}"])
 
 
-def _drive_row(drive: Drive) -> tuple[str, ...]:
+DRIVE_TITLES = (
+    *("drives", "serial", "model", "firmware", "size", "LBA", "temp", "wear", "health", "link", "NUMA", "use"),
+)
+RIGHT = ("size", "LBA", "temp", "wear", "NUMA")
+"""Titles of the columns with numbers."""
+
+
+def drive_cells(drive: Drive) -> tuple[str, ...]:
+    """The cells of a drive, for the columns ``DRIVE_TITLES``."""
     health = drive.health
     return (
         drive.name,
@@ -131,11 +151,18 @@ def _cut(text: str, width: int) -> str:
 
 def _volume(shown: Inspection) -> Iterator[str]:
     yield ""
-    lines = [_array(array) for array in shown.arrays] or ["none"]
-    yield from section("array", lines)
-    yield from section(
-        "mounts", [_filesystem(filesystem) for filesystem in shown.filesystems] or ["no block device is mounted"]
-    )
+    yield from section("array", array_words(shown))
+    yield from section("mounts", filesystem_words(shown))
+
+
+def array_words(shown: Inspection) -> list[str]:
+    """A line for each array."""
+    return [_array(array) for array in shown.arrays] or ["none"]
+
+
+def filesystem_words(shown: Inspection) -> list[str]:
+    """A line for each mounted file system."""
+    return [_filesystem(filesystem) for filesystem in shown.filesystems] or ["no block device is mounted"]
 
 
 def _array(array: Array) -> str:
@@ -167,14 +194,9 @@ def _filesystem(filesystem: Filesystem) -> str:
 
 def _gpus(shown: Inspection) -> Iterator[str]:
     yield ""
-    driver = shown.driver
-    driver_text = (
-        f"NVIDIA driver {driver.version}, {'open' if driver.open else 'closed'} kernel module"
-        if driver
-        else "no driver"
-    )
+    driver_text = driver_words(shown)
     if not shown.gpus:
-        yield from section("gpus", ["no NVIDIA GPU" + (f"; {driver_text}" if driver else "")])
+        yield from section("gpus", ["no NVIDIA GPU" + (f"; {driver_text}" if shown.driver else "")])
         return
     rows: dict[tuple[str, str], list[str]] = {}
     for gpu in shown.gpus:
@@ -182,6 +204,14 @@ def _gpus(shown: Inspection) -> Iterator[str]:
         rows.setdefault((gpu.model, link_words(gpu.link)), []).append(f"{gpu.index}{numa}")
     lines = [f"{len(which)} x {model}, {link}; {driver_text}" for (model, link), which in rows.items()]
     yield from section("gpus", lines)
+
+
+def driver_words(shown: Inspection) -> str:
+    """The NVIDIA driver."""
+    driver = shown.driver
+    if driver is None:
+        return "no driver"
+    return f"NVIDIA driver {driver.version}, {'open' if driver.open else 'closed'} kernel module"
 
 
 def _ceilings(shown: Inspection) -> Iterator[str]:
