@@ -164,7 +164,10 @@ def test_no_text_of_a_record_becomes_markup_in_a_trend() -> None:
 def test_a_trend_over_many_records_and_hosts_stays_small() -> None:
     kept = [Kept(f"{each.id}-{host}", each) for host in range(40) for each in over_time(40, f"node{host}")]
     text = trend_page.page(points(kept, "sequential.read"), "sequential.read", [])
-    assert text.count("<svg") == 24
-    assert "16 series more have no plot here" in text
-    assert "1200 older figures are left out" in text
-    assert len(text.encode()) < 500_000
+    assert text.count("<svg") == 12
+    assert "28 series more have no plot here" in text
+    assert "1350 older figures are left out" in text
+    assert len(text.encode()) < 300_000
+    one = trend_page.page(points([Kept(each.id, each) for each in over_time(900)], "sequential.read"), "x", [])
+    assert one.count("<circle") == 600
+    assert len(one.encode()) < 300_000

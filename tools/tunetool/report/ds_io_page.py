@@ -26,6 +26,7 @@ _MOST_RUNS, _MOST_VERIFIED = 60, 10
 """Records that are read to find what may be held against this one: the newest."""
 _MOST_BARS = 24
 _OWN = "this run"
+_SHAPE = ("block_bytes", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events")
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 
@@ -74,7 +75,7 @@ def beside(record: Record, runs_dir: Path) -> Beside:
         for name, other in newest_beside(runs_dir, KIND, _MOST_RUNS)
         if other.id != record.id and other.node.host == record.node.host
         for figure in figures_of(other)
-        if _same_storage(figure, own[0])
+        if _same_storage(figure, own[0]) and _is_whole(figure)
     ]
     fio: dict[str, tuple[str, Measurement]] = {}
     for name, other in newest_beside(runs_dir, "verify", _MOST_VERIFIED):
@@ -84,6 +85,13 @@ def beside(record: Record, runs_dir: Path) -> Beside:
             if found is not None and _same_storage(found, own[0]):
                 fio.setdefault(direction, (name, found))
     return Beside(runs, fio)
+
+
+def _is_whole(figure: Measurement) -> bool:
+    """Whether a record of another version says how it was measured."""
+    numbers = [figure.parameters.get(name) for name in _SHAPE]
+    named = figure.parameters.get("direction") in _DIRECTIONS and "device" in figure.parameters
+    return named and all(isinstance(number, int) for number in numbers)
 
 
 def _same_storage(one: Measurement, other: Measurement) -> bool:

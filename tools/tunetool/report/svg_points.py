@@ -51,10 +51,12 @@ def point_of(name: str, figure: Measurement, colour: str, unit: float) -> Point:
 
 def points(title: str, said: str, given: Sequence[Point], levels: Sequence[Level] = (), below: str = "") -> str:
     """The picture; ``given`` is not empty. ``said``: its text for those who do not see it; ``below``: its last line."""
-    top = max(max(point.value, point.high) for point in given) or 1.0
+    top = max([0.0, *(max(point.value, point.high) for point in given)])
+    low = min([0.0, *(min(point.value, point.low) for point in given)])
+    top = top if top > low else 1.0
     drawn = sorted((level for level in levels if level.value <= _FAR * top), key=lambda level: -level.value)
     far = [level for level in levels if level not in drawn and level.name]
-    marks = ticks(0.0, max([top, *(level.value for level in drawn)]), 4)
+    marks = ticks(low, max([top, *(level.value for level in drawn)]), 4)
     pins = [(index, point) for index, point in enumerate(given) if point.pin]
     start = _TOP + _LINE * (len(pins) + bool(far))
     labelled = any(point.below for point in given)
@@ -64,7 +66,7 @@ def points(title: str, said: str, given: Sequence[Point], levels: Sequence[Level
     step = (right - _LEFT) / len(given)
 
     def down(value: float) -> float:
-        return start + (1 - max(0.0, value) / marks[-1]) * _PLOT
+        return start + (marks[-1] - value) / (marks[-1] - marks[0]) * _PLOT
 
     parts = [*picture(_WIDTH, height, said, size=11), f'<text x="4" y="16" font-size="13">{escape(title)}</text>']
     for mark in marks:

@@ -18,9 +18,9 @@ from tunetool.report.trend import Point
 
 _COLOURS = {"faster": "#2da44e", "slower": "#cf222e", "another medium": "#8c6d1f"}
 _PLAIN = "#1f6feb"
-_MOST_PLOTS, _MOST_ROWS, _MOST_CHANGES, _MOST_SAID = 24, 400, 20, 24
-_MOST_DOTS = 300
-"""Records in one plot: the newest."""
+_MOST_PLOTS, _MOST_ROWS, _MOST_CHANGES, _MOST_SAID = 12, 250, 20, 24
+_MOST_DOTS = 600
+"""Of all plots together; each shows its newest records."""
 
 
 def page(shown: Sequence[Point], figure: str, command: Sequence[str]) -> str:
@@ -30,6 +30,7 @@ def page(shown: Sequence[Point], figure: str, command: Sequence[str]) -> str:
         series.setdefault(each.series, []).append(each)
     # The series whose newest figure is slower come first.
     ranked = sorted(series, key=lambda name: (series[name][-1].change != "slower", name))
+    dots = _MOST_DOTS // min(_MOST_PLOTS, len(series))
     changed = [each for each in shown if each.change in _COLOURS]
     records = {each.record.id: each.record for each in shown}
     return render(
@@ -41,7 +42,7 @@ def page(shown: Sequence[Point], figure: str, command: Sequence[str]) -> str:
         newest=[_newest(series[name]) for name in ranked[:_MOST_PLOTS]],
         changes=[_change(each) for each in reversed(changed[-_MOST_CHANGES:])],
         older=max(0, len(changed) - _MOST_CHANGES),
-        plots=[_plot(name, series[name][-_MOST_DOTS:]) for name in ranked[:_MOST_PLOTS]],
+        plots=[_plot(name, series[name][-dots:]) for name in ranked[:_MOST_PLOTS]],
         left_out=len(ranked[_MOST_PLOTS:]),
         rows=[_row(each) for each in shown[-_MOST_ROWS:]],
         more=max(0, len(shown) - _MOST_ROWS),

@@ -23,7 +23,7 @@ from tunetool.tune.settings import DEFAULTS, AioSettings
 
 _TRIED, _CHOSEN, _DEFAULT = "#1f6feb", "#d55e00", "#8c6d1f"
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
-_MOST_DOTS, _MOST_ROWS, _MOST_VALUES = 200, 300, 100
+_MOST_DOTS, _MOST_ROWS, _MOST_VALUES = 200, 200, 100
 
 
 @dataclass(frozen=True)
