@@ -119,7 +119,8 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **details)
         self.call("Input.dispatchKeyEvent", type="keyUp", **details)
 
-    def picture(self, path: Path, whole: bool = True) -> None:
-        """A screenshot, for people."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def picture(self, path: Path, clip: dict[str, float] | None = None) -> None:
+        """A screenshot, for people: of the whole page, or of the rectangle ``clip``."""
+        part = {"clip": clip} if clip is not None else {}
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, **part)
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -1,6 +1,6 @@
 """Pages in a real Chromium: they open without a request and a complaint, sort, filter, and serve keyboard and phone.
 
-`TUNETOOL_SCREENSHOTS=DIR` keeps pictures of all of them, in both themes and at a phone's width.
+`TUNETOOL_SCREENSHOTS=DIR` keeps pictures of all of them, in both themes and at a phone's width, and those of the guide.
 """
 
 from __future__ import annotations
@@ -16,28 +16,57 @@ import pytest
 import shown_records
 from browser import Browser
 from tunetool import record as records
-from tunetool.report import fleet_page
+from tunetool.inspect.collect import inspect
+from tunetool.inspect.source import opened
+from tunetool.report import fleet_page, inspection_page, trend_page
 from tunetool.report.kinds import write_any_page
+from tunetool.report.runs import Kept
 from tunetool.report.svg_curves import Line, plot
+from tunetool.report.trend import points
+from tunetool.tune.settings import AioSettings
 
 DESK, PHONE, PAPER = 1280, 390, 688
 """Widths in CSS pixels: of a window, of a phone, and of A4 between its margins."""
 NODES = 24
+NEWER = ("tune", "stage", "ds-io", "trend", "inspect")
+GUIDE = [
+    ("verify", 900, "svg"),
+    ("fleet", 900, "#nodes tbody tr:nth-child(2)"),
+    ("tune", 900, "details:nth-of-type(2)"),
+]
+"""Pictures of docs/guides/pages.md: the page, the width of the window, and what is the last in the picture."""
+SPACE = [
+    AioSettings(2**20, depth, 2**n, False, overlap)
+    for depth in (8, 32, 128)
+    for n in range(4)
+    for overlap in (True, False)
+]
+MACHINE = Path(__file__).parents[2] / "docs/machines/h200-cloud-made.json"
 HOSTILE = "'\"></text></style><script>alert(1)</script><img src=x onerror=alert(2)><svg onload=alert(3)>"
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
+    for other in (shown_records.handled(128, 8, 24.0), shown_records.handled(64, 4, 30.0, "read")):
+        records.write(other, folder)
     made = {
         "verify": shown_records.verified(),
         "pass": shown_records.verified(slow=7.0),
-        "tune": shown_records.all_kinds()[2],
+        "tune": shown_records.tuned(*SPACE),
+        "stage": shown_records.staged(),
+        "ds-io": shown_records.handled(),
         "hostile": shown_records.hostile(shown_records.verified(), HOSTILE),
     }
     paths = {name: write_any_page(record, records.write(record, folder)) for name, record in made.items()}
-    paths["fleet"] = folder / "fleet.html"
-    paths["fleet"].write_text(fleet_page.page(*shown_records.fleet(NODES)))
+    kept = [Kept(f"{each.started:%Y%m%dT%H%M%SZ}-verify-node1", each) for each in shown_records.over_time()]
+    trend = trend_page.page(points(kept, "sequential.read"), "sequential.read", ["tunetool", "report", "trend"])
+    with opened(MACHINE) as source:
+        inspection = inspection_page.page(inspect(source), ["tunetool", "inspect"], records.utc_now())
+    fleet = fleet_page.page(*shown_records.fleet(NODES))
+    for name, text in (("fleet", fleet), ("trend", trend), ("inspect", inspection)):
+        paths[name] = folder / f"{name}.html"
+        paths[name].write_text(text)
     return paths
 
 
@@ -67,7 +96,9 @@ def keep(browser: Browser, name: str) -> None:
     [
         *(("verify", dark, width) for dark in (False, True) for width in (DESK, PHONE)),
         *(("fleet", dark, width) for dark in (False, True) for width in (DESK, PHONE)),
-        *(("pass", True, DESK), ("tune", False, PHONE), ("hostile", False, DESK)),
+        *(("tune", False, PHONE), ("tune", True, DESK), ("inspect", False, PHONE), ("inspect", True, DESK)),
+        *(("stage", False, PHONE), ("ds-io", True, PHONE), ("trend", True, DESK), ("trend", False, PHONE)),
+        *(("pass", True, DESK), ("hostile", False, DESK)),
     ],
 )
 def test_a_page_opens_alone_and_everybody_can_read_it(
@@ -159,7 +190,21 @@ def test_a_page_is_whole_without_its_script(browser: Browser, pages: dict[str, P
     assert form, "controls that do nothing are not shown"
 
 
-@pytest.mark.parametrize("name", ["verify", "fleet"])
+@pytest.mark.parametrize(("name", "width", "last"), GUIDE, ids=[name for name, _, _ in GUIDE])
+def test_a_picture_of_the_guide_is_whole(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, last: str
+) -> None:
+    browser.open(pages[name], width=width)
+    browser.call("Emulation.setScrollbarsHidden", hidden=True)
+    bottom = browser.evaluate(f"document.querySelector({last!r}).getBoundingClientRect().bottom + 1")
+    cut = "[...document.querySelectorAll('.scroll')].filter((e) => e.checkVisibility() && e.getBoundingClientRect().top < BOTTOM && e.scrollWidth > e.clientWidth)"
+    assert browser.evaluate(f"{cut.replace('BOTTOM', str(bottom))}.length") == 0, "something is cut at its right"
+    if "TUNETOOL_SCREENSHOTS" in os.environ:
+        clip = {"x": 0, "y": 0, "width": width, "height": bottom, "scale": 1}
+        browser.picture(Path(os.environ["TUNETOOL_SCREENSHOTS"]) / f"page-{name}.png", clip)
+
+
+@pytest.mark.parametrize("name", ["verify", "fleet", *NEWER])
 def test_nothing_is_cut_off_on_paper(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.open(pages[name], dark=True, width=PAPER)
     browser.call("Emulation.setEmulatedMedia", media="print", features=[])
