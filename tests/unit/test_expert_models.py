@@ -64,6 +64,12 @@ def test_the_layers_that_have_experts(changes: dict[str, Any], layers: list[int]
     assert sum("mlp.gate_proj" in name for name in names) == 4 - len(layers)
 
 
+def test_deepseek_counts_its_layers_from_zero(tmp_path: Path) -> None:
+    config = {**expert_models.MODELS["DeepSeek-V3"].config, "num_hidden_layers": 6, "moe_layer_freq": 2}
+    names = [tensor.name for tensor in loaded(tmp_path, **config).tensors]
+    assert [number for number in range(6) if f"model.layers.{number}.mlp.gate.weight" in names] == [4]
+
+
 def test_other_spellings_of_the_number_of_experts_count_too(tmp_path: Path) -> None:
     config = dict(expert_models.MODELS["Qwen3 30B-A3B"].config)
     config["num_local_experts"] = config.pop("num_experts")
@@ -77,7 +83,11 @@ def test_other_spellings_of_the_number_of_experts_count_too(tmp_path: Path) -> N
         ({"num_experts_per_tok": 9}, "9 of 8 experts"),
         ({"num_local_experts": MOST_EXPERTS}, "experts in 32 layers"),
         ({"num_local_experts": 0}, "a size is less than 1"),
-        ({"num_local_experts": "many"}, "is missing or not a number"),
+        ({"num_local_experts": "many"}, "'num_local_experts' is missing or not a number"),
+        ({"num_experts_per_tok": True}, "'num_experts_per_tok' is missing or not a number"),
+        ({"hidden_size": 4096.5}, "'hidden_size' is missing or not a number"),
+        ({"model_type": "qwen2_moe", "moe_intermediate_size": 8, "mlp_only_layers": "12"}, "'mlp_only_layers'"),
+        ({"model_type": "qwen2_moe", "moe_intermediate_size": 8, "mlp_only_layers": [None]}, "'mlp_only_layers'"),
         ({"model_type": "gpt_oss"}, "does not give its tensors"),
     ],
 )
@@ -86,7 +96,7 @@ def test_a_config_without_usable_experts_is_refused(changes: dict[str, Any], mes
         loaded(tmp_path, **{**MIXTRAL, **changes})
     assert message in refused.value.message
     assert refused.value.hint
-    if "model_type" in changes:
+    if changes.get("model_type") == "gpt_oss":
         assert "deepseek_v3" in refused.value.hint
 
 
@@ -131,3 +141,5 @@ def test_a_config_of_gpt_2_counts_as_transformers_does(tmp_path: Path) -> None:
     assert loaded(tmp_path, n_positions=1024, **config).numel == 124_439_808
     with pytest.raises(UsageProblem, match="'n_positions' is missing"):
         loaded(tmp_path, **config)
+    with pytest.raises(UsageProblem, match="'n_positions' is missing or not a number"):
+        loaded(tmp_path, n_positions="1024", **config)

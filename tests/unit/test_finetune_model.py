@@ -178,6 +178,7 @@ SECOND = "model-00002-of-00004.safetensors"
         (lambda d: (d / "config.json").write_text("{"), "/config.json` cannot be read"),
         (lambda d: _change(d / "config.json", lambda c: c.update(model_type="llama")), "of type `llama`"),
         (lambda d: _change(d / "config.json", lambda c: c.pop("hidden_size")), "'hidden_size' is missing"),
+        (lambda d: _change(d / "config.json", lambda c: c.update(hidden_size=8.5)), "'hidden_size' is missing or not"),
         (
             lambda d: _change(d / "config.json", lambda c: c.update(vocab_size=321)),
             "shape [320, 256], config.json has",

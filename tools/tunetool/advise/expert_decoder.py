@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunetool.advise.shapes import Decoder, Model, Tensor, check_least, check_sizes, decoder_sizes, reading
+from tunetool.advise.shapes import Decoder, Model, Tensor, check_least, check_sizes, decoder_sizes, reading, size_of
 from tunetool.errors import UsageProblem
 
 MOST_EXPERTS = 100_000
@@ -40,12 +40,14 @@ class Experts:
     """Number of layers at the beginning that have an MLP."""
     every: int = 1
     """Only each so-manieth of the other layers has experts, counted from the model's first layer."""
+    begins_at: int = 1
+    """The number of the first layer in this count."""
     dense: frozenset[int] = frozenset()
     """Other layers that have an MLP."""
 
     def at(self, layer: int) -> bool:
         """Whether this layer has experts."""
-        return layer >= self.first and layer not in self.dense and (layer + 1) % self.every == 0
+        return layer >= self.first and layer not in self.dense and (layer + self.begins_at) % self.every == 0
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,22 @@ class ExpertsDecoder(Decoder):
         experts = self.experts
         if not experts.at(layer):
             return super()._feed_forward(layer)
-        prefix, hidden, wide = f"model.layers.{layer}.{experts.block}.", self.hidden, experts.intermediate
-        tensors = [Tensor(f"{prefix}gate.weight", (experts.count, hidden))]
-        gate, up, down = experts.names
-        shapes = ((gate, (wide, hidden)), (up, (wide, hidden)), (down, (hidden, wide)))
+        prefix = f"model.layers.{layer}.{experts.block}."
+        tensors = [Tensor(f"{prefix}gate.weight", (experts.count, self.hidden))]
         for number in range(experts.count):
-            tensors += [Tensor(f"{prefix}experts.{number}.{name}.weight", shape) for name, shape in shapes]
+            tensors += self.expert(f"{prefix}experts.{number}.")
         if experts.shared:
             tensors += self._mlp(f"{prefix}{experts.shared_name}.", experts.shared)
         if experts.shared_gate:
-            tensors.append(Tensor(f"{prefix}shared_expert_gate.weight", (1, hidden)))
+            tensors.append(Tensor(f"{prefix}shared_expert_gate.weight", (1, self.hidden)))
         return tensors
+
+    def expert(self, prefix: str) -> list[Tensor]:
+        """The tensors of one expert."""
+        gate, up, down = self.experts.names
+        hidden, wide = self.hidden, self.experts.intermediate
+        shapes = ((gate, (wide, hidden)), (up, (wide, hidden)), (down, (hidden, wide)))
+        return [Tensor(f"{prefix}{name}.weight", shape) for name, shape in shapes]
 
 
 def _latent(latent: Latent, prefix: str, hidden: int, heads: int) -> list[Tensor]:
@@ -116,32 +123,33 @@ def _latent(latent: Latent, prefix: str, hidden: int, heads: int) -> list[Tensor
     return [Tensor(f"{prefix}{name}.weight", shape) for name, shape in shapes]
 
 
-def _number(document: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """The first of these sizes that the document has. Raises ``KeyError`` where there is none."""
-    value = next((document[name] for name in names if document.get(name) is not None), default)
-    if value is None:
-        raise KeyError(names[0])
-    return int(value)
-
-
 def _like_mixtral(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {"intermediate": _number(document, "intermediate_size")}
+    return {"intermediate": size_of(document, "intermediate_size")}
 
 
 def _like_qwen(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "intermediate": _number(document, "moe_intermediate_size"),
-        "every": _number(document, "decoder_sparse_step", default=1),
-        "dense": frozenset(int(layer) for layer in document.get("mlp_only_layers") or ()),
+        "intermediate": size_of(document, "moe_intermediate_size"),
+        "every": size_of(document, "decoder_sparse_step", default=1),
+        "dense": _dense(document.get("mlp_only_layers")),
     }
 
 
+def _dense(layers: object) -> frozenset[int]:
+    listed = [] if layers is None else layers
+    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
+        raise TypeError("a layer of 'mlp_only_layers'")
+    return frozenset(listed)
+
+
 def _like_deepseek(document: Mapping[str, Any]) -> dict[str, Any]:
-    intermediate = _number(document, "moe_intermediate_size")
+    intermediate = size_of(document, "moe_intermediate_size")
     return {
         "intermediate": intermediate,
-        "shared": intermediate * _number(document, "n_shared_experts", default=0),
-        "first": _number(document, "first_k_dense_replace", default=0),
+        "shared": intermediate * size_of(document, "n_shared_experts", default=0),
+        "first": size_of(document, "first_k_dense_replace", default=0),
+        "every": size_of(document, "moe_layer_freq", default=1),
+        "begins_at": 0,
     }
 
 
@@ -183,12 +191,12 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> ExpertsDecode
     kind = str(document["model_type"])
     family, sizes = FAMILIES[kind], decoder_sizes(document, path)
     with reading(path):
-        count = _number(document, *_COUNT)
-        experts = {"count": count, "per_token": _number(document, *_PER_TOKEN), **family.sizes(document)}
+        count = size_of(document, *_COUNT)
+        experts = {"count": count, "per_token": size_of(document, *_PER_TOKEN), **family.sizes(document)}
         if kind == "qwen2_moe":
-            experts["shared"] = _number(document, "shared_expert_intermediate_size")
+            experts["shared"] = size_of(document, "shared_expert_intermediate_size")
         made = Experts(**experts, **family.experts)
-        ranks = [_number(document, name, default=0 if name == _RANKS[0] else None) for name in family.latent]
+        ranks = [size_of(document, name, default=0 if name == _RANKS[0] else None) for name in family.latent]
     check_least(path, 1, made.count, made.per_token, made.intermediate, made.every)
     check_least(path, 0, made.shared, made.first, *ranks)
     check_sizes(path, sizes["layers"], made.intermediate, made.shared, *ranks)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunetool.advise.shapes import Tensor, check_least, check_sizes, reading
+from tunetool.advise.shapes import Tensor, check_least, check_sizes, reading, size_of
 
 MODEL_TYPE = "gpt2"
 
@@ -59,9 +59,9 @@ PRESETS: Mapping[str, tuple[str, Gpt2]] = {
 def from_config(document: Mapping[str, Any], path: str) -> Gpt2:
     """The sizes in a config.json of this type. Raises ``UsageProblem`` where one is missing or wrong."""
     with reading(path):
-        hidden, layers = int(document["n_embd"]), int(document["n_layer"])
-        vocabulary, positions = int(document["vocab_size"]), int(document["n_positions"])
-        inner = int(document.get("n_inner") or 4 * hidden)
+        hidden, layers = size_of(document, "n_embd"), size_of(document, "n_layer")
+        vocabulary, positions = size_of(document, "vocab_size"), size_of(document, "n_positions")
+        inner = size_of(document, "n_inner", default=0) or 4 * hidden
     check_least(path, 1, hidden, layers, vocabulary, positions, inner)
     check_sizes(path, layers, hidden, vocabulary, positions, inner)
     return Gpt2(hidden, layers, vocabulary, positions, inner)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool import regular_files
-from tunetool.advise.shapes import Decoder, Tensor, check_sizes
+from tunetool.advise.shapes import Decoder, Tensor, check_sizes, size_of
 from tunetool.errors import UsageProblem
 
 MODEL_TYPE = "qwen2_5_vl"
@@ -149,7 +149,9 @@ def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
         # transformers 5 writes the language model's sizes into a block of their own.
         decoder, vision = _decoder(configuration), configuration["vision_config"]
         check_sizes(path, decoder.layers, decoder.hidden, decoder.intermediate, decoder.vocabulary, decoder.heads)
-        check_sizes(path, int(vision["depth"]), int(vision["hidden_size"]), int(vision["intermediate_size"]))
+        check_sizes(
+            path, size_of(vision, "depth"), size_of(vision, "hidden_size"), size_of(vision, "intermediate_size")
+        )
         return (*_tower(vision), *decoder.tensors())
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError) as error:
         raise UsageProblem(
@@ -159,14 +161,14 @@ def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
 
 def _decoder(configuration: Mapping[str, Any]) -> Decoder:
     text = configuration.get("text_config") or configuration
-    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    hidden, heads = size_of(text, "hidden_size"), size_of(text, "num_attention_heads")
     return Decoder(
         hidden=hidden,
-        layers=int(text["num_hidden_layers"]),
+        layers=size_of(text, "num_hidden_layers"),
         heads=heads,
-        kv_heads=int(text.get("num_key_value_heads") or heads),
-        intermediate=int(text["intermediate_size"]),
-        vocabulary=int(text["vocab_size"]),
+        kv_heads=size_of(text, "num_key_value_heads", default=0) or heads,
+        intermediate=size_of(text, "intermediate_size"),
+        vocabulary=size_of(text, "vocab_size"),
         head_dim=hidden // heads,
         tied=is_tied(configuration),
         qkv_bias=True,
@@ -174,17 +176,17 @@ def _decoder(configuration: Mapping[str, Any]) -> Decoder:
 
 
 def _tower(vision: Mapping[str, Any]) -> list[Tensor]:
-    hidden, wide = int(vision["hidden_size"]), int(vision["intermediate_size"])
-    channels = int(vision.get("in_channels") or vision.get("in_chans") or 3)
-    patch, frames = int(vision.get("patch_size", 14)), int(vision.get("temporal_patch_size", 2))
-    merged = hidden * int(vision.get("spatial_merge_size", 2)) ** 2
+    hidden, wide = size_of(vision, "hidden_size"), size_of(vision, "intermediate_size")
+    channels = size_of(vision, "in_channels", "in_chans", default=3)
+    patch, frames = size_of(vision, "patch_size", default=14), size_of(vision, "temporal_patch_size", default=2)
+    merged = hidden * size_of(vision, "spatial_merge_size", default=2) ** 2
     tensors = [Tensor("visual.patch_embed.proj.weight", (hidden, channels, frames, patch, patch))]
 
     def linear(name: str, rows: int, columns: int) -> None:
         tensors.append(Tensor(f"{name}.weight", (rows, columns)))
         tensors.append(Tensor(f"{name}.bias", (rows,)))
 
-    for number in range(int(vision["depth"])):
+    for number in range(size_of(vision, "depth")):
         block = f"visual.blocks.{number}."
         tensors += [Tensor(f"{block}{name}.weight", (hidden,)) for name in ("norm1", "norm2")]
         linear(f"{block}attn.qkv", 3 * hidden, hidden)
@@ -194,7 +196,7 @@ def _tower(vision: Mapping[str, Any]) -> list[Tensor]:
         linear(f"{block}mlp.down_proj", hidden, wide)
     tensors.append(Tensor("visual.merger.ln_q.weight", (hidden,)))
     linear("visual.merger.mlp.0", merged, merged)
-    linear("visual.merger.mlp.2", int(vision["out_hidden_size"]), merged)
+    linear("visual.merger.mlp.2", size_of(vision, "out_hidden_size"), merged)
     return tensors
 
 

@@ -187,19 +187,30 @@ def decoder_from_config(document: Mapping[str, Any], path: str, others: Iterable
 def decoder_sizes(document: Mapping[str, Any], path: str) -> dict[str, int]:
     """The sizes that every ``Decoder`` has. Raises ``UsageProblem`` where one is missing or too large."""
     with reading(path):
-        hidden, heads = int(document["hidden_size"]), int(document["num_attention_heads"])
+        hidden, heads = size_of(document, "hidden_size"), size_of(document, "num_attention_heads")
         sizes = {
             "hidden": hidden,
-            "layers": int(document["num_hidden_layers"]),
+            "layers": size_of(document, "num_hidden_layers"),
             "heads": heads,
-            "kv_heads": int(document.get("num_key_value_heads") or heads),
-            "intermediate": int(document["intermediate_size"]),
-            "vocabulary": int(document["vocab_size"]),
-            "head_dim": int(document.get("head_dim") or hidden // heads),
+            "kv_heads": size_of(document, "num_key_value_heads", default=0) or heads,
+            "intermediate": size_of(document, "intermediate_size"),
+            "vocabulary": size_of(document, "vocab_size"),
+            "head_dim": size_of(document, "head_dim", default=0) or hidden // heads,
         }
     check_least(path, 1, *sizes.values())
     check_sizes(path, sizes["layers"], *sizes.values())
     return sizes
+
+
+def size_of(document: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these sizes that the document has. Raises ``KeyError`` where there is none, or no whole number."""
+    name = next((name for name in names if document.get(name) is not None), names[0])
+    value = document.get(name)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise KeyError(name)
+    return value
 
 
 @contextmanager
