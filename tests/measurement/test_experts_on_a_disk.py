@@ -25,7 +25,8 @@ SMALL = ("--expert-bytes", "4MiB", "--experts", "8", "--top-k", "2", "--threads"
 CONFIG = {
     "model_type": "mixtral",
     **{"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4},
-    **{"num_local_experts": 8, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"},
+    **{"num_attention_heads": 8, "vocab_size": 1000, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "torch_dtype": "bfloat16",
 }
 
 

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import builders
-from tunetool.advise.experts import FAMILIES, Experts, experts_from_config
+import expert_models
+from tunetool.advise.expert_decoder import FAMILIES
 from tunetool.bench.experts import figures, preflight
 from tunetool.bench.experts.blocks import block_bytes, write
 from tunetool.bench.experts.cache import ExpertCache
+from tunetool.bench.experts.model import StoredExperts, stored_experts
 from tunetool.bench.experts.request import Request
 from tunetool.bench.experts.samples import Reading, Row
 from tunetool.bench.experts.trace import Demand, Pattern
@@ -143,125 +145,84 @@ def test_the_weights_decide_how_often_an_expert_comes_first() -> None:
     assert all(len(set(wanted)) == 4 for wanted in itertools.islice(race.steps(1), 50))
 
 
-BF16 = {"torch_dtype": "bfloat16"}
-QWEN = {"decoder_sparse_step": 1, "mlp_only_layers": [], **BF16}
-MODELS: dict[str, tuple[dict[str, Any], int, float, float]] = {
-    # The sizes of the published config.json; bytes of an expert; billions of weights in routed experts, and in all.
-    "Mixtral-8x7B": (
-        {
-            "model_type": "mixtral",
-            **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
-            **{"num_local_experts": 8, "num_experts_per_tok": 2, **BF16},
-        },
-        352_321_536,
-        45.1,
-        46.7,
-    ),
-    "Qwen1.5-MoE-A2.7B": (
-        {
-            "model_type": "qwen2_moe",
-            **{"hidden_size": 2048, "moe_intermediate_size": 1408, "num_hidden_layers": 24},
-            **{"num_experts": 60, "num_experts_per_tok": 4, "intermediate_size": 5632, **QWEN},
-        },
-        17_301_504,
-        12.46,
-        14.3,
-    ),
-    "Qwen3-30B-A3B": (
-        {
-            "model_type": "qwen3_moe",
-            **{"hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48},
-            **{"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 6144, **QWEN},
-        },
-        9_437_184,
-        28.99,
-        30.5,
-    ),
-    "DeepSeek-V2": (
-        {
-            "model_type": "deepseek_v2",
-            **{"hidden_size": 5120, "moe_intermediate_size": 1536, "num_hidden_layers": 60},
-            **{"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6, "intermediate_size": 12288},
-            **{"first_k_dense_replace": 1, "moe_layer_freq": 1, **BF16},
-        },
-        47_185_920,
-        222.7,
-        236,
-    ),
-    "DeepSeek-V3": (
-        {
-            "model_type": "deepseek_v3",
-            **{"hidden_size": 7168, "moe_intermediate_size": 2048, "num_hidden_layers": 61},
-            **{"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "intermediate_size": 18432},
-            **{"first_k_dense_replace": 3, "moe_layer_freq": 1, **BF16, "quantization_config": {"quant_method": "fp8"}},
-        },
-        44_040_192,
-        653.9,
-        671,
-    ),
+BF16, FP8 = {"torch_dtype": "bfloat16"}, {"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}
+STORED: dict[str, tuple[dict[str, Any], int, int, float]] = {
+    # The number format of the published config.json; layers with experts; bytes of one; billions of weights in them.
+    "Mixtral 8x7B": (BF16, 32, 352_321_536, 45.1),
+    "OLMoE 1B-7B": (BF16, 16, 12_582_912, 6.44),
+    "Qwen1.5 MoE A2.7B": (BF16, 24, 17_301_504, 12.46),
+    "Qwen3 30B-A3B": (BF16, 48, 9_437_184, 28.99),
+    "DeepSeek-V2-Lite": (BF16, 26, 17_301_504, 14.39),
+    "DeepSeek-V3": (FP8, 58, 44_040_192, 653.9),
+    "Kimi K2": (FP8, 60, 44_040_192, 1014.7),
+    "GLM-4.5-Air": ({"dtype": "bfloat16"}, 45, 34_603_008, 99.66),
 }
-MIXTRAL = MODELS["Mixtral-8x7B"][0]
+MIXTRAL = {**expert_models.MODELS["Mixtral 8x7B"].config, **BF16}
+QWEN = {**expert_models.MODELS["Qwen3 30B-A3B"].config, **BF16}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", expert_models.MODELS)
 def test_published_models_have_their_published_sizes(name: str) -> None:
-    document, size, routed, whole = MODELS[name]
-    experts = experts_from_config(document, "config.json")
-    assert experts.bytes == size
-    billions = experts.layers * experts.each_layer * experts.parameters / 1e9
-    assert billions == pytest.approx(routed, rel=0.001)
-    assert 0.85 * whole < billions < whole
-    assert experts.bytes_per_token == experts.layers * document["num_experts_per_tok"] * size
+    number_format, layers, size, billions = STORED[name]
+    document = {**expert_models.MODELS[name].config, **number_format}
+    experts = stored_experts(document, "config.json")
+    assert (experts.model_type, experts.layers, experts.bytes) == (document["model_type"], layers, size)
+    width = 1 if "quantization_config" in document else 2
+    assert experts.total_bytes / width / 1e9 == pytest.approx(billions, rel=0.001)
+    assert 0.85 * expert_models.MODELS[name].total < experts.total_bytes / width < expert_models.MODELS[name].total
+    assert experts.bytes_per_token == layers * document["num_experts_per_tok"] * size
+
+
+def test_the_published_models_are_of_every_family_that_is_known() -> None:
+    assert {each.config["model_type"] for each in expert_models.MODELS.values()} == set(FAMILIES)
 
 
 def test_some_layers_have_no_experts() -> None:
-    document = {**MODELS["Qwen3-30B-A3B"][0], "decoder_sparse_step": 2, "mlp_only_layers": [1, 2]}
+    document = {**QWEN, "decoder_sparse_step": 2, "mlp_only_layers": [1, 2]}
     # Layers 1, 3, 5 ... 47 less layer 1.
-    assert experts_from_config(document, "c").layers == 23
+    assert stored_experts(document, "c").layers == 23
     renamed = {"num_local_experts" if key == "num_experts" else key: value for key, value in document.items()}
-    assert experts_from_config(renamed, "c").each_layer == 128
+    assert stored_experts(renamed, "c").each_layer == 128
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("model", "change", "words"),
     [
-        ({"model_type": "llama"}, "a model of type `llama` has no experts that are known"),
-        ({"model_type": ["mixtral"]}, "has no experts that are known"),
-        ({"num_local_experts": None}, "`num_local_experts` is missing or not a size"),
-        ({"num_local_experts": 0}, "`num_local_experts` is missing or not a size"),
-        ({"num_experts_per_tok": True}, "`num_experts_per_tok` is missing or not a size"),
-        ({"num_experts_per_tok": 9}, "a token wants 9 of 8 experts"),
-        ({"hidden_size": 2**40}, "a size is too large"),
-        ({"num_hidden_layers": 10**9}, "a size is too large"),
-        ({"torch_dtype": "int3"}, "its format is `int3`"),
-        ({"quantization_config": {"quant_method": "awq"}}, "its format is `quantized by awq`"),
-        ({"mlp_only_layers": "all"}, "`mlp_only_layers` is not a list"),
-        ({"mlp_only_layers": list(range(32))}, "no layer has experts"),
+        (MIXTRAL, {"model_type": "llama"}, "a model of type `llama` has no experts that are known"),
+        (MIXTRAL, {"model_type": ["mixtral"]}, "has no experts that are known"),
+        (MIXTRAL, {"num_experts_per_tok": 9}, "9 of 8 experts"),
+        (MIXTRAL, {"hidden_size": 2**40}, "a size is too large"),
+        (MIXTRAL, {"num_hidden_layers": 10**9}, "a size is too large"),
+        (MIXTRAL, {"torch_dtype": "int3"}, "its format is `int3`"),
+        (MIXTRAL, {"quantization_config": {"quant_method": "awq"}}, "its format is `quantized by awq`"),
+        (QWEN, {"mlp_only_layers": list(range(48))}, "no layer has experts"),
     ],
 )
-def test_a_config_without_what_is_needed_is_refused(change: dict[str, Any], words: str) -> None:
+def test_a_config_without_what_is_needed_is_refused(model: dict[str, Any], change: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageProblem) as error:
-        experts_from_config({**MIXTRAL, **change}, "config.json")
+        stored_experts({**model, **change}, "config.json")
     assert words in error.value.message
     assert error.value.hint
 
 
 def test_the_caller_may_say_how_many_bytes_an_expert_has() -> None:
     document = {**MIXTRAL, "quantization_config": {"quant_method": "awq"}}
-    assert experts_from_config(document, "c", expert_bytes=90 * 10**6).bytes == 90 * 10**6
+    assert stored_experts(document, "c", expert_bytes=90 * 10**6).bytes == 90 * 10**6
 
 
-KEYS = ["model_type", "num_experts_per_tok", "hidden_size", "num_hidden_layers", "torch_dtype", "mlp_only_layers"]
-KEYS += ["quantization_config", "moe_layer_freq", "first_k_dense_replace", "decoder_sparse_step", "intermediate_size"]
-KEYS += ["moe_intermediate_size", *{key for family in FAMILIES.values() for key in family.counts}]
+KEYS = sorted({key for each in expert_models.MODELS.values() for key in each.config})
+KEYS += ["torch_dtype", "quantization_config", "moe_layer_freq", "num_local_experts"]
 LEAVES = st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.sampled_from([*FAMILIES, "bfloat16"])
+CHANGES = st.dictionaries(
+    st.sampled_from(KEYS), LEAVES | st.lists(LEAVES) | st.dictionaries(st.text(), LEAVES), max_size=4
+)
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), LEAVES | st.lists(LEAVES) | st.dictionaries(st.text(), LEAVES)))
-def test_any_config_is_understood_or_refused(document: dict[str, Any]) -> None:
+@given(st.sampled_from([{}, *(each.config for each in expert_models.MODELS.values())]), CHANGES)
+def test_any_config_is_understood_or_refused(model: dict[str, Any], changes: dict[str, Any]) -> None:
     understood, hint = 0, None
     try:
-        understood = experts_from_config(document, "c").bytes_per_token
+        understood = stored_experts({**model, **BF16, **changes}, "c").bytes_per_token
     except UsageProblem as error:
         hint = error.hint
     assert understood > 0 or hint
@@ -291,7 +252,7 @@ def rows(directory: Path) -> list[Row]:
 
 
 CONDITIONS: dict[str, Any] = {"block_bytes": GB // 64, "experts": 64, "threads": 8, "top_k": 8, "steps": 16}
-MODEL = Experts("mixtral", 10, 64, 2, 10**6, 2 * 10**6)
+MODEL = StoredExperts("mixtral", 10, 64, 2, 2 * 10**6)
 
 
 def record_of(made: list[Row]) -> Record:

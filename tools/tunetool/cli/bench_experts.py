@@ -32,7 +32,7 @@ class Options(Measuring):
         type=PATH,
         metavar="PATH",
         help="Mixture-of-experts model for which tokens per second are computed: its config.json, or the directory of "
-        "that. Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3 are known.",
+        "that. The families of `advise model` are known: Mixtral, OLMoE, Qwen, DeepSeek, Kimi and GLM.",
     )
     expert_bytes: int | None = option(
         "--expert-bytes", type=SIZE, help=f"Bytes of one expert. Default: the model's, else {EXPERT_BYTES}."

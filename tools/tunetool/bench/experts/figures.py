@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tunetool.advise.experts import Experts
 from tunetool.bench.checkpoint.ratios import Ratio, ratio
+from tunetool.bench.experts.model import StoredExperts
 from tunetool.bench.experts.samples import MODES, Row
 from tunetool.measure.evidence import doubt, obstacles
 from tunetool.measure.figure import Quantity, What, computed, figure, measured
@@ -18,13 +18,13 @@ FEWEST_ROUNDS = 5
 """Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
 
 
-def measurements(rows: Sequence[Row], conditions: dict[str, Scalar], model: Experts | None) -> list[Measurement]:
+def measurements(rows: Sequence[Row], conditions: dict[str, Scalar], model: StoredExperts | None) -> list[Measurement]:
     """Every figure of all rows that were measured."""
     return [each for row in rows if row.readings for each in _of_row(row, rows, conditions, model)]
 
 
 def _of_row(
-    row: Row, rows: Sequence[Row], conditions: dict[str, Scalar], model: Experts | None
+    row: Row, rows: Sequence[Row], conditions: dict[str, Scalar], model: StoredExperts | None
 ) -> Iterator[Measurement]:
     readings = list(row.readings.values())
     common = {**conditions, **_parameters(row)}
@@ -93,7 +93,9 @@ def checks(rows: Sequence[Row]) -> list[CheckResult]:
     return results
 
 
-def case(rows: Sequence[Row], conditions: dict[str, Scalar], model: Experts | None, doubts: Sequence[str]) -> Case:
+def case(
+    rows: Sequence[Row], conditions: dict[str, Scalar], model: StoredExperts | None, doubts: Sequence[str]
+) -> Case:
     """The case for the verdict: the bytes are judged, not the speed."""
     return Case(
         measurements=measurements(rows, conditions, model),

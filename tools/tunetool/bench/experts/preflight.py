@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.advise.experts import Experts, experts_from_config
 from tunetool.advise.read_model import load_config
 from tunetool.bench.defaults import EXPERT_BYTES, TOP_K
 from tunetool.bench.experts.blocks import block_bytes
+from tunetool.bench.experts.model import StoredExperts, stored_experts
 from tunetool.bench.experts.request import Request
 from tunetool.bench.experts.samples import MODES, TARGET
 from tunetool.bench.experts.trace import PATTERNS, Demand
@@ -40,7 +40,7 @@ class Plan:
     """What will be written and read."""
 
     places: tuple[Place, ...]
-    model: Experts | None
+    model: StoredExperts | None
     expert_bytes: int
     block: int
     """Bytes of an expert in the file."""
@@ -86,10 +86,10 @@ def plan(request: Request) -> Plan:
     return Plan(_places(request), model, expert_bytes, block_bytes(expert_bytes), top_k, cached, steps)
 
 
-def _model(request: Request) -> Experts | None:
+def _model(request: Request) -> StoredExperts | None:
     if request.config is None:
         return None
-    return experts_from_config(*load_config(request.config), expert_bytes=request.expert_bytes)
+    return stored_experts(*load_config(request.config), expert_bytes=request.expert_bytes)
 
 
 def _cached(request: Request, top_k: int) -> list[int]:

@@ -209,7 +209,11 @@ class _Experts:
             "seed": request.seed,
         }
         if model is not None:
-            conditions |= {"model": str(request.config), "model_type": model.family, "model_bytes": model.total_bytes}
+            conditions |= {
+                "model": str(request.config),
+                "model_type": model.model_type,
+                "model_bytes": model.total_bytes,
+            }
         return Findings(
             figures.case(self.rows, conditions, model, self.doubts),
             target=", ".join(place.stack.directory for place in planned.places),
