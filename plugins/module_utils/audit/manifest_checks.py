@@ -100,7 +100,8 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
         present = {drive.serial for drive in drives.values()}
         gone = [member["serial"] for member in wanted["members"] if member["serial"] not in present]
         # In what was found: a scheduler's reason and the metrics have no room for the remedy.
-        found = "not assembled" + ("; missing %s" % ", ".join("`%s`" % serial for serial in gone) if gone else "")
+        missing = ", ".join("`%s`" % serial for serial in gone)
+        found = "not assembled; missing %s" % missing if gone else "not assembled"
         remedy = "reseat or replace the missing drives" if gone else "run `site.yml`, which assembles it"
         return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), found, remedy)]
     checks = [

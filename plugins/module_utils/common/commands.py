@@ -7,9 +7,14 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
+from .refusal import on_one_line
+
 
 class CommandError(Exception):
     """A program is missing, failed or did not end. The message names it and quotes its last line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(on_one_line(message))
 
 
 class NotInstalled(CommandError):

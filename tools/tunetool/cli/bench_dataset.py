@@ -43,7 +43,7 @@ class Options(Measuring):
     duration: float = option("--duration", type=DURATION, default="4s", help="The longest time of one pass.")
     huge_pages: int | None = options.number(
         "--huge-pages",
-        help="Also measure with so many pages in the kernel's pool (vm.nr_hugepages), which is put back. Needs root.",
+        help="Also measure with this number of pages in the pool (vm.nr_hugepages), which is put back. Needs root.",
     )
     engines: tuple[str, ...] = options.engines("mmap-*,direct-shuffled")
     rounds: int = options.rounds(CHECKPOINT_ROUNDS)
