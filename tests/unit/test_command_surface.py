@@ -19,6 +19,7 @@ from tunetool.advise.read_model import NAMES, load_model
 from tunetool.bench.checkpoint.states import BYTES_PER_PARAMETER, shape
 from tunetool.cli import main as entry
 from tunetool.cli.main import cli
+from tunetool.errors import UsageProblem
 from tunetool.training.model.reference_model import describe
 
 
@@ -185,6 +186,24 @@ def options_of(path: tuple[str, ...]) -> dict[str, click.Option]:
         assert child is not None
         command = child
     return {name: each for each in command.params if isinstance(each, click.Option) for name in each.opts}
+
+
+def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = call("report", "compare", "one", "other", "--json", str(pipe))
+    assert done.returncode == 2
+    said = [f"error: `{pipe}` is not a regular file", "hint: `--json` takes a file, or `-` for stdout"]
+    assert done.stderr.splitlines() == said
+    written = {"--json", "--page", "--output", "--plan"}
+    # `lab inventory` replaces only a file that a lab wrote.
+    paths = [path for path in TREE if path[:1] != ("lab",)]
+    asked = {(path, name): each for path in paths for name, each in options_of(path).items() if name in written}
+    assert {name for _, name in asked} == written
+    for where, option in asked.items():
+        with pytest.raises(UsageProblem, match="is not a regular file"):
+            pytest.fail(f"{where} takes {option.type.convert(str(pipe), option, None)}")
+    assert pipe.is_fifo()
 
 
 def test_one_spelling_means_one_thing() -> None:

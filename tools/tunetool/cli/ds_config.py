@@ -13,7 +13,7 @@ from tunetool.cli import options
 from tunetool.cli.options import argument, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.tune import SearchOptions
-from tunetool.cli.values import FILE, SIZE
+from tunetool.cli.values import FILE, NEW_FILE, SIZE
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Options(SearchOptions):
         "-o",
         "--output",
         required=True,
-        type=FILE,
+        type=NEW_FILE,
         help="File for the configuration; an explanation in Markdown goes beside it.",
     )
     aio: Path | None = option(

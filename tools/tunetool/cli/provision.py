@@ -13,7 +13,7 @@ import click
 from tunetool.cli.groups import ReaderGone
 from tunetool.cli.options import INVENTORY, AsJson, HostsCommand, OnManyHosts, number, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import FILE, PATH, Value
+from tunetool.cli.values import FILE, NEW_FILE, PATH, Value
 from tunetool.errors import ExitCode, UsageProblem
 
 _SIZE = re.compile(r"([1-9]\d*|([1-9]\d?|100)%)")
@@ -59,7 +59,7 @@ class Options(AsJson, OnManyHosts):
         help="Share of a batch that may fail before the run ends. Default: 100, so that no host stops another.",
     )
     plan: Path | None = option(
-        "--plan", type=FILE, help="File for a plan of what would happen to every drive. Changes nothing."
+        "--plan", type=NEW_FILE, help="File for a plan of what would happen to every drive. Changes nothing."
     )
     apply: Path | None = option("--apply", type=FILE, help="Plan to apply: the drives in it may lose what they hold.")
     dry_run: bool = option(

@@ -12,7 +12,7 @@ import click
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, InRuns, argument, command_line, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import FILE, NEW_FILE, PATH
+from tunetool.cli.values import NEW_FILE, PATH
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ShowOptions(InRuns):
 
     record: str = argument("RECORD")
     form: str = option("--format", type=click.Choice(FORMATS), default="text", help="Format of the output.")
-    output: Path | None = option("-o", "--output", type=FILE, help="File for the output. Default: standard output.")
+    output: Path | None = option("-o", "--output", type=NEW_FILE, help="File for the output. Default: standard output.")
 
 
 @command.command()
@@ -187,7 +187,7 @@ class FleetOptions(InRuns):
 
     records: tuple[str, ...] = argument("RECORD...", nargs=-1, required=True)
     output: Path | None = option(
-        "-o", "--output", type=FILE, help="File for the page. Default: report.html beside the only RECORD."
+        "-o", "--output", type=NEW_FILE, help="File for the page. Default: report.html beside the only RECORD."
     )
     inventory: Path | None = option(
         "-i", "--inventory", type=PATH, metavar="INVENTORY", help="Inventory with racks as groups, to filter by."

@@ -13,7 +13,7 @@ from tunetool.cli import options
 from tunetool.cli.bench_ds_io import IO_SIZE
 from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DIRECTORY, DURATION, FILE
+from tunetool.cli.values import DIRECTORY, DURATION, FILE, NEW_FILE
 
 if TYPE_CHECKING:
     from tunetool.training_python import TrainingPython
@@ -100,7 +100,7 @@ class Options(SearchOptions):
     """What the call says."""
 
     output: Path | None = option(
-        "-o", "--output", type=FILE, help="File for the `aio` block, written after DeepSpeed has read the block."
+        "-o", "--output", type=NEW_FILE, help="File for the `aio` block, written after DeepSpeed has read the block."
     )
     explain: Path | None = option(
         "--explain",

@@ -66,6 +66,9 @@ def _new_file(name: str, text: str, other: str = "") -> Path:
         raise UsageProblem(f"`{path}` is a directory", f"`{name}` takes a file{other}")
     if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UsageProblem(f"`{path}` cannot be written", f"`{name}` takes a file in a directory that exists")
+    # Files are written by rename, which would replace /dev/null by a file.
+    if path.exists() and not path.is_file():
+        raise UsageProblem(f"`{path}` is not a regular file", f"`{name}` takes a file{other}")
     return path
 
 
