@@ -21,7 +21,7 @@ import pytest
 
 from judged import interrupted
 from staged import Quiet, beside, evict, failed, stage, verify, view
-from tunetool.errors import CannotJudge, ExitCode
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.stage.destination import find_destination, only_one
 from tunetool.stage.ends import Source
 from tunetool.stage.moving import BLOCK_BYTES, Plan, move
@@ -331,6 +331,51 @@ def test_a_killed_rename_is_carried_out(source: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="was not staged by tunetool"):
         stage(source, destination, tmp_path / "runs")
     assert sorted(path.name for path in destination.iterdir()) == ["mine"]
+
+
+@pytest.mark.parametrize("manifest", ["{", '{"schema": "tunetool.stage/9"}'], ids=["damaged", "of another version"])
+def test_killed_between_two_renames_one_tree_is_left(source: Path, tmp_path: Path, manifest: str) -> None:
+    destination = tmp_path / "copy"
+    stage(source, destination, tmp_path / "runs")
+    old = view(destination)
+    # As on NFS, which exchanges no names: the old tree gave up its name, the new one has not got it.
+    destination.rename(tmp_path / ".copy.tunetool-gone-0123456789ab")
+    (tmp_path / ".copy.tunetool-stage-0123456789ab").mkdir()
+    (tmp_path / ".copy.tunetool-stage.json").write_text(manifest)
+    with pytest.raises(UsageProblem, match=r"`.*copy` exists and is not that copy: `.*` (is damaged|has schema)"):
+        stage(source, destination, tmp_path / "runs")
+    assert view(destination) == old
+    assert beside(destination) == [".copy.tunetool-stage.json"]
+    assert stage(source, destination, tmp_path / "runs", replace=True).code == ExitCode.OK
+    assert verify(destination, tmp_path / "runs").code == ExitCode.OK
+    assert beside(destination) == [".copy.tunetool-stage.json"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_the_second_of_two_renames_fails(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    destination, rename = tmp_path / "copy", Path.rename
+    stage(source, destination, tmp_path / "runs")
+    old = view(destination)
+    (source / "sub/0").write_bytes(b"another")
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name.startswith(".copy.tunetool-stage-"):
+            raise error
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tunetool.stage.destination.exchange", lambda first, second: False)
+        patch.setattr(Path, "rename", fail)
+        if isinstance(error, OSError):
+            assert "Input/output error" in failed(stage(source, destination, tmp_path / "runs", replace=True))
+        else:
+            with pytest.raises(type(error)):
+                stage(source, destination, tmp_path / "runs", replace=True)
+    assert view(destination) == old
+    assert verify(destination, tmp_path / "runs").code == ExitCode.OK
+    assert beside(destination) == [".copy.tunetool-stage.json"]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])

@@ -5,7 +5,8 @@ works ``.NAME.tunetool-stage.lock`` and ``.NAME.tunetool-stage-RUN`` (the tree b
 every other such sibling belongs to a dead run.
 
 The manifest is the journal: it is written when the tree is complete and names its inode; only then is the tree renamed
-to DST. If a run is killed between the two, the next run does the rename.
+to DST. If a run is killed between the two, the next run does the rename. If the manifest cannot be read then, the tree
+that was at DST gets its name back.
 """
 
 from __future__ import annotations
@@ -155,16 +156,21 @@ def known(destination: Destination) -> Manifest | None:
 def settle(destination: Destination) -> None:
     """Finish the rename of a dead run, then remove its leftovers. The caller must hold the lock."""
     unfinished = destination.siblings("stage")
+    unreadable = False
     try:
         # Of 100,000 files it takes a second to read.
         needed = unfinished or inode_of(destination.path) is None
         journal = manifests.read(destination.manifest) if needed else None
     except UsageProblem:
-        journal = None
+        journal, unreadable = None, True
     for path in unfinished:
         # Never replace a tree that was put there since.
         if journal is not None and inode_of(path) == journal.inode and free_for(destination, journal.replaces):
             put(path, destination)
+    if unreadable and unfinished and inode_of(destination.path) is None:
+        # It died between the two renames of ``put``. Whether the new tree is complete is not known; the old one is.
+        for path in destination.siblings("gone")[:1]:
+            path.rename(destination.path)
     for path in [*destination.siblings("stage"), *destination.siblings("gone")]:
         remove_tree(path)
     if journal is not None and inode_of(destination.path) is None:
@@ -194,8 +200,14 @@ def put(built: Path, destination: Destination) -> None:
     elif exchange(built, destination.path):
         built.rename(destination.fresh("gone"))
     else:
-        destination.path.rename(destination.fresh("gone"))
-        built.rename(destination.path)
+        gone = destination.fresh("gone")
+        try:
+            destination.path.rename(gone)
+            built.rename(destination.path)
+        except BaseException:
+            if inode_of(destination.path) is None:
+                gone.rename(destination.path)
+            raise
     for path in destination.siblings("gone"):
         remove_tree(path)
 
