@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,8 @@ import pytest
 
 from builders import measurement, record
 from tunetool.errors import UsageProblem
+from tunetool.measure.aio.ops import Probe
+from tunetool.measure.aio.spec import SMALLEST, Spec
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio_result import Fio
 from tunetool.node.machine.block_stack import read_stack
@@ -20,7 +24,7 @@ from tunetool.tune.explain import curve, explain
 from tunetool.tune.fio_driver import arguments
 from tunetool.tune.goals import Mix
 from tunetool.tune.outcome import Work, conclude
-from tunetool.tune.pool import aio_shortage, largest, unit_of
+from tunetool.tune.pool import Pool, aio_shortage, largest, unit_of
 from tunetool.tune.request import Request
 from tunetool.tune.run import render
 from tunetool.tune.samples import Move, Samples, name_of
@@ -173,3 +177,45 @@ def test_curves_say_what_was_reached_with_each_value(tmp_path: Path) -> None:
     for path in (tmp_path / "why").glob("*.svg"):
         tree = ElementTree.fromstring(path.read_text())
         assert len(tree.findall("{http://www.w3.org/2000/svg}polyline")) == 4
+
+
+STAND_IN = """#!{python}
+import json, os, sys
+for line in sys.stdin:
+    order = json.loads(line)
+    answer = {{"address": 4096}}
+    if order["do"] == "open":
+        path, size = order["file"], order["io_bytes"]
+    elif order["do"] == "move":
+        file = order.get("file", path)
+        if order["direction"] == "write":
+            with open(file, "wb") as stream:
+                stream.write(bytes(size))
+        answer = {{"bytes": order["stamp"], "seconds": 1.0, "durable_seconds": 1.0, "cpu_seconds": 0.1}}
+        if file.endswith("process-0/hole.data"):
+            if not os.path.exists("{failed}"):
+                open("{failed}", "w").close()
+                answer = {{"error": "no such request", "kind": "RuntimeError"}}
+    print(json.dumps(answer), flush=True)
+"""
+"""Answers as the process that runs DeepSpeed's handle; a sample moves as many bytes as orders of samples came."""
+
+
+@pytest.mark.parametrize("fault", ["of a process", "of the file system"])
+def test_after_a_failed_ceiling_no_answer_of_another_order_counts(tmp_path: Path, fault: str) -> None:
+    python, directory = tmp_path / "python", tmp_path / "files"
+    directory.mkdir()
+    python.write_text(STAND_IN.format(python=sys.executable, failed=tmp_path / "failed"))
+    python.chmod(0o755)
+    installed = Probe(str(python), "3.11", torch="2", deepspeed="0", installed={"async_io": "/async_io.so"})
+    # "cuda" locks no memory here, whatever the limit on that.
+    spec = Spec(directory, 0, python=python, pinned_by="cuda")
+    with Pool(spec, 2, [DEFAULTS], installed, read_stack(str(directory)), os.environ, SMALLEST) as pool:
+        pool.open()
+        # Both processes answer to one order.
+        assert pool.move(DEFAULTS, "read").claimed_bytes % 2 == 0
+        if fault == "of the file system":
+            (directory / "process-0/hole.data").mkdir()
+        assert pool.without_storage(DEFAULTS, "read") == []
+        assert ("Is a directory" in pool.messages) == (fault == "of the file system")
+        assert [rate for rate in pool.without_storage(DEFAULTS, "write") if rate % 2] == []

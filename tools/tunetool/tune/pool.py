@@ -6,7 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
@@ -177,23 +177,30 @@ class Pool:
         """See ``samples.Driver``: reads of files without a block, for which the kernel clears memory and asks no drive.
 
         A write is the same requests the other way round, and no file can be written for nothing: the figure of the
-        reads is that of both directions. Afterwards the buffers hold zeros.
+        reads is that of both directions. Afterwards the buffers hold zeros. After a failure no process is left, and
+        there are no figures.
         """
+        if settings.use_gds or not self._children:
+            return []
         files = [self._spec(number).directory / _HOLE for number in range(self.processes)]
         try:
             for file in files:
                 file.touch()
                 os.truncate(file, self.io_bytes)
-            if settings.use_gds or any(file.stat().st_blocks for file in files):
+            if any(file.stat().st_blocks for file in files):
                 return []
             moves = [self._move(settings, "read", SAMPLE_SECONDS, files) for _ in range(tester.SAMPLES)]
             return [move.bandwidth for move in moves]
-        except Failed as error:
-            self.messages = error.raw or self.messages
+        except (Failed, OSError) as error:
+            # The answers of the others to this order would be taken for those to the next one.
+            self._end()
+            self.messages = (error.raw if isinstance(error, Failed) else str(error)) or self.messages
             return []
         finally:
             for file in files:
-                file.unlink(missing_ok=True)
+                # The directory is removed with all that it holds.
+                with suppress(OSError):
+                    file.unlink()
 
     # -- the processes
 
