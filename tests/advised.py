@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from tunetool.cli.main import cli
+from tunetool.errors import UsageProblem
 
 
 def run(*arguments: str) -> str:
@@ -28,3 +32,13 @@ def answered(*arguments: str) -> dict[str, Any]:
 def printed(*arguments: str) -> str:
     """The text without its line breaks."""
     return " ".join(run(*arguments).split())
+
+
+@contextmanager
+def refused(words: str) -> Iterator[None]:
+    """What runs within is refused with these words, in one line and with a hint."""
+    with pytest.raises(UsageProblem) as caught:
+        yield
+    assert words in caught.value.message
+    assert caught.value.hint
+    assert "\n" not in caught.value.message

@@ -11,13 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import advised
+from advised import refused
 from builders import PROVEN, measurement, record, sampled
 from tunetool.advise.io import Asked, ways
 from tunetool.advise.layers import PUBLISHED, Layers, of_record, published
 from tunetool.advise.layout import Layout, Part, held, parts_of, place, stages
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import Model, Tensor
-from tunetool.errors import UsageProblem
 from tunetool.record import FleetHost, Ladder, Loss, Measurement, Record, Verdict, dumps
 from tunetool.verdict import NO_EXPECTATION
 
@@ -158,7 +158,7 @@ def test_copies_amplify_a_checkpoint() -> None:
     assert "2 times the state" in strategies(document)["write each copy once"]
     once = way(document, "checkpoint", "each part is written once")
     assert once["node_bytes"] == pytest.approx(14 * 70_553_706_496 / 2)
-    assert once["node_seconds"] == pytest.approx(once["node_bytes"] / PUBLISHED["write"])
+    assert once["node_seconds"] == pytest.approx(once["node_bytes"] / PUBLISHED["write"].value)
 
 
 def test_experts_are_read_for_each_token() -> None:
@@ -183,11 +183,8 @@ def test_experts_are_read_for_each_token() -> None:
     ],
 )
 def test_degrees_that_no_job_can_have_are_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UsageProblem) as refused:
+    with refused(message):
         answered(*arguments)
-    assert message in refused.value.message
-    assert refused.value.hint
-    assert "\n" not in refused.value.message
 
 
 def speed(name: str, value: float, direction: str = "read", **parameters: Any) -> Measurement:
@@ -270,7 +267,5 @@ def test_without_a_record_the_output_says_whose_figures_these_are() -> None:
     ],
 )
 def test_a_record_that_proves_too_little_is_refused(made: Record, message: str) -> None:
-    with pytest.raises(UsageProblem) as refused:
+    with refused(message):
         of_record(made)
-    assert message in refused.value.message
-    assert refused.value.hint

@@ -402,17 +402,17 @@ def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--engines", "nothing"], "`nothing` is not an engine"),
-        (["--num-workers", "two"], "`--num-workers two` is not a list of numbers"),
-        (["--image-side", "10"], "`--image-side 10` is too small"),
-        (["--size", "1kB"], "fewer than one sample of 4096"),
-        (["--jsonl", "{}/none"], "none` cannot be read"),
-        (["--jsonl", "{}/empty"], "empty` is empty"),
-        (["--jsonl", "{}/broken"], "broken` line 2: it is not JSON"),
+        ("--engines nothing", "`nothing` is not an engine"),
+        ("--num-workers two", "`--num-workers two` is not a list of numbers"),
+        ("--image-side 10", "`--image-side 10` is too small"),
+        ("--size 1kB", "fewer than one sample of 4096"),
+        ("--jsonl {}/none", "none` cannot be read"),
+        ("--jsonl {}/empty", "empty` is empty"),
+        ("--jsonl {}/broken", "broken` line 2: it is not JSON"),
     ],
 )
 def test_a_wrong_call_is_refused_before_any_work(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Wherever the temporary directory of this machine lies.
     on_drives = replace(read_stack(str(tmp_path)), in_memory=False)
@@ -420,7 +420,7 @@ def test_a_wrong_call_is_refused_before_any_work(
     (tmp_path / "empty").touch()
     (tmp_path / "broken").write_text('{"text": "a"}\nthe second line\n')
     before = sorted(tmp_path.iterdir())
-    words_of_call = [each.format(tmp_path) for each in arguments]
+    words_of_call = [each.format(tmp_path) for each in arguments.split()]
     done = CliRunner().invoke(
         cli,
         ["bench", "dataset", "--target", str(tmp_path), "--runs-dir", str(tmp_path / "runs"), *words_of_call],

@@ -394,11 +394,14 @@ def test_one_file_one_fact(machine: Machine, path: str, text: str | bytes, fact:
     assert getattr(machine.read(), fact) == value
 
 
+OLD_SWITCH = '{"properties": {"use_pci_p2pdma": true}}'
+
+
 @pytest.mark.parametrize(
     ("libcufile", "text", "allowed"),
     [
-        ("1.15.1", '{"properties": {"use_pci_p2pdma": true}}', True),
-        ("1.16.0", '{"properties": {"use_pci_p2pdma": true}}', False),
+        ("1.15.1", OLD_SWITCH, True),
+        ("1.16.0", OLD_SWITCH, False),
         ("1.16.0", '{"properties": {"use_pci_p2pdma": true}, "block": {"nvme": {"use_pci_p2pdma": true}}}', False),
         ("1.16.0", '{"properties": {"use_pci_p2pdma": true}, "block": {"raid": {"use_pci_p2pdma": true}}}', True),
         ("1.16.0", '{"block": {"raid": {"use_pci_p2pdma": true}}}', None),

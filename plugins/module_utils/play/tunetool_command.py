@@ -129,20 +129,20 @@ def find_program(module: Any) -> str:
 
 def read_record(stdout: str) -> dict[str, Any] | None:
     """The record on standard output, or None."""
-    try:
-        document = json.loads(stdout)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) and "verdict" in document else None
+    return _document_with("verdict", stdout)
 
 
 def read_inspection(stdout: str) -> dict[str, Any] | None:
     """The inspection on standard output, or None."""
+    return _document_with("ceilings", stdout)
+
+
+def _document_with(key: str, stdout: str) -> dict[str, Any] | None:
     try:
         document = json.loads(stdout)
     except ValueError:
         return None
-    return document if isinstance(document, dict) and "ceilings" in document else None
+    return document if isinstance(document, dict) and key in document else None
 
 
 def changed(record: Mapping[str, Any]) -> bool:

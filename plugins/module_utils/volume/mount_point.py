@@ -6,7 +6,7 @@ import errno
 import grp
 import os
 import pwd
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ..array.md_arrays import Array
 from ..common.commands import run
@@ -121,11 +121,11 @@ class MountPoint(Job):
 
     def services(self) -> None:
         """Write the drop-ins of the services that need the volume."""
-        try:
-            changed = changes(self.wanted["services"], self.point, self._path(UNITS_DIRECTORY))
-        except ForeignDropIn as error:
-            self.ledger.cannot("services", "tunetool's drop-in", str(error), "move it to another name", str(error))
-            return
+        changed = self._changes(
+            "services",
+            "tunetool's drop-in",
+            lambda: changes(self.wanted["services"], self.point, self._path(UNITS_DIRECTORY)),
+        )
         self._write(
             [
                 change
@@ -141,11 +141,11 @@ class MountPoint(Job):
 
     def late(self, uuid: str | None) -> None:
         """Write the unit that mounts a volume which appears after the boot went on without it."""
-        try:
-            changed = late_mount.changes(late_mount.files(self.point, uuid or "(new)"), self.root)
-        except ForeignDropIn as error:
-            self.ledger.cannot("mount.late", "tunetool's unit", str(error), "move it to another name", str(error))
-            return
+        changed = self._changes(
+            "mount.late",
+            "tunetool's unit",
+            lambda: late_mount.changes(late_mount.files(self.point, uuid or "(new)"), self.root),
+        )
         # In words: the lines of a unit that is missing are the whole unit.
         self._write(
             [
@@ -156,6 +156,14 @@ class MountPoint(Job):
                 )
             ]
         )
+
+    def _changes(self, name: str, expected: str, compare: Callable[[], Sequence[Change]]) -> Sequence[Change]:
+        """What differs; nothing, with a report, where somebody else's file has the name of one of these."""
+        try:
+            return compare()
+        except ForeignDropIn as error:
+            self.ledger.cannot(name, expected, str(error), "move it to another name", str(error))
+            return ()
 
     def _write(self, acted: Sequence[Change]) -> None:
         for change in acted:

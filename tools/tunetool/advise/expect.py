@@ -20,7 +20,7 @@ PUBLISHED: Mapping[Direction, float] = {"read": 0.4, "write": 0.2}
 """Share of the links: eight Gen5 drives were published at 48 GiB/s read and 26 GiB/s write (DeepNVMe, 2025), which is
 41 and 22 % of their 126 GB/s."""
 _SAME = 0.001
-"""Relative difference of two ceilings of the same drives: sums in another order."""
+"""Relative difference of two ceilings of the same drives."""
 _SHORTFALLS = ("sequential read ", "sequential write ", "random read ", NO_EXPECTATION)
 """How reasons of a verdict begin that say nothing against its figures: they compare these with an expectation."""
 
@@ -32,6 +32,10 @@ class Ceiling:
     value: float
     drives: str
 
+    def is_same(self, other: Ceiling) -> bool:
+        """Whether the drives are as fast; their sums may have been made in another order."""
+        return abs(self.value - other.value) <= _SAME * other.value
+
 
 @dataclass(frozen=True)
 class NodeFigures:
@@ -41,6 +45,11 @@ class NodeFigures:
     figures: Mapping[Direction, Measurement]
     ceiling: Ceiling | None = None
     problem: str | None = None
+
+    def low(self, direction: Direction) -> float:
+        """The low end of the figure's interval."""
+        figure = self.figures[direction]
+        return figure.confidence.low if figure.confidence is not None else figure.value
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ def common_ceiling(nodes: Sequence[NodeFigures]) -> Ceiling | None:
     known = {each.host: each.ceiling for each in nodes if each.ceiling is not None}
     for host, ceiling in known.items():
         first_host, first = next(iter(known.items()))
-        if abs(ceiling.value - first.value) > _SAME * first.value:
+        if not ceiling.is_same(first):
             raise UsageProblem(
                 f"the drives of `{first_host}` and `{host}` differ: their links carry "
                 f"{format_bandwidth(first.value)} and {format_bandwidth(ceiling.value)}",
@@ -153,7 +162,7 @@ def from_best(nodes: Sequence[NodeFigures], ceiling: Ceiling | None, margin: flo
         having = [each for each in counted if direction in each.figures]
         if not having:
             continue
-        best = max(having, key=lambda each: _low(each.figures[direction]))
+        best = max(having, key=lambda each: each.low(direction))
         figure = best.figures[direction]
         notes = []
         if ceiling is not None and figure.value > ceiling.value:
@@ -166,17 +175,13 @@ def from_best(nodes: Sequence[NodeFigures], ceiling: Ceiling | None, margin: flo
             notes.append(f"{direction}: {limit}, so that the drives may be faster")
         reason = (
             f"{100 * margin:g} % below the low end of the best node's interval: {best.host}, "
-            f"{format_bandwidth(_low(figure))}"
+            f"{format_bandwidth(best.low(direction))}"
         )
-        proposals.append(Proposal(direction, _rounded((1 - margin) * _low(figure)), reason, notes))
+        proposals.append(Proposal(direction, _rounded((1 - margin) * best.low(direction)), reason, notes))
     if not proposals:
         host, problem = next((each.host, each.problem) for each in nodes if each.problem is not None)
         raise UsageProblem(f"no figure counts: `{host}`: {problem}", "mend that, then `tunetool verify` again")
     return proposals
-
-
-def _low(figure: Measurement) -> float:
-    return figure.confidence.low if figure.confidence is not None else figure.value
 
 
 def _rounded(value: float) -> float:

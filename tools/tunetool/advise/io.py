@@ -35,6 +35,11 @@ class Asked:
     step: float | None = None
     """Seconds of a step; None: not known."""
 
+    @property
+    def of_a_rank(self) -> float:
+        """Bytes of the samples of one rank in a step."""
+        return self.batch / self.layout.samplers * self.sample
+
 
 @dataclass(frozen=True)
 class Way:
@@ -70,7 +75,7 @@ def ways(asked: Asked, layers: Layers) -> list[Way]:
         speed = write if direction == "write" else read
         result.append(Way(what, name, direction, rank, node, job, needed, node / speed))
 
-    own = asked.batch / layout.samplers * asked.sample
+    own = asked.of_a_rank
     samples = asked.batch * asked.sample
     if layout.tensor * layout.pipeline > 1:
         add("step", "every rank reads", samples, own, local * own, layout.world * own)
@@ -151,7 +156,7 @@ def strategies(asked: Asked, layers: Layers, found: Sequence[Way]) -> list[tuple
 
 def _of_a_step(asked: Asked, layers: Layers, found: Sequence[Way]) -> Iterator[tuple[str, str]]:
     layout = asked.layout
-    best = _way(found, "step", "one rank of a tensor group reads")
+    (best,) = _ways(found, "step", "one rank of a tensor group reads")
     if layout.samplers > 1:
         both = " and ".join(
             f"{name} {degree}" for name, degree in (("DP", layout.data), ("FSDP", layout.fsdp)) if degree > 1
@@ -162,7 +167,7 @@ def _of_a_step(asked: Asked, layers: Layers, found: Sequence[Way]) -> Iterator[t
             f"{format_size(best.rank)} in a step: give each its own shard of the data, then no sample is read twice",
         )
     if layout.tensor > 1:
-        every = _way(found, "step", "every rank reads")
+        (every,) = _ways(found, "step", "every rank reads")
         yield (
             "read once and broadcast samples",
             f"the {layout.tensor} tensor ranks of a group need the same samples: one reads and sends them to the "
@@ -188,9 +193,8 @@ def _of_a_step(asked: Asked, layers: Layers, found: Sequence[Way]) -> Iterator[t
 
 
 def _of_the_start(asked: Asked, found: Sequence[Way]) -> Iterator[tuple[str, str]]:
-    whole, own, once = (
-        _way(found, "load", name)
-        for name in ("every rank reads all", "each rank reads its part", "each node reads a part once")
+    whole, own, once = _ways(
+        found, "load", "every rank reads all", "each rank reads its part", "each node reads a part once"
     )
     if asked.layout.world == 1:
         yield "load", f"one rank reads all: {format_size(whole.node)}, {format_duration(whole.seconds)}"
@@ -217,9 +221,8 @@ def _of_the_start(asked: Asked, found: Sequence[Way]) -> Iterator[tuple[str, str
 
 
 def _of_a_checkpoint(asked: Asked, found: Sequence[Way]) -> Iterator[tuple[str, str]]:
-    zero, held_, once = (
-        _way(found, "checkpoint", name)
-        for name in ("rank 0 writes all", "each rank writes what it holds", "each part is written once")
+    zero, held_, once = _ways(
+        found, "checkpoint", "rank 0 writes all", "each rank writes what it holds", "each part is written once"
     )
     if asked.layout.world == 1:
         yield "checkpoint", f"one rank writes all: {format_size(zero.node)}, {format_duration(zero.seconds)}"
@@ -254,8 +257,9 @@ def _of_experts(asked: Asked, layers: Layers) -> Iterator[tuple[str, str]]:
     )
 
 
-def _way(found: Sequence[Way], what: str, name: str) -> Way:
-    return next(each for each in found if (each.what, each.name) == (what, name))
+def _ways(found: Sequence[Way], what: str, *names: str) -> list[Way]:
+    by_name = {each.name: each for each in found if each.what == what}
+    return [by_name[name] for name in names]
 
 
 def readers_to_saturate(layers: Layers) -> list[str]:

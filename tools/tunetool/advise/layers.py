@@ -16,11 +16,6 @@ from tunetool.measure.ladder.raw import ALONE, ARRAY
 from tunetool.measure.ladder.rows import bandwidth, steps, together_counts
 from tunetool.record import Record
 
-PUBLISHED: Mapping[Direction, float] = {"read": 48e9, "write": 26e9}
-"""Eight Gen5 drives as one RAID0, 1 GB to and from HBM (DeepSpeed, `DeepNVMe: Affordable I/O scaling`, 2025)."""
-_RANDOM = "random.read.1m"
-_STORAGE = ("sequential.read", "sequential.write", "sustained.write", ARRAY)
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -28,6 +23,15 @@ class Layer:
 
     name: str
     value: float
+
+
+PUBLISHED: Mapping[Direction, Layer] = {
+    "read": Layer("eight Gen5 drives, published", 48e9),
+    "write": Layer("eight Gen5 drives, published", 26e9),
+}
+"""Eight Gen5 drives as one RAID0, 1 GB to and from HBM (DeepSpeed, `DeepNVMe: Affordable I/O scaling`, 2025)."""
+_RANDOM = "random.read.1m"
+_STORAGE = ("sequential.read", "sequential.write", "sustained.write", ARRAY)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Layers:
 
 def published() -> Layers:
     """Figures for a node of which nothing is known."""
-    storage = {way: [Layer("eight Gen5 drives, published", value)] for way, value in PUBLISHED.items()}
+    storage = {way: [layer] for way, layer in PUBLISHED.items()}
     return Layers("published for eight Gen5 drives (DeepNVMe, 2025), not measured here", False, storage, {})
 
 

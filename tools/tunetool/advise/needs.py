@@ -48,7 +48,7 @@ class Strategy:
     """A ZeRO stage, and one of ``OFFLOADS``."""
 
     stage: int
-    offload: str
+    offload: str = "none"
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Strategy:
 
 
 _OFFLOADED = {"cpu": "offload to memory", "nvme-optimizer": "optimizer on NVMe", "nvme": "all on NVMe"}
-STRATEGIES = (*(Strategy(stage, "none") for stage in range(4)), *(Strategy(3, offload) for offload in OFFLOADS[1:]))
+STRATEGIES = (*(Strategy(stage) for stage in range(4)), *(Strategy(3, offload) for offload in OFFLOADS[1:]))
 """From the least sharing to the most. DeepSpeed offloads to NVMe under stage 3 alone."""
 
 

@@ -27,15 +27,6 @@ _GUESS = 1e9
 
 
 @dataclass(frozen=True)
-class Place:
-    """A directory that gets a file of experts."""
-
-    name: str
-    directory: Path
-    stack: BlockStack
-
-
-@dataclass(frozen=True)
 class Plan:
     """What will be written and read."""
 
@@ -56,6 +47,15 @@ class Plan:
     def slots(self, request: Request, place: str) -> int:
         """Experts for which the reading process needs memory."""
         return max(request.threads, *(self.cached if place == TARGET else ()), self.top_k)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory that gets a file of experts."""
+
+    name: str
+    directory: Path
+    stack: BlockStack
 
 
 def plan(request: Request) -> Plan:

@@ -33,19 +33,19 @@ _HINT = "a dataset has `dataset_info.json` and conversations in sharegpt's forma
 
 
 @dataclass(frozen=True)
-class Message:
-    """One message of a conversation; ``role`` is system, user or assistant."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True)
 class Conversation:
     """One sample of the dataset."""
 
     messages: tuple[Message, ...]
     images: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation; ``role`` is system, user or assistant."""
+
+    role: str
+    content: str
 
 
 def read_conversations(directory: Path, name: str | None = None) -> list[Conversation]:
