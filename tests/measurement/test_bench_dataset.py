@@ -52,6 +52,20 @@ def test_tokens_and_images_from_a_disk_and_from_the_page_cache(disk: Path, tmp_p
     assert "advice: " in call(*TUNETOOL, "report", "show", kept).stdout
 
 
+def test_a_made_corpus_with_fewer_documents_than_expected_is_read_to_its_end(disk: Path, tmp_path: Path) -> None:
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
+        *("--size", "400kB", "--seed", 1, "--sequence-length", 16, "--rounds", 1, "--duration", "1m"),
+        *("--engines", "mmap-sequential", "--json", "-"),
+        env=os.environ,
+    )
+    record = parse(done.stdout, "stdout")
+    undisturbed(done.returncode, record)
+    assert {check.status for check in record.checks} == {"pass"}
+    # The number of documents of a made corpus is random: 66 are expected, which have one sample more than these 62.
+    assert {each.parameters["documents"] for each in record.measurements} == {62}
+
+
 @pytest.mark.parametrize("files", ["files", "tar"])
 def test_a_dataloader_hands_out_each_image_once_with_its_bytes(files: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

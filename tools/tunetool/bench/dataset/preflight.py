@@ -10,7 +10,7 @@ from tunetool.bench.dataset.corpus import Extent
 from tunetool.bench.dataset.engines import HUGE_POOL, LIBRARIES, Engine, engines
 from tunetool.bench.dataset.request import Request
 from tunetool.bench.engine_choice import choose
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.units import format_size
@@ -57,6 +57,18 @@ def check_samples(request: Request, extent: Extent) -> int:
             "take a larger corpus, or a smaller `--sequence-length`",
         )
     return tokens // request.sequence_length
+
+
+def samples_there(request: Request, expected: int, tokens: int) -> int:
+    """Number of whole samples in a file with this number of tokens: the documents of a made corpus have random lengths,
+    so that it has some more or fewer of them. Raises ``CannotJudge`` for none."""
+    there = min(expected, tokens // request.sequence_length)
+    if not there:
+        raise CannotJudge(
+            f"the files have {tokens} tokens, fewer than one sample of {request.sequence_length}",
+            "take a larger corpus, or a smaller `--sequence-length`",
+        )
+    return there
 
 
 def room(request: Request, extent: Extent, with_images: bool) -> int:

@@ -87,6 +87,7 @@ class _Dataset:
         tokens = directory / "tokens"
         tokens.mkdir()
         self.tokens = files.make_tokens(request, self.extent, tokens, self.progress)
+        self.samples = preflight.samples_there(request, self.samples, self.tokens.tokens)
         self.doubts += incomplete(tokens, [self.tokens.tokens_file.name], self.tokens.tokens * megatron.TOKEN_BYTES)
         if self._with_images:
             self.images = files.make_images(request, directory, self.progress)
