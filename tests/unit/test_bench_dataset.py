@@ -20,16 +20,15 @@ from rich.console import Console
 
 import builders
 from tunetool.bench.dataset import engines as known
-from tunetool.bench.dataset import figures, preflight, token_child
+from tunetool.bench.dataset import figures, huge_pool, preflight, token_child
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
 from tunetool.bench.dataset.engines import ImageEngine, TokenEngine, engines, library_rows
-from tunetool.bench.dataset.huge_pool import huge_pool
 from tunetool.bench.dataset.megatron import bytes_of_index, bytes_of_tokens, write_token_files
 from tunetool.bench.dataset.request import Request
 from tunetool.bench.dataset.run import plain_sum
 from tunetool.bench.dataset.samples import EngineRow, Pass, StateTable
 from tunetool.cli.main import cli
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
@@ -188,42 +187,103 @@ def test_a_pass_ends_when_its_time_is_over(tmp_path: Path) -> None:
 # The pool of huge pages.
 
 
-def test_the_pool_of_huge_pages_is_put_back(tmp_path: Path) -> None:
-    setting = tmp_path / "nr_hugepages"
-    setting.write_text("7\n")
-    with huge_pool(12, setting):
-        assert setting.read_text() == "12\n"
-    assert setting.read_text() == "7\n"
-    with pytest.raises(KeyError), huge_pool(12, setting):
+NODES = (0, 1)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 1000 huge pages of 2 MiB in memory that is available, and an empty pool over two NUMA nodes."""
+    files = {
+        "proc/meminfo": "MemAvailable:    2048000 kB\nHugepagesize:       2048 kB\n",
+        "proc/sys/vm/nr_hugepages": "0\n",
+        **{f"{pool_of_node(node)}/nr_hugepages": "0\n" for node in NODES},
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    return tmp_path
+
+
+def pool_of_node(node: int) -> str:
+    return f"sys/devices/system/node/node{node}/hugepages/hugepages-2048kB"
+
+
+def pool_size(machine: Path) -> str:
+    return (machine / "proc/sys/vm/nr_hugepages").read_text()
+
+
+def test_the_pool_of_huge_pages_is_emptied_again(machine: Path) -> None:
+    said: list[str] = []
+    with huge_pool.huge_pool(12, said.append, str(machine)):
+        assert pool_size(machine) == "12\n"
+    assert pool_size(machine) == "0\n"
+    with pytest.raises(KeyError), huge_pool.huge_pool(12, said.append, str(machine)):
         raise KeyError
-    assert setting.read_text() == "7\n"
+    assert pool_size(machine) == "0\n"
+    assert said == []
 
 
-class _Small(type(Path())):  # type: ignore[misc]
-    """A kernel with room for three huge pages."""
-
-    def write_text(self, text: str, *more: Any, **named: Any) -> int:
-        return super().write_text(f"{min(3, int(text))}\n", *more, **named)
-
-
-def test_a_pool_that_has_no_room_is_a_failure_and_put_back(tmp_path: Path) -> None:
-    setting = _Small(tmp_path / "nr_hugepages")
-    setting.write_text("1")
-    with pytest.raises(Failed, match="room for 3 huge pages in its pool, not for 12"), huge_pool(12, setting):
+def test_a_pool_that_has_no_room_is_a_failure_and_put_back(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = huge_pool.resize
+    monkeypatch.setattr(huge_pool, "resize", lambda setting, pages: plain(setting, min(3, pages)))
+    with (
+        pytest.raises(Failed, match="room for 3 huge pages in its pool, not for 12"),
+        huge_pool.huge_pool(12, str, str(machine)),
+    ):
         pass
-    assert setting.read_text() == "1\n"
+    assert pool_size(machine) == "0\n"
 
 
-def test_the_pool_is_put_back_after_sigkill(tmp_path: Path) -> None:
-    setting = tmp_path / "nr_hugepages"
-    setting.write_text("7\n")
+def test_a_pool_that_is_not_empty_at_the_end_is_said(machine: Path) -> None:
+    said: list[str] = []
+    with huge_pool.huge_pool(12, said.append, str(machine)):
+        # As where another program has mapped pages of it meanwhile.
+        (machine / pool_of_node(1) / "nr_hugepages").write_text("2\n")
+    assert said == [
+        "the pool of huge pages was empty before and is not now (NUMA node 1: 2): `sysctl vm.nr_hugepages=0`"
+    ]
+
+
+@pytest.mark.parametrize("place", ["proc/sys/vm", *map(pool_of_node, NODES)])
+def test_a_pool_with_pages_is_left_alone(place: str, machine: Path) -> None:
+    assert huge_pool.obstacle(500, str(machine)) is None
+    (machine / place / "nr_hugepages").write_text("3\n")
+    assert "is in use (" in str(huge_pool.obstacle(500, str(machine)))
+
+
+def test_a_pool_takes_half_of_the_available_memory_at_most(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "a pool of 501 huge pages takes 1002 MiB, more than half of the 1.953 GiB of memory that are available"
+    assert huge_pool.too_large(500, str(machine)) is None
+    assert huge_pool.obstacle(501, str(machine)) == huge_pool.too_large(501, str(machine)) == words
+    monkeypatch.setattr(huge_pool, "too_large", lambda pages: words)
+    with pytest.raises(UsageProblem, match="`--huge-pages 501`: a pool of 501 huge pages takes"):
+        preflight.check_call(Request(tmp_path, huge_pages=501))
+
+
+def test_the_pool_needs_root_and_a_kernel_that_has_one(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert huge_pool.obstacle(5, str(machine)) == "`vm.nr_hugepages` = 5 needs root on the node itself"
+    (machine / "proc/meminfo").write_text("MemAvailable:    2048000 kB\n")
+    assert huge_pool.obstacle(5, str(machine)) == "the kernel has no pool of huge pages"
+
+
+def test_one_run_at_a_time_fills_the_pool(tmp_path: Path) -> None:
+    environment = {"TUNETOOL_LOCK_DIR": str(tmp_path)}
+    with huge_pool.pool_lock(environment), pytest.raises(CannotJudge, match="another tunetool run is measuring"):
+        huge_pool.pool_lock(environment).__enter__()
+
+
+def test_the_pool_is_put_back_after_sigkill(machine: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from tunetool.bench.dataset.huge_pool import huge_pool\n"
-        "with huge_pool(12, Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from tunetool.bench.dataset.huge_pool import huge_pool\n"
+        "with huge_pool(12, print, sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(setting)], check=False)
+    done = subprocess.run([sys.executable, "-c", program, str(machine)], check=False)
     assert done.returncode == -signal.SIGKILL
-    until(lambda: setting.read_text() == "7\n", "the old value")
+    until(lambda: pool_size(machine) == "0\n", "the old value")
 
 
 # Figures, verdict, table, page.

@@ -134,10 +134,10 @@ def _compared(table: StateTable, row: EngineRow) -> Compared:
 
 def _outcome(row: EngineRow) -> tuple[CheckStatus, str]:
     """The status of an engine's check, and what was found."""
-    if row.left_out:
-        return "skip", row.left_out
     if not all(each.is_equal for each in row.passes.values()):
         return "fail", "other bytes"
+    if row.left_out:
+        return "skip", row.left_out
     if row.failed:
         return "unknown", row.failed
     count = len(row.passes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tunetool.bench.dataset import files, megatron
+from tunetool.bench.dataset import files, huge_pool, megatron
 from tunetool.bench.dataset.corpus import Extent
-from tunetool.bench.dataset.engines import HUGE_POOL, LIBRARIES, Engine, engines
+from tunetool.bench.dataset.engines import HUGE_POOL, LIBRARIES, Engine, TokenEngine, engines
 from tunetool.bench.dataset.request import Request
 from tunetool.bench.engine_choice import choose
 from tunetool.errors import CannotJudge, UsageProblem
@@ -24,7 +24,8 @@ STATES = 2
 
 def check_call(request: Request) -> None:
     """Raises ``UsageProblem`` for what is wrong under every Python, before one with torch is looked for."""
-    chosen(request)
+    if fills_pool(request, chosen(request)) and (why := huge_pool.too_large(request.huge_pages or 0)):
+        raise UsageProblem(f"`--huge-pages {request.huge_pages}`: {why}", "take fewer")
     check_target(request.target)
     if read_stack(str(request.target.resolve())).in_memory:
         raise UsageProblem(f"`{request.target}` lies in memory", "`--target` takes a directory on drives")
@@ -38,6 +39,13 @@ def chosen(request: Request) -> dict[str, Engine]:
     # A library is an engine too for whoever asks for it by name.
     names = choose([*every, *LIBRARIES], request.engines)
     return {name: engine for name, engine in every.items() if name in names}
+
+
+def fills_pool(request: Request, among: Mapping[str, Engine]) -> bool:
+    """Whether a row of the run is measured beside a pool of huge pages."""
+    return request.huge_pages is not None and any(
+        isinstance(each, TokenEngine) and each.pool for each in among.values()
+    )
 
 
 def libraries(request: Request, rows: Mapping[str, str]) -> dict[str, str]:
@@ -93,13 +101,6 @@ def direct_obstacle(directory: str) -> str | None:
     return None
 
 
-def pool_obstacle(pages: int) -> str | None:
-    """Why the pool of huge pages cannot be resized here; None if it can."""
-    if os.geteuid() != 0 or not os.access("/proc/sys/vm/nr_hugepages", os.W_OK):
-        return f"`vm.nr_hugepages` = {pages} needs root on the node itself"
-    return None
-
-
 def announcement(request: Request, stack: BlockStack, size: int, rows: int) -> list[str]:
     """What the run will write, read, and how long it takes, a line each."""
     passes = STATES * rows * request.rounds
@@ -110,6 +111,7 @@ def announcement(request: Request, stack: BlockStack, size: int, rows: int) -> l
     ]
     if request.huge_pages is not None:
         lines.append(
-            f"sets `vm.nr_hugepages` to {request.huge_pages} for the rows `*-{HUGE_POOL}`, and back after each pass"
+            f"sets `vm.nr_hugepages` to {request.huge_pages} for the rows `*-{HUGE_POOL}` if it is 0, and back after "
+            "each pass"
         )
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -11,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.dataset import figures, files, megatron, preflight
+from tunetool.bench.dataset import figures, files, huge_pool, megatron, preflight
 from tunetool.bench.dataset.corpus import Extent
 from tunetool.bench.dataset.engines import Engine, ImageEngine, TokenEngine, library_rows, missing_for_images
 from tunetool.bench.dataset.files import Images
-from tunetool.bench.dataset.huge_pool import huge_pool
 from tunetool.bench.dataset.megatron import TokenFiles
 from tunetool.bench.dataset.request import KIND, Request
 from tunetool.bench.dataset.samples import EngineRow, Pass, State, StateTable
@@ -82,6 +82,8 @@ class _Dataset:
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
         request = self.request
+        if preflight.fills_pool(request, self.engines) and os.geteuid() == 0:
+            session.hold(huge_pool.pool_lock(session.environment))
         directory = session.directory(request.target, self.stack)
         self.doubts = [*_preloaded(session.environment)]
         tokens = directory / "tokens"
@@ -112,7 +114,7 @@ class _Dataset:
         if isinstance(engine, ImageEngine):
             return self.no_images
         if engine.pool and self.request.huge_pages is not None:
-            return preflight.pool_obstacle(self.request.huge_pages)
+            return huge_pool.obstacle(self.request.huge_pages)
         return preflight.direct_obstacle(str(self._token_file.parent)) if engine.direct else None
 
     @property
@@ -151,9 +153,11 @@ class _Dataset:
                 raise _LeftOutError(started["left_out"])
             if "torch" in started:
                 self.facts["torch"] = started["torch"]
-            bring_to(table.state, self._read_by(engine))
-            with self._pool(engine), Counting(self.stack, f"a pass by `{engine.name}`") as counting:
-                done = worker.ask({"do": "pass", "seconds": seconds}, _PATIENCE + seconds)
+            with self._pool(engine, session):
+                # A pool that grows takes pages from the page cache.
+                bring_to(table.state, self._read_by(engine))
+                with Counting(self.stack, f"a pass by `{engine.name}`") as counting:
+                    done = worker.ask({"do": "pass", "seconds": seconds}, _PATIENCE + seconds)
             counted = None
             if table.state == "cold":
                 # What the kernel reads ahead for the engine is its own, whether a sample needs it or not.
@@ -197,10 +201,13 @@ class _Dataset:
         assert self.images is not None  # noqa: S101  (see above)
         return self.images.directory if engine.files == "files" else self.images.shards
 
-    def _pool(self, engine: Engine) -> contextlib.AbstractContextManager[None]:
+    def _pool(self, engine: Engine, session: Session) -> contextlib.AbstractContextManager[None]:
         pages = self.request.huge_pages
         if isinstance(engine, TokenEngine) and engine.pool and pages is not None:
-            return huge_pool(pages)
+            # Somebody may have filled it since the last pass.
+            if why := huge_pool.obstacle(pages):
+                raise _LeftOutError(why)
+            return huge_pool.huge_pool(pages, session.left_behind.append)
         return contextlib.nullcontext()
 
     def _is_equal(self, engine: Engine, answered: Mapping[str, Any]) -> bool:
