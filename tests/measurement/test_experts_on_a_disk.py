@@ -6,6 +6,7 @@ import json
 import resource
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from calls import TUNETOOL, call
 from judged import leaves_nothing, proven, undisturbed
 from tunetool.bench.experts.blocks import write
 from tunetool.bench.experts.child import Reader
+from tunetool.bench.experts.request import Request
+from tunetool.bench.experts.run import bench as bench_experts
+from tunetool.measure.session import Run
 from tunetool.record import Record, parse
+from tunetool.report.progress import PlainProgress
 from waiting import until
 
 pytest_plugins = ["disks"]
@@ -113,6 +118,31 @@ def test_a_dry_run_writes_nothing(disk: Path, tmp_path: Path) -> None:
     assert "33.55 MB, removed afterwards" in done.stderr
     assert list(disk.iterdir()) == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_storage_that_gives_other_bytes_than_were_written_fails(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_and_damage(path: Path, experts: int, block: int, seed: int, tick: Callable[[], None]) -> None:
+        write(path, experts, block, seed, tick)
+        with path.open("r+b") as file:
+            # In the middle of expert 2, where no round would look.
+            file.seek(2 * BLOCK + BLOCK // 2)
+            file.write(bytes(4096))
+
+    monkeypatch.setattr("tunetool.bench.experts.blocks.write", write_and_damage)
+    run = Run(tmp_path / "runs", allow_busy=True)
+    request = Request(disk, expert_bytes=BLOCK, experts=8, top_k=2, threads=3, rounds=1, run=run)
+    result = bench_experts(request, PlainProgress())
+    assert result.code == 1
+    assert result.record is not None
+    assert result.record.verdict is not None
+    (check,) = result.record.checks
+    assert (check.id, check.status) == ("experts.target.bytes", "fail")
+    assert check.found == "1 of 8 hold other bytes"
+    assert result.record.verdict.status == "fail"
+    assert "do not trust this storage" in result.record.verdict.reasons[0]
+    assert list(disk.iterdir()) == []
 
 
 def test_another_expert_than_the_wanted_is_seen(disk: Path) -> None:

@@ -293,12 +293,12 @@ def test_a_trace_that_reads_nothing_claims_nothing(tmp_path: Path) -> None:
 
 def test_only_the_bytes_are_judged(tmp_path: Path) -> None:
     made = rows(tmp_path)
-    assert [check.status for check in figures.checks(made)] == ["pass"]
+    assert [check.status for check in figures.checks(made, {"experts": 8})] == ["pass"]
     made[1].readings[2] = replace(made[1].readings[2], wrong=3)
     verdict = judge(figures.case(made, CONDITIONS, None, []))
     assert verdict.status == "fail"
     assert "experts.target.bytes: 3 of 1536 hold other bytes" in verdict.reasons[0]
-    assert [check.status for check in figures.checks([Row("target", stack(tmp_path))])] == ["skip"]
+    assert [check.status for check in figures.checks([Row("target", stack(tmp_path))], {"experts": 8})] == ["skip"]
 
 
 def test_a_pass_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tunetool.bench.checkpoint.ratios import Ratio, ratio
 from tunetool.bench.experts.model import StoredExperts
@@ -75,12 +75,15 @@ def against_base(row: Row, rows: Sequence[Row]) -> Ratio | None:
     return ratio(base.key, base.seconds(), row.seconds()) if base is not None else None
 
 
-def checks(rows: Sequence[Row]) -> list[CheckResult]:
+def checks(rows: Sequence[Row], conditions: Mapping[str, Scalar]) -> list[CheckResult]:
     """Whether every expert was the one that was wanted, from each directory."""
     results = []
     for place in dict.fromkeys(row.place for row in rows):
         readings = [reading for row in rows if row.place == place for reading in row.readings.values()]
         wrong, wanted = sum(reading.wrong for reading in readings), sum(reading.wanted for reading in readings)
+        misread = max(row.misread for row in rows if row.place == place)
+        if misread:
+            wrong, wanted = misread, int(conditions["experts"])
         name, expected = f"{PREFIX}{place}.bytes", "every expert as it was written, by marks in its pages"
         if not wanted:
             results.append(CheckResult(id=name, status="skip", expected=expected, found="nothing was read"))
@@ -99,7 +102,7 @@ def case(
     """The case for the verdict: the bytes are judged, not the speed."""
     return Case(
         measurements=measurements(rows, conditions, model),
-        checks=checks(rows),
+        checks=checks(rows, conditions),
         doubts=[*doubts, *unproven_reasons(rows)],
         judged="checks",
     )

@@ -61,6 +61,8 @@ class Row:
     """Experts that the cache holds."""
     expected: float = 0.0
     """Hit rate that the cache is expected to have."""
+    misread: int = 0
+    """Experts that had other bytes when every page was looked at before the rounds; with any there are no rounds."""
     readings: dict[int, Reading] = field(default_factory=dict)
     """By round."""
     repeated: Repeats = field(default_factory=Repeats)
