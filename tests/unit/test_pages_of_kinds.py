@@ -18,6 +18,7 @@ from tunetool.record import Record
 from tunetool.report import ds_io_page, stage_page, tune_page
 from tunetool.report.kinds import write_any_page, write_page
 from tunetool.report.svg_points import Level, Point, points
+from tunetool.tune.outcome import GAIN
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.tune.space import SWEEP, settings_of
 from tunetool.verdict import TESTER_CPU_SHARE
@@ -55,8 +56,19 @@ def test_the_search_is_a_picture_with_every_setting_the_chosen_one_and_the_defau
 
 def test_a_kept_default_is_no_limit() -> None:
     text = tune_page.page(tuned(DEFAULTS, AioSettings(2**20, 8, 1, single_submit=True, overlap_events=True)))
-    assert "not the settings: of 2 that were tried, none is faster" in limits_of(text)
+    assert "not the settings for the goal mix: of 2 that were tried, none is faster" in limits_of(text)
     assert "DeepSpeed's default, kept" in pictures(text)[1].attrib["aria-label"]
+
+
+def test_a_default_that_is_kept_for_one_goal_says_nothing_of_the_others() -> None:
+    record = tuned()
+    *others, written = [each for each in record.measurements if each.name.startswith(GAIN)]
+    assert all(each.parameters["significant"] for each in others)
+    kept = written.model_copy(update={"parameters": {**written.parameters, "significant": False}})
+    changed = [kept if each is written else each for each in record.measurements]
+    text = limits_of(tune_page.page(record.model_copy(update={"measurements": changed})))
+    goal = written.parameters["goal"]
+    assert f"not the settings for the goal {goal}: of 65 that were tried, none is faster" in text
 
 
 def test_a_busy_program_or_full_links_limit_the_chosen_settings() -> None:

@@ -101,8 +101,8 @@ def limits(search: Search) -> Iterator[str]:
         )
     else:
         yield (
-            f"not the settings: of {len(search.tried)} that were tried, none is faster than DeepSpeed's default by "
-            "more than chance"
+            f"not the settings for the goal {written.parameters['goal']}: of {len(search.tried)} that were tried, none "
+            "is faster than DeepSpeed's default by more than chance"
         )
 
 
