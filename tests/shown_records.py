@@ -212,16 +212,18 @@ def spoiled(value: Any, text: str, keys: Collection[str], key: str = "") -> Any:
     return f"{value}{text}" if isinstance(value, str) and key in keys else value
 
 
-def hostile(record: Record, text: str) -> Record:
-    """The record with ``text`` after the beginning of whatever a stranger could have written."""
+def hostile(record: Record, text: str, names: bool = False) -> Record:
+    """The record with ``text`` after the beginning of whatever a stranger could have written; with ``names``, after
+    one part of the dotted names of figures too."""
 
     document = records.to_document(record)
     del document["sha256"]
-    # The names of figures choose what a page shows of them.
     kept = [each["name"] for each in document.get("measurements", [])]
     document = spoiled(document, text, {*TEXTS, "reasons", "command"})
     for each, name in zip(document.get("measurements", []), kept, strict=True):
-        each["name"] = name
+        # The ends of a figure's name choose what is shown of it.
+        first, *between, last = name.split(".")
+        each["name"] = ".".join([first, *(f"{part}{text}" for part in between), last]) if names else name
     return Record.model_validate(document)
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import builders
 import expert_models
+from shown_records import hostile
 from tunetool.advise.expert_decoder import FAMILIES
 from tunetool.bench.experts import figures, preflight
 from tunetool.bench.experts.blocks import block_bytes, write
@@ -289,6 +290,12 @@ def test_a_trace_that_reads_nothing_claims_nothing(tmp_path: Path) -> None:
     made[3].readings = readings([0.5] * 6, claimed_bytes=0, counted=None, hits=64)
     (bandwidth,) = [m for m in record_of(made).measurements if m.name == "experts.uniform.cached-32.bandwidth"]
     assert bandwidth.evidence is None
+
+
+def test_a_name_in_a_record_is_no_markup_of_the_terminal(tmp_path: Path) -> None:
+    out = io.StringIO()
+    print_experts(hostile(record_of(rows(tmp_path)), "[/red]", names=True), None, Console(file=out, width=200))
+    assert "target[/red], O_DIRECT[/red]" in out.getvalue()
 
 
 def test_only_the_bytes_are_judged(tmp_path: Path) -> None:

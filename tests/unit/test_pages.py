@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,7 +24,8 @@ from tunetool.measure.session import Result
 from tunetool.record import Node, Record, Rung
 from tunetool.report import fleet_page, verify_page
 from tunetool.report.html import Bar, bars
-from tunetool.report.kinds import PAGES, write_any_page, write_page
+from tunetool.report.kinds import PAGES, print_record, write_any_page, write_page
+from tunetool.report.page import WIDTH, PipeConsole
 from tunetool.report.svg_curves import Line, plot
 from tunetool.report.svg_ladder import ladder
 from tunetool.report.svg_nodes import Dot, dots
@@ -72,6 +74,14 @@ def test_no_text_of_a_record_becomes_markup(kind: int, text: str, tmp_path: Path
     assert spoiled.shape() == plain.shape()
     lines = re.sub(r"\s+", " ", spoiled.words)
     assert re.sub(r"\s+", " ", text) in lines
+
+
+@pytest.mark.parametrize("names", [False, True], ids=["texts", "names of figures too"])
+@pytest.mark.parametrize("kind", range(len(all_kinds())), ids=lambda kind: str(all_kinds()[kind].kind))
+def test_no_text_of_a_record_becomes_markup_of_the_terminal(kind: int, names: bool) -> None:
+    stream = io.StringIO()
+    print_record(hostile(all_kinds()[kind], "[/red]:smile:", names), None, PipeConsole(file=stream, width=WIDTH))
+    assert "[/red]:smile:" in re.sub(r"\s+", "", stream.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -46,9 +47,25 @@ class PipeConsole(Console):
         raise BrokenPipeError
 
 
+class PlainTable(Table):
+    """A table whose texts are shown as they are: rich would take `[/red]` in a name of somebody's for markup."""
+
+    def add_column(self, header: RenderableType = "", *more: Any, **named: Any) -> None:
+        """As in rich."""
+        super().add_column(_plain(header), *more, **named)
+
+    def add_row(self, *cells: RenderableType | None, **named: Any) -> None:
+        """As in rich."""
+        super().add_row(*map(_plain, cells), **named)
+
+
+def _plain(cell: Any) -> Any:
+    return Text(cell) if isinstance(cell, str) else cell
+
+
 def new_table(gap: int = 1) -> Table:
     """An empty table as wide as the page, with ``gap`` blanks between its columns."""
-    return Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
+    return PlainTable(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
 
 
 def add_number_columns(table: Table, *titles: str) -> None:

@@ -69,6 +69,9 @@ def _lines(figure: Measurement) -> list[str]:
         else "read"
     )
     direct = format_size(float(parameters["direct_bytes"]))
+    binds = str(parameters["binds"])
+    # A record of another version may name what this one does not know.
+    meaning = f" ({BINDS[binds]})" if binds in BINDS else ""
     return [
         f"{moved}: {format_bandwidth(figure.value)}; {transfer}",
         f"{parameters['threads']} threads, {parameters['checksum']}; {direct} read past the page cache; reading "
@@ -76,5 +79,5 @@ def _lines(figure: Measurement) -> list[str]:
         f"writing {float(parameters['writing_seconds']):.2f} s over all threads; CPU "
         f"{float(parameters['cpu_seconds']):.2f} s on {parameters['cpus']}, which were busy for "
         f"{float(parameters['cpu_busy']):.0%}",
-        f"binds: {parameters['binds']} ({BINDS[str(parameters['binds'])]})",
+        f"binds: {binds}{meaning}",
     ]
