@@ -25,6 +25,7 @@ WIDE = "mapping: 1.55 [1.00 to 2.30, 97%], 6 rounds; goal: at least 1.5: not dec
     ("code", "lines", "word", "reasons"),
     [
         (0, [GOOD], HELD, []),
+        (0, ["round 1"], BROKE, ["ended with 0 and judged no goal", "round 1"]),
         (3, [GOOD, WIDE, "", "a remark"], OPEN, [WIDE]),
         (1, [GOOD, WIDE, BAD], MISSED, [BAD, WIDE]),
         # What it needs is not here: no goal was measured.

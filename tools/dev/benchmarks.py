@@ -78,6 +78,8 @@ def judge(code: int, lines: Sequence[str], limit: float) -> tuple[str, list[str]
     """The word for an exit status and what was printed, and the reasons."""
     last = [line for line in lines if line.strip()][-1:]
     open_goals, missed_goals = ([line for line in lines if of(line) == word] for word in (OPEN, MISSED))
+    if code == 0 and not any(of(line) for line in lines):
+        return BROKE, ["ended with 0 and judged no goal", *last]
     if code == 0:
         return HELD, []
     if code == 1 and missed_goals:
