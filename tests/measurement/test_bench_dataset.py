@@ -30,7 +30,8 @@ def test_tokens_and_images_from_a_disk_and_from_the_page_cache(disk: Path, tmp_p
         env=os.environ,
     )
     record = parse(done.stdout, "stdout")
-    undisturbed(done.returncode, record)
+    if counted_reads() is not None:
+        undisturbed(done.returncode, record)
     images = "pass" if missing_for_images() is None else "skip"
     assert {check.id: check.status for check in record.checks} == {
         "dataset.cold.mmap-shuffled": "pass",
@@ -60,7 +61,8 @@ def test_a_made_corpus_with_fewer_documents_than_expected_is_read_to_its_end(dis
         env=os.environ,
     )
     record = parse(done.stdout, "stdout")
-    undisturbed(done.returncode, record)
+    if counted_reads() is not None:
+        undisturbed(done.returncode, record)
     assert {check.status for check in record.checks} == {"pass"}
     # The number of documents of a made corpus is random: 66 are expected, which have one sample more than these 62.
     assert {each.parameters["documents"] for each in record.measurements} == {62}

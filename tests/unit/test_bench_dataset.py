@@ -369,6 +369,9 @@ def test_warm_samples_that_came_from_drives_prove_nothing(tmp_path: Path) -> Non
     table.rows["mmap-shuffled"].passes = passes(1.0, counted=None, fetched=40_000_000)
     (reason,) = figures.unproven_reasons(table)
     assert "`mmap-shuffled` from the page cache fetched 40 MB from the drives for 8.192 MB" in reason
+    table.rows["mmap-shuffled"].passes = passes(1.0, counted=None, fetched=None)
+    (reason,) = figures.unproven_reasons(table)
+    assert reason.startswith("`mmap-shuffled` from the page cache: the kernel does not count")
 
 
 def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> None:
