@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from builders import record
+from tunetool import record as records
 from tunetool.node.common.files import replace_file
+from tunetool.report.runs import list_runs, newest_beside
 from waiting import PATIENCE
 
 PROGRAM = """
@@ -108,12 +112,12 @@ def test_the_directory_of_a_record_that_was_not_finished_goes_with_the_next_reco
     assert len(said["cuts"]) > 8
     for _, left, _, after, _ in said["cuts"]:
         # Whole or not at all, and nothing else.
-        whole = [name for name in left if name.endswith("/record.json") and not name.startswith(".tmp-")]
+        whole = [name for name in left if name.endswith("/record.json") and not name.startswith(".")]
         names = {f"20260102T000000Z-verify-n1{more}" for more in ("", "-2")[: len(whole) + 1]}
         assert after == sorted(
             ["fstab", *(f"{name}/{file}" for name in names for file in ("raw/fio.json", "record.json"))]
         )
-    assert any(name.startswith(".tmp-") for _, left, *_ in said["cuts"] for name in left)
+    assert any(name.startswith(".tunetool-record-") for _, left, *_ in said["cuts"] for name in left)
     status, after = said["stopped"]
     assert status == 0
     assert sorted(Path(name).name for name in after) == ["fio.json", "fio.json", "record.json", "record.json"]
@@ -150,3 +154,32 @@ def test_a_file_system_without_locks_keeps_every_temporary_file(
     replace_file(str(tmp_path / "fstab"), "new\n")
     assert (tmp_path / "fstab").read_text() == "new\n"
     assert {path.name for path in tmp_path.iterdir()} == {"fstab", ".fstab.tunetool-abcdefgh"}
+
+
+def test_a_directory_that_another_host_may_be_writing_stays(tmp_path: Path) -> None:
+    # Hosts share a runs directory, and over NFS and Lustre none sees another one's lock of a directory.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    ours = f".tunetool-record-{socket.gethostname()}-{boot}-"
+    others = [
+        ".tmp-abcdefgh",
+        f".tunetool-record-another-{boot}-abcdefgh",
+        f".tunetool-record-{socket.gethostname()}-00000000-abcdefgh",
+        f"{ours}abcdefgh-1",
+    ]
+    for name in (*others, ours + "abcdefgh"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text("half of a rec")
+    (tmp_path / f"{ours}abcdefg1").write_text("a file, which no record is")
+    written = records.write(record(), tmp_path)
+    kept = {*others, f"{ours}abcdefg1", written.parent.name}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize("host", ["node1", "a-verify-1"])
+def test_a_record_that_is_being_written_is_not_listed(tmp_path: Path, host: str) -> None:
+    written = records.write(record(kind="verify"), tmp_path)
+    unfinished = tmp_path / f".tunetool-record-{host}-01234567-abcdefgh"
+    unfinished.mkdir()
+    (unfinished / "record.json").write_bytes(written.read_bytes())
+    assert [kept.name for kept in list_runs(tmp_path)] == [written.parent.name]
+    assert [name for name, _ in newest_beside(tmp_path, "verify", 9)] == [written.parent.name]

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
-from tunetool.node.common.temporary import new_directory, remove_stale
+from tunetool.node.common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,7 +29,6 @@ SCHEMA_NAME: Literal["tunetool.record/1"] = "tunetool.record/1"
 FILE = "record.json"
 """The name of a record in its directory."""
 
-_TEMPORARY = ".tmp-"
 Scalar = str | int | float | bool
 CheckStatus = Literal["pass", "fail", "skip", "unknown"]
 Status = Literal["pass", "fail", "unstable", "unproven", "error"]
@@ -353,8 +352,9 @@ def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None 
     stamp = record.started.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     host = re.sub(r"[^A-Za-z0-9._-]", "_", record.node.host)
     runs_dir.mkdir(parents=True, exist_ok=True)
-    remove_stale(_TEMPORARY, str(runs_dir))
-    handle, path = new_directory(_TEMPORARY, str(runs_dir))
+    prefix = prefix_of_this_host(".tunetool-record")
+    remove_stale_directories(prefix, str(runs_dir))
+    handle, path = new_directory(prefix, str(runs_dir))
     temporary = Path(path)
     try:
         temporary.chmod(0o755)

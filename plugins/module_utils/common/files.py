@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from .documents import open_regular
-from .temporary import new_file, remove_stale
+from .temporary import new_file, remove_stale_files
 
 _LARGEST = 64 << 20
 """Bytes. More than any file has that is read here as text."""
@@ -131,7 +131,7 @@ def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, fol
     real = os.path.join(directory, name)
     os.makedirs(directory, exist_ok=True)
     prefix = ".%s.tunetool-" % name
-    remove_stale(prefix, directory)
+    remove_stale_files(prefix, directory)
     handle, temporary = new_file(prefix, directory)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:

@@ -8,8 +8,10 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
+import uuid
 
 _RANDOM = re.compile(r"[a-z0-9_]{8}")
 """What ``tempfile`` adds to a prefix."""
@@ -17,7 +19,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def new_file(prefix: str, directory: str) -> tuple[int, str]:
-    """A handle and the path of a new file. Once the handle is closed, ``remove_stale`` counts the file as left over."""
+    """A handle and the path of a new file. Once the handle is closed, it counts as left over."""
     while True:
         handle, path = tempfile.mkstemp(prefix=prefix, dir=directory)
         if _lock(handle, path):
@@ -34,31 +36,52 @@ def new_directory(prefix: str, directory: str) -> tuple[int, str]:
                 return handle, path
 
 
-def remove_stale(prefix: str, directory: str) -> None:
-    """Remove what ``new_file`` and ``new_directory`` made there for this user, where the process has ended.
+def prefix_of_this_host(name: str) -> str:
+    """``NAME-HOST-BOOT-``: what only processes that see each other's locks of a directory have in common."""
+    # Two hosts may have one name. Where the boot is not known, nothing counts as left over.
+    boot = uuid.uuid4().hex
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        boot = stream.read()
+    return "%s-%s-%s-" % (name, re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()), boot[:8])
+
+
+def remove_stale_files(prefix: str, directory: str) -> None:
+    """Remove the files that ``new_file`` made there for this user, where the process has ended.
 
     Where the file system has no locks, or where the directory cannot be listed, nothing is removed.
     """
+    _remove_stale(prefix, directory, stat.S_IFREG)
+
+
+def remove_stale_directories(prefix: str, directory: str) -> None:
+    """As ``remove_stale_files``, for what ``new_directory`` made.
+
+    ``prefix``: of ``prefix_of_this_host``. On NFS and Lustre only the processes of one host see each other's lock of a
+    directory.
+    """
+    _remove_stale(prefix, directory, stat.S_IFDIR)
+
+
+def _remove_stale(prefix: str, directory: str, kind: int) -> None:
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = os.listdir(directory)
     for name in names:
         if name.startswith(prefix) and _RANDOM.fullmatch(name[len(prefix) :]):
             with contextlib.suppress(OSError):
-                _remove_if_stale(os.path.join(directory, name))
+                _remove_if_stale(os.path.join(directory, name), kind)
 
 
-def _remove_if_stale(path: str) -> None:
+def _remove_if_stale(path: str, kind: int) -> None:
     handle = os.open(path, _FLAGS)
     try:
         status = os.fstat(handle)
-        ours = status.st_uid == os.geteuid() and (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
-        if not ours:
+        if status.st_uid != os.geteuid() or stat.S_IFMT(status.st_mode) != kind:
             return
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_at(handle, path):
             return
-        if stat.S_ISDIR(status.st_mode):
+        if kind == stat.S_IFDIR:
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.unlink(path)

@@ -42,7 +42,8 @@ def find_record(name: str, runs_dir: Path) -> Path:
 def list_runs(runs_dir: Path, kind: str | None = None) -> list[Kept]:
     """Every record in ``runs_dir``, damaged ones too, the newest first; with ``kind`` only those of that kind."""
     try:
-        names = sorted((path.parent.name for path in runs_dir.glob(f"*/{FILE}")), reverse=True)
+        # A hidden one is not finished yet.
+        names = sorted((path.parent.name for path in runs_dir.glob(f"[!.]*/{FILE}")), reverse=True)
     except OSError as error:
         raise UsageProblem(f"`{runs_dir}` cannot be read: {error.strerror}") from None
     runs = []
@@ -59,7 +60,7 @@ def list_runs(runs_dir: Path, kind: str | None = None) -> list[Kept]:
 def newest_beside(runs_dir: Path, kind: str, most: int) -> Iterator[tuple[str, Record]]:
     """Name and record of the newest ``most`` of a kind, as their directories are named; damaged ones are left out."""
     try:
-        names = sorted((path.name for path in runs_dir.iterdir() if f"-{kind}-" in path.name), reverse=True)
+        names = sorted((path.name for path in runs_dir.glob(f"[!.]*-{kind}-*")), reverse=True)
     except OSError:
         return
     for name in names[:most]:
