@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -18,7 +17,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from tunetool.checkpoint.saver_lock import NAME
 from tunetool.checkpoint.writer import DirectWriter
-from waiting import PATIENCE, until
+from waiting import until
 
 BYTES = 24 << 20
 """What each rank holds that the other rank does not have."""
@@ -36,19 +35,9 @@ def save_own(
     what: str = "",
     who: int = 0,
     lives_on: bool = False,
-    child: bool = False,
 ) -> str:
     """Save to the rank's path. ``what`` happens on rank ``who`` after all checks of its own part, when the other rank has
-    written all of its bytes. ``lives_on``: save once more after the failure. ``child``: in a process of
-    ``multiprocessing``, which ends otherwise than a program does."""
-    if child:
-        given = (rank, world, paths, meet, seed, what, who, lives_on)
-        process = multiprocessing.get_context("fork").Process(target=save_own, args=given)
-        process.start()
-        process.join(PATIENCE)
-        process.kill()
-        assert process.exitcode == 0, process.exitcode
-        return ""
+    written all of its bytes. ``lives_on``: save once more after the failure."""
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     directory, state = Path(paths[rank]), {f"w{rank}": torch.full((BYTES // 4,), float(seed + rank))}
     pids: list[Any] = [None] * world

@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from multiprocessing import util
 from pathlib import Path
 
 from tunetool.checkpoint import commit, saver_lock
@@ -151,8 +150,6 @@ def is_shared(directory: Path, token: str) -> bool:
 def _register() -> None:
     if os.getpid() not in _registered:
         atexit.register(_abandon_at_exit)
-        # A process that multiprocessing has forked ends without what atexit knows.
-        util.Finalize(None, _abandon_at_exit, exitpriority=0)
         _registered[:] = [os.getpid()]
 
 
