@@ -157,7 +157,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
         text = describe(removal, job.occupants() if job else [])
         return dict(answer, wiped=[], plan=removal_part(removal, text), msg="%s\n%s" % (answer["table"], text))
     if removal.problems:
-        raise Refusal("%s\n%s" % ("; ".join(removal.problems), answer["table"]))
+        raise Refusal("; ".join(removal.problems), *answer["table"].splitlines())
     if removal.done or job is None:
         return dict(answer, wiped=[], msg=removal.note)
     job.refuse_if_busy()

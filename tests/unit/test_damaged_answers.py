@@ -21,6 +21,7 @@ from trees import NUMBERS
 from tunetool.launch.slurm_job import down_nodes, parse_sacct, parse_scontrol
 from tunetool.node.array.md_arrays import examine, parse_examine
 from tunetool.node.common.commands import CommandError
+from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.capacity import Capacity, capacity_of, smallest_gpu
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
 from tunetool.node.memory.kernel_parameters import parse as parse_kernel_parameters
@@ -178,3 +179,8 @@ def test_whatever_a_node_says_of_its_capacity_is_one_or_a_type_error(answer: Any
         value = getattr(capacity, field.name)
         assert type(value) is type(getattr(CAPACITY, field.name)), field.name
         assert not isinstance(value, int) or 0 <= value < 2**64, field.name
+
+
+def test_a_refusal_keeps_the_lines_of_its_table_and_no_other() -> None:
+    refused = Refusal("`a\nb` holds data", "SERIAL  ACTION", "S\x1b[2J  wipe")
+    assert str(refused).split("\n") == ["`a\\nb` holds data", "SERIAL  ACTION", "S\\x1b[2J  wipe"]

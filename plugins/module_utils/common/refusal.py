@@ -9,7 +9,10 @@ def on_one_line(text: str) -> str:
 
 
 class Refusal(Exception):
-    """Why a step cannot be done, in one line with its hint. The step has changed nothing."""
+    """Why a step cannot be done, in one line with its hint. The step has changed nothing.
 
-    def __init__(self, message: str) -> None:
-        super().__init__(on_one_line(message))
+    ``more``: lines below it, such as a table that people read before they consent.
+    """
+
+    def __init__(self, message: str, *more: str) -> None:
+        super().__init__("\n".join(map(on_one_line, (message, *more))))

@@ -123,7 +123,7 @@ class TuningJob(Job):
             raise Refusal("there is no `fstrim.timer` here. hint: it is part of util-linux")
         problems = impossible(self.tuning, self.machine)
         if problems:
-            raise Refusal("\n".join(problems))
+            raise Refusal(*problems)
 
     def _files(self) -> None:
         tuned = active_profile(self.root) is not None
