@@ -116,7 +116,7 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
-from ..module_utils.plan.plan_file import PLAYBOOKS, REPLACE, TEARDOWN  # noqa: E402
+from ..module_utils.plan.plan_file import COMMANDS, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.apply import Job  # noqa: E402
 from ..module_utils.removal.decision import consent_problem, plan_removal  # noqa: E402
@@ -166,7 +166,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     if problem:
         raise Refusal(
             "%s. hint: nothing was changed; `%s --tags plan -e plan_file=plan.json`, read it, then "
-            "`-e apply_plan=plan.json`" % (problem, PLAYBOOKS[wanted["job"]])
+            "`-e apply_plan=plan.json`" % (problem, COMMANDS[wanted["job"]])
         )
     job.run(allowed)
     for warning in job.warnings:
@@ -199,7 +199,8 @@ def main() -> None:
             result = converge(module)
     except ManifestError as error:
         module.fail_json(
-            msg="%s. hint: nothing was changed; repair it with `site.yml`, or move it away: the array is then found by "
+            msg="%s. hint: nothing was changed; repair it with `tunetool provision`, or move it away: the "
+            "array is then found by "
             "its name" % error.message
         )
     except UnitError as error:

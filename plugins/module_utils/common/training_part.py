@@ -72,8 +72,10 @@ class NoTraining(Exception):
         self.hint = hint
 
 
-REPAIR = "run `site.yml` on this node, whose role `%s` builds it again, or name a Python with `--python`" % ROLE
-SWITCH_ON = "set the role `%s` on and run `site.yml`, or name a Python that has torch with `--python`" % ROLE
+REPAIR = (
+    "run `tunetool provision` for this node, whose role `%s` builds it again, or name a Python with `--python`"
+) % ROLE
+SWITCH_ON = "set the role `%s` on and run `tunetool provision`, or name a Python that has torch with `--python`" % ROLE
 
 
 def training_of(manifest: Mapping[str, Any] | None) -> Training | None:
