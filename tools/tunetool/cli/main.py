@@ -26,7 +26,7 @@ COMMANDS = {
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
     "ds-config": "Write a whole DeepSpeed configuration for a model and a node.",
     "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
-    "bench": "Run a benchmark: checkpoints, fine-tuning, staging, ZeRO strategies, DeepSpeed's I/O, or all of them.",
+    "bench": "Run a benchmark, such as checkpoints, loading weights or fine-tuning, or the whole chain.",
     "advise": "Compute before a run: how often to save, what a model needs, who reads what, what a network costs.",
     "report": "Show, list or compare records.",
     "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
