@@ -196,9 +196,7 @@ def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     said = [f"error: `{pipe}` is not a regular file", "hint: `--json` takes a file, or `-` for stdout"]
     assert done.stderr.splitlines() == said
     written = {"--json", "--page", "--output", "--plan"}
-    # `lab inventory` replaces only a file that a lab wrote.
-    paths = [path for path in TREE if path[:1] != ("lab",)]
-    asked = {(path, name): each for path in paths for name, each in options_of(path).items() if name in written}
+    asked = {(path, name): each for path in TREE for name, each in options_of(path).items() if name in written}
     assert {name for _, name in asked} == written
     for where, option in asked.items():
         with pytest.raises(UsageProblem, match="is not a regular file"):

@@ -648,13 +648,15 @@ def test_the_note_of_a_drain_is_on_the_disk_before_the_drain(tmp_path: Path, mon
     def call(argv: Sequence[str]) -> Done:
         if argv[1] == "update":
             assert ours.drained.exists()
-            assert len(synced) == 2
+            assert synced[-1] == ours.drained.parent
         return node(argv)
 
     slurm.apply(SICK, "n1", ours, call)
     assert "DRAIN" in node.states
-    # The text, under its first name, and then the name.
-    assert synced[0].parent == synced[1] == ours.drained.parent
+    # The names of the directories that were made, the text, under its first name, and then the name.
+    *above, text, directory = synced
+    assert above == list(ours.drained.parents)[1:5]
+    assert text.parent == directory == ours.drained.parent
 
 
 def test_a_check_that_runs_is_stopped_before_the_files_go() -> None:
