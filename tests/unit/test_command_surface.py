@@ -149,6 +149,7 @@ def test_a_group_alone_prints_its_help(path: tuple[str, ...]) -> None:
         (("tune",), "`--target` is missing", "see `tunetool tune --help`"),
         (("tune", "--target", ""), "`--target` is empty", "give a path"),
         (("tune", "--target", "x", "--json", "/"), "`/` is a directory", "`--json` takes a file"),
+        (("verify", "--no\n\x1b[2J"), "`--no\\n\\x1b[2J` is not an option", "see `tunetool verify --help`"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_a_hint(arguments: tuple[str, ...], message: str, hint: str) -> None:

@@ -203,7 +203,7 @@ class ManifestError(Exception):
     def __init__(self, message: str, hint: str) -> None:
         self.message = on_one_line(message)
         super().__init__(self.message)
-        self.hint = hint
+        self.hint = on_one_line(hint)
 
 
 def load(path: str = MANIFEST_PATH) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from .check_result import FAIL, PASS, SKIP, Check
 from .manifest import MANIFEST_PATH, ManifestError, load
+from .refusal import on_one_line
 from .venv_files import damage
 
 CHECK_ID = "training.environment"
@@ -67,9 +68,8 @@ class NoTraining(Exception):
     """This node has no Python that can train. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = on_one_line(message), on_one_line(hint)
+        super().__init__(self.message)
 
 
 REPAIR = (

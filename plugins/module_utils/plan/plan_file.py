@@ -35,8 +35,8 @@ class PlanError(Exception):
 
     def __init__(self, message: str, hint: str = _AGAIN) -> None:
         self.message = on_one_line(message)
-        super().__init__("%s. hint: %s" % (self.message, hint))
-        self.hint = hint
+        self.hint = on_one_line(hint)
+        super().__init__("%s. hint: %s" % (self.message, self.hint))
 
 
 def host_part(

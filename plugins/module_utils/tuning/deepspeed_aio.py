@@ -9,6 +9,7 @@ from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, UNKNOWN, Check
 from ..common.files import read_text
+from ..common.refusal import on_one_line
 from ..machine.block_stack import read_stack
 from ..machine.drives import read_drives
 from ..machine.hardware_hash import hardware, hardware_changes, hardware_hash
@@ -31,9 +32,8 @@ class TunedError(Exception):
     """The variable has a value that DeepSpeed would not accept. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = on_one_line(message), on_one_line(hint)
+        super().__init__(self.message)
 
 
 def facts_of(mount_point: str, root: str = "/") -> dict[str, Any]:

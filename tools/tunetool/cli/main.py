@@ -16,6 +16,7 @@ import click
 from tunetool import __version__
 from tunetool.cli.groups import HELP_OPTIONS, Group, ReaderGone, nearest
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError, fault_of_ours
+from tunetool.node.common.refusal import on_one_line
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
@@ -138,10 +139,11 @@ def _usage(error: click.ClickException) -> tuple[str, str | None]:
 
 
 def _leave(message: str, hint: str | None, code: ExitCode) -> NoReturn:
+    message = on_one_line(message)
     try:
         click.echo(f"error: {message}" if code != ExitCode.INTERRUPTED else message, err=True)
         if hint:
-            click.echo(f"hint: {hint}", err=True)
+            click.echo(f"hint: {on_one_line(hint)}", err=True)
         sys.stdout.flush()
     except BrokenPipeError:
         _leave_in_silence(code)
