@@ -154,7 +154,7 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     path.write_text(dump(600, 7200, "/srv/prom", ["drives.wear"]))
     assert load(str(path))["measure_seconds"] == 7200
     path.write_text(path.read_text().replace("600", "6"))
-    with pytest.raises(SettingsError, match=r"run `site\.yml`"):
+    with pytest.raises(SettingsError, match=r"run `tunetool provision`"):
         load(str(path))
 
 
