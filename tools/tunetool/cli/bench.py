@@ -9,6 +9,7 @@ from tunetool.cli.bench_dataset import dataset
 from tunetool.cli.bench_ds_io import ds_io
 from tunetool.cli.bench_experts import experts
 from tunetool.cli.bench_finetune import finetune
+from tunetool.cli.bench_inference import inference
 from tunetool.cli.bench_loading import loading
 from tunetool.cli.bench_reference import reference
 from tunetool.cli.bench_staging import staging
@@ -30,3 +31,4 @@ command.add_command(reference)
 command.add_command(strategies)
 command.add_command(ds_io)
 command.add_command(experts)
+command.add_command(inference)
