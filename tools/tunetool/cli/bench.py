@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tunetool.cli.bench_api import api
 from tunetool.cli.bench_checkpoint import checkpoint
 from tunetool.cli.bench_dataset import dataset
 from tunetool.cli.bench_ds_io import ds_io
@@ -32,3 +33,4 @@ command.add_command(strategies)
 command.add_command(ds_io)
 command.add_command(experts)
 command.add_command(inference)
+command.add_command(api)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PRINTERS: Mapping[str, str] = {
+    "bench.api": "api.print_api",
     "bench.checkpoint": "checkpoint.print_checkpoint",
     "bench.dataset": "dataset.print_dataset",
     "bench.ds-io": "ds_io.print_ds_io",
@@ -35,6 +36,7 @@ PRINTERS: Mapping[str, str] = {
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
 PAGES: Mapping[str, str] = {
+    "bench.api": "record_page.write_page",
     "bench.checkpoint": "checkpoint_page.write_page",
     "bench.dataset": "dataset_page.write_page",
     "bench.ds-io": "ds_io_page.write_page",
