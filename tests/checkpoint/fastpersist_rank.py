@@ -1,7 +1,7 @@
 """One rank of a small DeepSpeed training with `checkpoint.writer`: saves, steps and loads. Its last line is JSON.
 
-``fastpersist_rank.py DIRECTORY WRITER STAGE OP...``, with torchrun's environment. WRITER is the section as JSON; each OP
-is a compiled file, in their order.
+``fastpersist_rank.py DIRECTORY WRITER STAGE OP...``, with torchrun's environment. WRITER is the section as JSON, with
+``kills`` where its process is to be killed before the save; each OP is a compiled file, in their order.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def make_fast_run_on_a_cpu(files: list[str]) -> None:
     writer_factory.CheckpointWriterFactory._setup_for_aio = set_up
 
 
-def train(directory: Path, writer: dict[str, Any], stage: int) -> dict[str, Any]:
-    """What happened: an error's text, or what was stored and loaded."""
+def train(directory: Path, writer: dict[str, Any], stage: int, kills: bool) -> dict[str, Any]:
+    """What happened: an error's text, or what was stored and loaded. ``kills``: the process of the decoupled mode."""
     torch.manual_seed(0)
     model = torch.nn.Linear(256, 256)
     config = {
@@ -61,6 +61,9 @@ def train(directory: Path, writer: dict[str, Any], stage: int) -> dict[str, Any]
         step(engine)
         saved = {name: tensor.detach().clone() for name, tensor in engine.module.state_dict().items()}
         done = "save"
+        if kills:
+            engine.checkpoint_engine.ckpt_process.kill()
+            engine.checkpoint_engine.ckpt_process.join()
         engine.save_checkpoint(str(directory), tag="one")
         done = "step"
         step(engine)
@@ -88,7 +91,9 @@ def main() -> None:
     # DeepSpeed would compile an op of its own for ranks of one machine.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
-    result = train(Path(directory), json.loads(writer), int(stage))
+    settings = json.loads(writer)
+    kills = settings.pop("kills", False)
+    result = train(Path(directory), settings, int(stage), kills)
     print("\n" + json.dumps(result), flush=True)
     if not result["failed"]:
         dist.destroy_process_group()

@@ -84,6 +84,15 @@ def test_the_decoupled_mode_writes_in_a_process_and_is_loaded_without_zero(tmp_p
         assert (result["changed"], result["loaded"], result["equal"]) == (True, True, True)
 
 
+def test_the_decoupled_mode_says_in_the_next_step_that_its_process_was_killed(tmp_path: Path) -> None:
+    writer = {"type": "python", "data_parallel": "machine", "decoupled": True, "kills": True}
+    (result,) = train(tmp_path, writer, ranks=1)
+    assert result["failed"] == "step", "the save itself says nothing"
+    assert "checkpoint process is not running" in result["error"]
+    assert not (tmp_path / "latest").exists()
+    assert not (tmp_path / MODEL).exists()
+
+
 def test_the_decoupled_mode_cannot_hand_over_the_state_of_zero(tmp_path: Path) -> None:
     writer = {"type": "python", "data_parallel": "machine", "decoupled": True}
     for result in train(tmp_path, writer, stage=1, ranks=1):
@@ -102,24 +111,28 @@ def test_data_parallel_writers_each_write_everything_under_names_that_are_not_lo
         assert min(stored.values()) > 263_168
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_zero_by_any_writer_is_not_loaded(tmp_path: Path) -> None:
     for result in train(tmp_path, {"type": "python", "data_parallel": "machine"}, stage=1, ranks=1):
         assert result["failed"] == "load"
         assert "Weights only load failed" in result["error"]
 
 
+@pytest.mark.slow
 def test_without_data_parallel_there_is_no_training(tmp_path: Path) -> None:
     for result in train(tmp_path, {"type": "python"}, ranks=1):
         assert result["failed"] == "initialize"
         assert "no attribute 'dp_rank'" in result["error"]
 
 
+@pytest.mark.slow
 def test_torchrun_does_not_set_what_the_writers_need(tmp_path: Path) -> None:
     for result in train(tmp_path, {"type": "python", "data_parallel": "machine"}, ranks=1, machines={}):
         assert result["failed"] == "initialize"
         assert "KeyError: 'CROSS_SIZE'" in result["error"]
 
 
+@pytest.mark.slow
 def test_the_fast_writer_needs_a_gpu(tmp_path: Path) -> None:
     for result in train(tmp_path, {"type": "fast", "data_parallel": "machine"}, ranks=1):
         assert result["failed"] == "initialize"

@@ -161,6 +161,7 @@ def needs(target: Path | None = None) -> list[Need]:
             "python",
             partial(_trains, DEEPSPEED, "deepspeed"),
             ("bench ds-io", "bench inference", "build-ops", "ds-config", "tune", *_TRAINING),
+            ("bench api", "bench ds-io", "build-ops", "ds-config", "tune", *_TRAINING),
             ("bench checkpoint", "verify"),
         ),
         Need("extra finetune", "python", partial(_extra, "finetune"), (), ("bench inference", *_TRAINING)),
