@@ -1,2 +1,2 @@
-"""The benchmarks, timed with proof; `cli/bench.py` lists them. It may import ``training``, ``launch``, ``fleet`` and what
-lies under them, but no page and no command."""
+"""The benchmarks, timed with proof; `cli/bench.py` lists them. It may import ``training``, ``launch``, ``fleet`` and
+what lies under them, but no page and no command."""
