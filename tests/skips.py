@@ -132,7 +132,7 @@ ALLOWED = (
     Allowed(r"no apt-get: the \w+'s programs", "another distribution", no_apt),
     hardware(r"no Python \S+ here that `nobody` may start", "the only Python lies in root's home"),
     Allowed(r"it compresses: the tensor's bytes", "an engine to which the question does not apply", always),
-    Allowed(r"^(it is for a state on a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),
+    Allowed(r"^(it is for (a state on|samples in) a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),
     Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
     Allowed(
         r"^(Orbax|nvidia-resiliency-ext) is not installed",

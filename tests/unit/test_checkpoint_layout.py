@@ -184,13 +184,14 @@ def test_files_differ_by_no_more_than_the_largest_item(sizes: list[int], files: 
         assert max(loads) - min(loads) <= max([*sizes, 1])
 
 
-def test_without_torch_the_library_says_what_to_install() -> None:
+@pytest.mark.parametrize(("room", "name"), [("checkpoint", "DirectWriter"), ("loading", "GpuDirectDataset")])
+def test_without_torch_the_library_says_what_to_install(room: str, name: str) -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "import tunetool.checkpoint as c\n"
-        "try: c.DirectWriter\n"
+        f"import tunetool.{room} as c\n"
+        f"try: c.{name}\n"
         "except Exception as e: print(e, '|', e.hint)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)
     hint = install_hint("checkpoint")
-    assert done.stdout == f"`DirectWriter` needs `torch`, which this Python does not have | {hint}\n"
+    assert done.stdout == f"`{name}` needs `torch`, which this Python does not have | {hint}\n"

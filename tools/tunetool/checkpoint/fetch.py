@@ -143,7 +143,7 @@ class Fetch:
     """
 
     def __init__(self, files: Files, device: Any, threads: int, buffer_bytes: int) -> None:
-        self._files, self._device, self._buffer_bytes = files, device, buffer_bytes
+        self.files, self._device, self._buffer_bytes = files, device, buffer_bytes
         self._threads = threads
         self._stopped = threading.Event()
         self._errors: list[BaseException] = []
@@ -155,7 +155,7 @@ class Fetch:
     ) -> None:
         """Read everything; all tensors are filled on return. ``tick`` gets the number of bytes read so far, several
         times a second, from this thread. Raises ``CannotJudge`` for the first read that failed."""
-        self._files.expect(name for name, _ in reads)
+        self.files.expect(name for name, _ in reads)
         queue = iter(reads)
         # Earlier GPU work on the tensors must be complete before they are filled.
         stream = None
@@ -177,7 +177,7 @@ class Fetch:
             finally:
                 # A second interruption ends the wait for threads that still read.
                 if workers.are_running:
-                    self._files.leave_open()
+                    self.files.leave_open()
             raise
         if self._errors:
             raise self._errors[0]
@@ -185,54 +185,59 @@ class Fetch:
     def _work(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], stream: Any) -> None:
         try:
             if stream is None:
-                with _Buffers(1, self._buffer_bytes, None) as buffers:
+                with Buffers(1, self._buffer_bytes, None) as buffers:
                     self._carry_out(queue, buffers)
                 return
-            with torch.cuda.stream(stream), _Buffers(BUFFERS, self._buffer_bytes, stream) as buffers:
+            with torch.cuda.stream(stream), Buffers(BUFFERS, self._buffer_bytes, stream) as buffers:
                 self._carry_out(queue, buffers)
         except BaseException as error:  # carried to the thread that waits
             self._errors.append(error)
             self._stopped.set()
 
-    def _carry_out(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], buffers: _Buffers) -> None:
+    def _carry_out(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], buffers: Buffers) -> None:
         while not self._stopped.is_set():
             with self._lock:
                 name, read = next(queue, ("", None))
             if read is None:
                 return
+            self.carry_out_one(name, read, buffers)
+            with self._lock:
+                self._read += read.stop - read.start
+
+    def carry_out_one(self, name: str, read: Read[Part] | DirectRead, buffers: Buffers) -> None:
+        """Carry out one read, announced to ``files`` before, with the buffers of this thread. For a GPU, the copies are
+        queued then on the buffers' stream, which must be this thread's current one. Raises ``CannotJudge``."""
+        try:
             if isinstance(read, DirectRead):
                 self._read_in_place(name, read)
             else:
                 self._read_through_buffer(name, read, buffers.next())
-            self._files.done(name)
-            with self._lock:
-                self._read += read.stop - read.start
+        finally:
+            self.files.done(name)
 
     def _read_in_place(self, name: str, read: DirectRead) -> None:
         want = read.want
         first = read.start - want.start
         address = want.address + first - want.bytes[0]
         view = memory_at(address, read.stop - read.start)
-        came = self._files.read(name, view, read.start, want.name)
+        came = self.files.read(name, view, read.start, want.name)
         if came < len(view):
-            raise self._files.truncated(name, want.name, read.start + came, want.start + want.bytes[1])
+            raise self.files.truncated(name, want.name, read.start + came, want.start + want.bytes[1])
         if want.chain is not None:
             want.chain.feed(first, view, self._stopped)
 
     def _read_through_buffer(self, name: str, read: Read[Part], buffer: _Buffer) -> None:
         buffer.wait()
-        came = self._files.read(name, buffer.view[: read.stop - read.start], read.start, read.wanted[0][2].want.name)
+        came = self.files.read(name, buffer.view[: read.stop - read.start], read.start, read.wanted[0][2].want.name)
         for start, stop, part in read.wanted:
             if stop > read.start + came:
-                raise self._files.truncated(name, part.want.name, read.start + came, stop)
+                raise self.files.truncated(name, part.want.name, read.start + came, stop)
             first, count = start - read.start, stop - start
             if part.block is not None:
                 _copy_block(buffer.tensor[first : first + count], part.want, part.block)
                 continue
             at = part.start - part.want.bytes[0]
-            if buffer.handle and gpu_copy.to_gpu(part.want.address + at, buffer.address + first, count, buffer.handle):
-                continue
-            part.want.as_bytes[at : at + count].copy_(buffer.tensor[first : first + count], non_blocking=True)
+            buffer.copy_to(part.want, at, first, count)
         buffer.used()
         for start, stop, part in read.wanted:
             if part.want.chain is not None:
@@ -255,12 +260,19 @@ class _Buffer:
         if self._copied is not None and not self._copied.query():
             self._copied.synchronize()
 
+    def copy_to(self, want: Want, at: int, first: int, count: int) -> None:
+        """Copy ``count`` bytes from ``first`` on to byte ``at`` of the target, which is ``by_address``; for a GPU, the
+        copy is queued on the current stream."""
+        if self.handle and gpu_copy.to_gpu(want.address + at, self.address + first, count, self.handle):
+            return
+        want.as_bytes[at : at + count].copy_(self.tensor[first : first + count], non_blocking=True)
+
     def used(self) -> None:
         if self._copied is not None:
             self._copied.record(self._stream)
 
 
-class _Buffers:
+class Buffers:
     """``count`` host buffers of one thread in turn, pinned if there is a ``stream``, which is synchronized before the
     pool gets them back; a context manager.
 
@@ -273,7 +285,7 @@ class _Buffers:
         self._held: list[_Buffer] = []
         self._turn = itertools.cycle(range(count))
 
-    def __enter__(self) -> _Buffers:
+    def __enter__(self) -> Buffers:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,10 @@
-"""Weights from .safetensors files into a GPU or into host memory, at the speed of the drives or of the copy to the GPU.
+"""Weights from .safetensors files, and samples of training data, into a GPU or into host memory, at the speed of the
+drives or of the copy to the GPU.
 
 >>> from tunetool.loading import load, load_into
 >>> tensors = load("/dev/shm/model", "cuda:0")
 >>> load_into(module, "/dev/shm/model", "cuda:0", progress=print)
+>>> dataset = GpuDirectDataset("/mnt/nvme_raid0/tokens.bin", 8192, dtype=torch.uint16)
 
 torch alone is imported, when one of these names is used for the first time. The room may import ``checkpoint``, whose
 reader moves the bytes, and what lies under it; it knows no model.
@@ -15,7 +17,9 @@ from typing import Any
 from tunetool.lazy_names import first_use
 
 _MODULES = {
+    "BouncingBytes": "gpu_direct",
     "DoesNotFit": "module_weights",
+    "GpuDirectDataset": "gpu_direct",
     "Progress": "fill",
     "load": "weights",
     "load_into": "weights",

@@ -39,17 +39,21 @@ def device_of(device: str | torch.device) -> torch.device:
 
 def need_memory(device: torch.device, count: int, what: str = "the model") -> None:
     """Raises ``CannotJudge`` if ``count`` more bytes do not fit on ``device``."""
-    if device.type == "cuda":
-        free: int | None = torch.cuda.mem_get_info(device)[0]
-        # What torch keeps for its next tensors is used by them.
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    else:
-        from tunetool.node.machine.memory_left import memory_left  # noqa: PLC0415  a load into a GPU needs none of it
-
-        left = memory_left()
-        free = left[0] if left else None
+    free = free_memory(device)
     if free is not None and count > free:
         raise _too_little(what, count, device, f"`{device}` has {format_size(free)} free")
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that tensors can still take on ``device``; None if nothing says."""
+    if device.type == "cuda":
+        # What torch keeps for its next tensors is used by them.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + kept)
+    from tunetool.node.machine.memory_left import memory_left  # noqa: PLC0415  a load into a GPU needs none of it
+
+    left = memory_left()
+    return left[0] if left else None
 
 
 @contextlib.contextmanager
@@ -57,8 +61,16 @@ def taking(device: torch.device, count: int, what: str) -> Iterator[None]:
     """Within this context, ``count`` bytes of tensors are made on ``device``. Raises ``CannotJudge`` where they do not
     fit, also if the system refuses them."""
     need_memory(device, count, what)
-    try:
+    with named_refusal(device, count, what):
         _reserve(device, count)
+        yield
+
+
+@contextlib.contextmanager
+def named_refusal(device: torch.device, count: int, what: str) -> Iterator[None]:
+    """Within this context, ``count`` bytes of tensors are made on ``device``. Raises ``CannotJudge`` where the system
+    refuses them."""
+    try:
         yield
     except torch.OutOfMemoryError as error:
         raise _too_little(what, count, device, f"`{device}` refused them") from error

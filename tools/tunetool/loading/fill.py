@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
-from tunetool.checkpoint.raw_bytes import Plain
+from tunetool.checkpoint.raw_bytes import BLOCK, Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import default_threads, local_ranks
+from tunetool.errors import UsageProblem
 from tunetool.loading.safetensors_files import AGAIN, Listing, Stored
 from tunetool.measure.process_reads import counted_reads
 from tunetool.node.units import format_size
@@ -112,6 +113,17 @@ class Filling:
         self.progress = Progress(count, self.progress.total, seconds, read, drives)
         if self._report:
             self._report(self.progress)
+
+
+def checked_reading(threads: int | None, buffer_bytes: int, progress: Callable[[Progress], None] | None) -> Reading:
+    """How files are read. Raises ``UsageProblem`` for numbers that are impossible."""
+    if (threads is not None and threads < 1) or buffer_bytes < 16 * BLOCK or buffer_bytes % BLOCK:
+        raise UsageProblem(
+            f"`threads={threads}`, `buffer_bytes={buffer_bytes}`: at least one thread, and a multiple of {BLOCK} bytes "
+            f"from {16 * BLOCK} on",
+            "leave both out",
+        )
+    return Reading(threads, buffer_bytes, progress)
 
 
 def loading_threads() -> int:

@@ -12,10 +12,19 @@ import torch
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import release_buffers
-from tunetool.checkpoint.raw_bytes import BLOCK
 from tunetool.errors import UsageProblem
 from tunetool.loading.device_memory import device_of, give_memory, rounded, taking
 from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, want
+from tunetool.loading.fill import (
+    BUFFER_BYTES,
+    Filling,
+    Progress,
+    Reading,
+    by_device,
+    checked_reading,
+    collecting_later,
+    want,
+)
 from tunetool.loading.ranks import Ranks
 from tunetool.loading.safetensors_files import Listing, list_tensors, shown
 
@@ -52,7 +61,7 @@ def load(
     Raises ``UsageProblem`` where files, headers or the index are malformed or the device is not there; ``CannotJudge``
     where a file cannot be read or changes meanwhile, or the memory does not suffice.
     """
-    reading = _reading(threads, buffer_bytes, progress)
+    reading = checked_reading(threads, buffer_bytes, progress)
     target = device_of(device)
     ranks = _ranks(group, target)
 
@@ -89,7 +98,7 @@ def load_into(
     """
     from tunetool.loading.module_weights import match, targets  # noqa: PLC0415  `load` needs none of it
 
-    reading = _reading(threads, buffer_bytes, progress)
+    reading = checked_reading(threads, buffer_bytes, progress)
     target = None if device is None else device_of(device)
     ranks = _ranks(group, target or next((each.device for each in module.parameters()), torch.device("cpu")))
 
@@ -102,16 +111,6 @@ def load_into(
 
     listing, wants = ranks.all_or_none(prepare)
     return _fill(listing, wants, reading, ranks)
-
-
-def _reading(threads: int | None, buffer_bytes: int, progress: Callable[[Progress], None] | None) -> Reading:
-    if (threads is not None and threads < 1) or buffer_bytes < 16 * BLOCK or buffer_bytes % BLOCK:
-        raise UsageProblem(
-            f"`threads={threads}`, `buffer_bytes={buffer_bytes}`: at least one thread, and a multiple of {BLOCK} bytes "
-            f"from {16 * BLOCK} on",
-            "leave both out",
-        )
-    return Reading(threads, buffer_bytes, progress)
 
 
 def _ranks(group: Any, device: torch.device) -> Ranks:
