@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from calls import TUNETOOL, call
 from judged import proven, undisturbed
+from programs import need_program
 from tunetool.bench.dataset.engines import missing_for_images
 from tunetool.measure.process_reads import counted_reads
 from tunetool.record import parse
@@ -66,6 +69,58 @@ def test_a_made_corpus_with_fewer_documents_than_expected_is_read_to_its_end(dis
     assert {check.status for check in record.checks} == {"pass"}
     # The number of documents of a made corpus is random: 66 are expected, which have one sample more than these 62.
     assert {each.parameters["documents"] for each in record.measurements} == {62}
+
+
+@pytest.mark.parametrize("medium", ["disk", "memory"])
+def test_batches_come_from_a_disk_and_from_memory(medium: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    need_program("fio")
+    target: Path = request.getfixturevalue(medium)
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", target, "--runs-dir", tmp_path / "runs", "--allow-busy"),
+        *("--size", "2MB", "--sequence-length", 512, "--rounds", 1, "--duration", "1m", "--threads", 2),
+        *("--device", "cpu", "--engines", "gpu-direct,kvikio,fio", "--json", "-"),
+        env=os.environ,
+    )
+    record = parse(done.stdout, "stdout")
+    if counted_reads() is not None:
+        undisturbed(done.returncode, record)
+    states = ("cold", "warm") if medium == "disk" else ("warm",)
+    checks = {check.id: check for check in record.checks if not check.id.endswith("-workers")}
+    assert {name: check.status for name, check in checks.items()} == {
+        f"dataset.{state}.{engine}": "pass" if engine == "gpu-direct" else "skip"
+        for state in states
+        for engine in ("gpu-direct", "kvikio", "fio")
+    }
+    by_name = {each.name: each for each in record.measurements}
+    for state in states:
+        figure = by_name[f"dataset.{state}.gpu-direct.read"]
+        assert (figure.parameters["device"], figure.parameters["way"]) == ("cpu", "host memory")
+        assert by_name[f"dataset.{state}.fio.read"].value > 0
+    if medium == "disk":
+        proven(by_name["dataset.cold.gpu-direct.read"])
+        proven(by_name["dataset.cold.fio.read"])
+    else:
+        assert {each.medium for each in record.measurements} == {"tmpfs"}
+    assert list(target.iterdir()) == []
+
+
+def test_the_start_and_the_end_of_workers_are_no_part_of_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from tunetool.bench.dataset import loader_child
+
+    now = [0.0]
+
+    def batches(dataset: Any) -> Iterator[Any]:
+        now[0] += 100.0  # workers start
+        for _ in range(1000):
+            now[0] += 0.1
+            yield None, [0] * 32, None
+
+    monkeypatch.setattr(loader_child, "loader", batches)
+    monkeypatch.setattr(loader_child, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(loader_child._Here, "workers", 2)
+    assert loader_child.images_without_storage([b""]) == pytest.approx(320)
 
 
 @pytest.mark.parametrize("files", ["files", "tar"])

@@ -21,9 +21,16 @@ from rich.console import Console
 import builders
 from tunetool import training_python
 from tunetool.bench.dataset import engines as known
-from tunetool.bench.dataset import figures, huge_pool, preflight, token_child
+from tunetool.bench.dataset import figures, fio_child, huge_pool, preflight, token_child
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
-from tunetool.bench.dataset.engines import ImageEngine, TokenEngine, engines, library_rows
+from tunetool.bench.dataset.engines import (
+    BatchEngine,
+    FioEngine,
+    ImageEngine,
+    TokenEngine,
+    engines,
+    library_rows,
+)
 from tunetool.bench.dataset.megatron import bytes_of_index, bytes_of_tokens, write_token_files
 from tunetool.bench.dataset.request import Request
 from tunetool.bench.dataset.run import plain_sum
@@ -31,10 +38,11 @@ from tunetool.bench.dataset.samples import EngineRow, Pass, StateTable
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
+from tunetool.measure.fio import Fio
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
-from tunetool.report.dataset import advice, print_dataset, state_sections
+from tunetool.report.dataset import advice, cells, print_dataset, state_sections
 from tunetool.report.dataset_page import write_page
 from tunetool.verdict import judge
 from waiting import until
@@ -431,13 +439,22 @@ def test_what_is_left_out_or_failed_has_its_reason(tmp_path: Path) -> None:
 def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_is_there", lambda module: False)
     rows = library_rows((0, 4))
-    assert list(rows) == ["tf-data", "kvikio-0-workers", "kvikio-4-workers", "dali"]
+    assert list(rows) == ["tf-data", "dali", "gpu-direct-4-workers", "kvikio-4-workers"]
     assert rows["tf-data"] == f"not installed: {sys.executable} -m pip install tensorflow"
     assert "use num_workers=0" in rows["kvikio-4-workers"]
     assert known.missing_for_images() == f"not installed: {sys.executable} -m pip install torch pillow numpy"
+    kvikio, ours = BatchEngine("kvikio"), BatchEngine("gpu-direct")
+    assert kvikio.missing("auto") == ours.missing("auto") == f"not installed: {sys.executable} -m pip install torch"
+    monkeypatch.setattr(known, "_is_there", lambda module: module != "kvikio")
+    assert kvikio.missing("auto") == f"not installed: {sys.executable} -m pip install kvikio-cu12"
     monkeypatch.setattr(known, "_is_there", lambda module: True)
     monkeypatch.setattr(known, "device_nodes", lambda pattern: [])
-    assert library_rows((0,))["kvikio-0-workers"] == "it needs a GPU"
+    assert library_rows((0,))["dali"] == kvikio.missing("auto") == "it needs a GPU"
+    assert kvikio.missing("cpu") == "it reads into a GPU, not to `--device cpu`"
+    assert ours.missing("cuda") == "it needs a GPU; `--device cpu` reads into the host's memory"
+    assert ours.missing("cpu") is None
+    monkeypatch.setattr(known, "device_nodes", lambda pattern: ["/dev/nvidia0"])
+    assert kvikio.missing("auto") is ours.missing("auto") is None
     assert "does not measure it" in library_rows((0,))["tf-data"]
     assert known.missing_for_images() is None
 
@@ -445,9 +462,10 @@ def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypat
 @pytest.mark.parametrize(
     ("patterns", "chosen", "left_out"),
     [
-        (("*",), 8 + 1 + 4, ["tf-data", "kvikio-0-workers", "kvikio-2-workers", "dali"]),
+        (("*",), 8 + 1 + 3 + 4, ["tf-data", "dali", "gpu-direct-2-workers", "kvikio-2-workers"]),
         (("mmap-shuffled*",), 4, []),
-        (("tar-*", "kvikio"), 2, ["kvikio-0-workers", "kvikio-2-workers"]),
+        (("tar-*", "kvikio"), 3, ["kvikio-2-workers"]),
+        (("gpu-direct", "fio"), 2, ["gpu-direct-2-workers"]),
     ],
 )
 def test_engines_are_chosen_by_name(
@@ -468,6 +486,8 @@ def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:
     [
         ("--engines nothing", "`nothing` is not an engine"),
         ("--num-workers two", "`--num-workers two` is not a list of numbers"),
+        ("--states warm,tepid", "`--states warm,tepid`: not all are known"),
+        ("--states warm --engines direct-shuffled", "has nothing to read for these engines"),
         ("--image-side 10", "`--image-side 10` is too small"),
         ("--size 1kB", "fewer than one sample of 4096"),
         ("--jsonl {}/none", "none` cannot be read"),
@@ -497,6 +517,51 @@ def test_a_wrong_call_is_refused_before_any_work(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_target_in_memory_is_refused() -> None:
-    with pytest.raises(UsageProblem, match="`/dev/shm` lies in memory"):
-        preflight.check_call(Request(Path("/dev/shm")))
+def test_a_target_in_memory_is_never_cold() -> None:
+    with pytest.raises(UsageProblem, match="`/dev/shm` with `--states cold,warm` has nothing to read"):
+        preflight.check_call(Request(Path("/dev/shm"), engines=("direct-shuffled",)))
+    preflight.check_call(Request(Path("/dev/shm"), engines=("direct-shuffled", "mmap-shuffled")))
+    assert preflight.states(Request(Path("/dev/shm")), read_stack("/dev/shm")) == ["warm"]
+
+
+def test_figures_from_a_tmpfs_are_not_called_those_of_the_page_cache(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    table.state, table.stack = "warm", replace(table.stack, in_memory=True, medium="tmpfs")
+    for row in table.rows.values():
+        row.passes = passes(1.0, counted=None, fetched=0)
+    record = record_of(table)
+    assert {each.medium for each in record.measurements} == {"tmpfs"}
+    assert "warm: from tmpfs" in shown(record)
+    table.rows["mmap-shuffled"].passes = passes(1.0, counted=None, fetched=None)
+    assert figures.unproven_reasons(table)[0].startswith("`mmap-shuffled` from tmpfs: the kernel does not count")
+
+
+def test_fio_hands_no_bytes_out_and_is_not_judged(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    table.rows["fio"] = EngineRow(FioEngine(), passes=passes(1.0, is_equal=None), facts={"fio": "3.33"})
+    table.rows["gpu-direct"] = EngineRow(
+        BatchEngine("gpu-direct"), passes=passes(2.0), facts={"device": "cuda", "way": "host memory"}
+    )
+    record = record_of(table)
+    checks = {check.id: (check.status, check.found) for check in record.checks}
+    assert checks["dataset.cold.fio"] == ("skip", "measured in 6 rounds; it hands no bytes out")
+    assert checks["dataset.cold.gpu-direct"] == ("pass", "equal in 6 rounds")
+    by_name = {each.name: each for each in record.measurements}
+    assert by_name["dataset.cold.gpu-direct.read"].parameters["way"] == "host memory"
+    assert by_name["dataset.cold.fio.read"].parameters["read_threads"] == 16
+    (row,) = [cells(engine) for engine in state_sections(record)[0].measured if engine.name == "fio"]
+    assert (row[0], row[-1]) == ("fio", "-")
+    assert "fio: left out" not in shown(record)
+
+
+@pytest.mark.parametrize(
+    ("state", "call"),
+    [
+        ("cold", ["--ioengine=libaio", "--iodepth=16", "--direct=1", "--numjobs=4", "--io_size=10240000"]),
+        ("warm", ["--ioengine=psync", "--direct=0", "--numjobs=8", "--io_size=5120000", "--invalidate=0"]),
+    ],
+)
+def test_fio_reads_as_many_bytes_as_the_file_has(state: str, call: list[str]) -> None:
+    order = {"state": state, "threads": 8, "sample_bytes": 4096, "count": 10_000, "seed": 3, "file": "/a:b/tokens.bin"}
+    argv = fio_child.command(Fio("/usr/bin/fio", "3.33"), order, 4.0)
+    assert {*call, "--bs=4096", "--rw=randread", "--runtime=4000ms", "--filename=/a\\:b/tokens.bin"} <= {*argv}

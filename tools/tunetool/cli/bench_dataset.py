@@ -11,14 +11,17 @@ from tunetool.bench.defaults import CHECKPOINT_ROUNDS
 from tunetool.cli import options
 from tunetool.cli.options import Measuring, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DURATION, FILE, NUMBERS, SIZE, TEXT
+from tunetool.cli.values import DURATION, FILE, NAMES, NUMBERS, SIZE, TEXT
 
 
 @dataclass(frozen=True)
 class Options(Measuring):
     """What the call says."""
 
-    target: Path = options.target("Directory on drives where the files are made; removed at the end.", required=True)
+    target: Path = options.target(
+        "Directory on drives, or in memory such as /dev/shm, where the files are made; removed at the end.",
+        required=True,
+    )
     jsonl: Path | None = option(
         "--jsonl",
         type=FILE,
@@ -30,7 +33,12 @@ class Options(Measuring):
     )
     size: int = option("--size", type=SIZE, default="4GB", help="Bytes of the tokens of the corpus that is made.")
     sequence_length: int = options.number("--sequence-length", default=4096, help="Number of tokens in a sample.")
-    threads: int = options.number("--threads", default=16, help="Number of threads that read past the page cache.")
+    threads: int = options.number(
+        "--threads", default=16, help="Number of threads that read past the page cache, or into a GPU."
+    )
+    device: str = options.device(
+        "Memory that gets the batches of `gpu-direct`; auto: a GPU, without which it is left out."
+    )
     images: int = options.number("--images", default=2000, help="Number of images that are made.")
     image_side: int = options.number("--image-side", default=256, help="Width and height of an image in pixels.")
     workers: tuple[int, ...] = option(
@@ -39,6 +47,13 @@ class Options(Measuring):
         default="0,2",
         metavar="N,...",
         help="Numbers of processes of torch's DataLoader; 0: it reads by itself.",
+    )
+    states: tuple[str, ...] = option(
+        "--states",
+        type=NAMES,
+        default="cold,warm",
+        metavar="STATE,...",
+        help="States of the page cache in which the files are read: cold, warm.",
     )
     duration: float = option("--duration", type=DURATION, default="4s", help="The longest time of one pass.")
     huge_pages: int | None = options.number(
@@ -54,7 +69,8 @@ class Options(Measuring):
 @click.command("dataset")
 @takes(Options)
 def dataset(given: Options) -> int:
-    """Read training data as frameworks read it: tokens by mmap and past the page cache, images by a DataLoader.
+    """Read training data as frameworks read it: tokens by mmap, past the page cache and into a GPU, images by a
+    DataLoader.
 
     Tokens are in Megatron's .bin and .idx; images are in files of their own and in tar shards. Each engine reads in a
     fresh process, from cold drives and from the page cache; the drives' counters and those of the kernel prove which
@@ -78,9 +94,11 @@ def dataset(given: Options) -> int:
         size=given.size,
         sequence_length=given.sequence_length,
         threads=given.threads,
+        device=given.device,  # type: ignore[arg-type]  # click holds it to the choices
         images=given.images,
         image_side=given.image_side,
         workers=given.workers,
+        states=given.states,
         seconds=given.duration,
         huge_pages=given.huge_pages,
         engines=given.engines,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tunetool.bench.dataset.engines import HUGE_POOL
 from tunetool.bench.dataset.figures import FETCHED, PREFIX, RATE, READ, VERSUS
-from tunetool.bench.dataset.samples import TITLES, State
+from tunetool.bench.dataset.samples import TITLES, State, title_of
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, Record
 from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
@@ -20,6 +20,7 @@ from tunetool.report.page import add_number_columns, line_of, new_table, number,
 from tunetool.report.table import print_verdict_line
 from tunetool.verdict import tester_limit
 
+DIFFERS = "NO"
 HEADS = ("GB/s", "samples/s", "range", "fetched", "times", "equal")
 
 
@@ -35,7 +36,8 @@ class StateSection:
     @property
     def title(self) -> str:
         """For people."""
-        return f"{self.state}: {TITLES[self.state]}"
+        mediums = [each.medium for engine in self.measured for each in engine.figures.values()]
+        return f"{self.state}: {title_of(self.state, mediums[0] if mediums else 'page cache')}"
 
     def named(self, name: str) -> EngineFigures | None:
         """The engine of this name; None without figures."""
@@ -82,7 +84,7 @@ def _table(section: StateSection) -> Table:
     table.add_column(HEADS[-1])
     for engine in section.measured:
         *shown, equal = cells(engine)
-        table.add_row(*map(Text, shown), Text(equal, style="" if equal == "yes" else "bold red"))
+        table.add_row(*map(Text, shown), Text(equal, style="bold red" if equal == DIFFERS else ""))
     return table
 
 
@@ -97,8 +99,14 @@ def cells(engine: EngineFigures) -> list[str]:
         f"{_rate(spread.low)} to {_rate(spread.high)}" if spread is not None else "-",
         "-" if fetched is None else number(fetched),
         "-" if versus is None else number(versus.value) + ("" if versus.parameters["decided"] else " ?"),
-        "yes" if engine.is_equal else "NO",
+        _equal(engine),
     ]
+
+
+def _equal(engine: EngineFigures) -> str:
+    if engine.check is not None and engine.check.status == "skip":
+        return "-"
+    return "yes" if engine.is_equal else DIFFERS
 
 
 def _rate(value: float) -> str:

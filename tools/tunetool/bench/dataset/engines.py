@@ -14,6 +14,9 @@ Order = Literal["sequential", "shuffled"]
 Kind = Literal["tokens", "images"]
 Files = Literal["files", "tar"]
 
+Device = Literal["auto", "cpu", "cuda"]
+
+GPU_DIRECT, KVIKIO, FIO = "gpu-direct", "kvikio", "fio"
 HUGE_POOL = "nr-hugepages"
 """The end of the name of the engine beside a pool of huge pages."""
 
@@ -65,7 +68,40 @@ class ImageEngine:
         return f"files-{self.workers if self.files == 'tar' else self.fewest}-workers"
 
 
-Engine = TokenEngine | ImageEngine
+@dataclass(frozen=True)
+class BatchEngine:
+    """Batches of shuffled samples of tokens into the memory of a GPU: ``tunetool.loading.GpuDirectDataset``, or kvikio
+    alone."""
+
+    name: str
+    kind: Kind = "tokens"
+    base: str = "mmap-shuffled"
+    states: Sequence[str] = ("cold", "warm")
+
+    def missing(self, device: Device) -> str | None:
+        """Why it cannot run here, with what to do; None if it can."""
+        if not _is_there("torch"):
+            return f"not installed: {sys.executable} -m pip install torch"
+        if self.name == KVIKIO and (line := LIBRARIES[KVIKIO].not_installed()):
+            return line
+        if self.name == KVIKIO and device == "cpu":
+            return "it reads into a GPU, not to `--device cpu`"
+        if device != "cpu" and not device_nodes("nvidia[0-9]*"):
+            return "it needs a GPU" + ("" if self.name == KVIKIO else "; `--device cpu` reads into the host's memory")
+        return None
+
+
+@dataclass(frozen=True)
+class FioEngine:
+    """fio's random reads of the same file, in blocks of a sample: what a reader can reach. It hands no bytes out."""
+
+    name: str = FIO
+    kind: Kind = "tokens"
+    base: str = "mmap-shuffled"
+    states: Sequence[str] = ("cold", "warm")
+
+
+Engine = TokenEngine | ImageEngine | BatchEngine | FioEngine
 
 _ADVICE: Mapping[Order, Sequence[str]] = {
     "sequential": ("sequential", "willneed", "hugepage"),
@@ -83,6 +119,7 @@ def engines(workers: Sequence[int], huge_pool: bool) -> dict[str, Engine]:
         if huge_pool:
             every.append(TokenEngine(f"{plain.name}-{HUGE_POOL}", order, pool=True))
     every.append(TokenEngine("direct-shuffled", "shuffled", direct=True))
+    every += [BatchEngine(GPU_DIRECT), BatchEngine(KVIKIO), FioEngine()]
     for count in workers:
         every += [ImageEngine("files", count, min(workers)), ImageEngine("tar", count, min(workers))]
     return {each.name: each for each in every}
@@ -97,23 +134,20 @@ def missing_for_images() -> str | None:
 
 @dataclass(frozen=True)
 class Library:
-    """A framework that this version does not measure."""
+    """A framework, and the package of the index that installs it."""
 
     module: str
     package: str
     needs_gpu: bool
-    gpudirect: bool = False
-    """It reads into GPU memory by GPUDirect Storage."""
 
-    def left_out(self, workers: int = 0) -> str:
+    def not_installed(self) -> str | None:
+        """The line that installs it; None where it is there."""
+        return None if _is_there(self.module) else f"not installed: {sys.executable} -m pip install {self.package}"
+
+    def left_out(self) -> str:
         """Why it has no figures here, with the line that installs it where it is missing."""
-        if self.gpudirect and workers:
-            return (
-                f"GPUDirect Storage with num_workers={workers}: each worker is another process, whose GPU memory is "
-                "not the trainer's, so batches are copied through host memory; use num_workers=0"
-            )
-        if not _is_there(self.module):
-            return f"not installed: {sys.executable} -m pip install {self.package}"
+        if line := self.not_installed():
+            return line
         if self.needs_gpu and not device_nodes("nvidia[0-9]*"):
             return "it needs a GPU"
         return f"`{self.module}` is installed, and this version of tunetool does not measure it"
@@ -121,21 +155,22 @@ class Library:
 
 LIBRARIES: Mapping[str, Library] = {
     "tf-data": Library("tensorflow", "tensorflow", needs_gpu=False),
-    "kvikio": Library("kvikio", "kvikio-cu12", needs_gpu=True, gpudirect=True),
+    KVIKIO: Library("kvikio", "kvikio-cu12", needs_gpu=True),
     "dali": Library("nvidia.dali", "nvidia-dali-cuda120", needs_gpu=True),
 }
 """kvikio and DALI have a package for each CUDA: kvikio-cu13 and nvidia-dali-cuda130 for CUDA 13."""
 
 
 def library_rows(workers: Sequence[int]) -> dict[str, str]:
-    """By name, why each library has no figures; one that uses GPUDirect Storage once for each number of workers."""
-    rows = {}
-    for name, library in LIBRARIES.items():
-        if not library.gpudirect:
-            rows[name] = library.left_out()
-            continue
-        for count in workers:
-            rows[f"{name}-{count}-workers"] = library.left_out(count)
+    """By name, why each library that is not measured has no figures; what reads into a GPU, with each number of workers
+    above 0."""
+    rows = {name: library.left_out() for name, library in LIBRARIES.items() if name != KVIKIO}
+    for name in (GPU_DIRECT, KVIKIO):
+        for count in filter(None, workers):
+            rows[f"{name}-{count}-workers"] = (
+                f"GPUDirect Storage with num_workers={count}: each worker is another process, whose GPU memory is "
+                "not the trainer's, so batches are copied through host memory; use num_workers=0"
+            )
     return rows
 
 

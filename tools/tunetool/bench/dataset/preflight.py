@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tunetool.bench.dataset import files, huge_pool, megatron
 from tunetool.bench.dataset.corpus import Extent
 from tunetool.bench.dataset.engines import HUGE_POOL, LIBRARIES, Engine, TokenEngine, engines
 from tunetool.bench.dataset.request import Request
+from tunetool.bench.dataset.samples import TITLES, State
 from tunetool.bench.engine_choice import choose
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.target import check_target
@@ -19,7 +20,11 @@ from tunetool.stage.whole_directory import need_room
 _SMALLEST_SIDE = 28
 _GUESS = 1e9
 """Assumed bytes per second before the first measurement."""
-STATES = 2
+
+
+def states(request: Request, stack: BlockStack) -> Sequence[State]:
+    """In which states the files are read: what is in memory is never cold."""
+    return [each for each in TITLES if each in request.states and not (stack.in_memory and each == "cold")]
 
 
 def check_call(request: Request) -> None:
@@ -27,8 +32,15 @@ def check_call(request: Request) -> None:
     if fills_pool(request, chosen(request)) and (why := huge_pool.too_large(request.huge_pages or 0)):
         raise UsageProblem(f"`--huge-pages {request.huge_pages}`: {why}", "take fewer")
     check_target(request.target)
-    if read_stack(str(request.target.resolve())).in_memory:
-        raise UsageProblem(f"`{request.target}` lies in memory", "`--target` takes a directory on drives")
+    if not request.states or not {*request.states} <= {*TITLES}:
+        raise UsageProblem(f"`--states {','.join(request.states)}`: not all are known", "take cold, warm or both")
+    there = {*states(request, read_stack(str(request.target.resolve())))}
+    if not any(there & {*each.states} for each in chosen(request).values()) and chosen(request):
+        raise UsageProblem(
+            f"`{request.target}` with `--states {','.join(request.states)}` has nothing to read for these engines: "
+            "memory is never cold, and `direct-shuffled` never warm",
+            "take a directory on drives, other engines or other states",
+        )
     if request.image_side < _SMALLEST_SIDE:
         raise UsageProblem(f"`--image-side {request.image_side}` is too small", f"at least {_SMALLEST_SIDE} pixels")
 
@@ -103,7 +115,7 @@ def direct_obstacle(directory: str) -> str | None:
 
 def announcement(request: Request, stack: BlockStack, size: int, rows: int) -> list[str]:
     """What the run will write, read, and how long it takes, a line each."""
-    passes = STATES * rows * request.rounds
+    passes = len(states(request, stack)) * rows * request.rounds
     lines = [
         f"writes to `{request.target}` ({stack.medium}): {format_size(size)} at most, removed afterwards",
         f"{passes} passes over it at most, each of {request.seconds:g} s at most, and as many preparations; about "

@@ -14,7 +14,15 @@ from typing import Any
 
 from tunetool.bench.dataset import figures, files, huge_pool, megatron, preflight
 from tunetool.bench.dataset.corpus import Extent
-from tunetool.bench.dataset.engines import Engine, ImageEngine, TokenEngine, library_rows, missing_for_images
+from tunetool.bench.dataset.engines import (
+    BatchEngine,
+    Engine,
+    FioEngine,
+    ImageEngine,
+    TokenEngine,
+    library_rows,
+    missing_for_images,
+)
 from tunetool.bench.dataset.files import Images
 from tunetool.bench.dataset.megatron import TokenFiles
 from tunetool.bench.dataset.request import KIND, Request
@@ -31,7 +39,12 @@ from tunetool.measure.worker import Failed, Worker, child_command, preloads
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Scalar
 
-_STATES: tuple[State, ...] = ("cold", "warm")
+_PROGRAMS: Mapping[type, str] = {
+    TokenEngine: "token_child.py",
+    ImageEngine: "loader_child.py",
+    BatchEngine: "batch_child.py",
+    FioEngine: "fio_child.py",
+}
 _PATIENCE = 600.0
 """Seconds that an answer may take on a busy machine, a pass beside its time."""
 _DROPS, _BETWEEN_DROPS = 40, 0.05
@@ -102,7 +115,7 @@ class _Dataset:
 
     def _make_tables(self) -> None:
         rows = library_rows(self.request.workers)
-        for state in _STATES:
+        for state in preflight.states(self.request, self.stack):
             table = StateTable(state, self.stack)
             self.tables.append(table)
             for name, engine in self.engines.items():
@@ -114,6 +127,10 @@ class _Dataset:
     def _obstacle(self, engine: Engine) -> str | None:
         if isinstance(engine, ImageEngine):
             return self.no_images
+        if isinstance(engine, BatchEngine):
+            return engine.missing(self.request.device)
+        if isinstance(engine, FioEngine):
+            return None
         if engine.pool and self.request.huge_pages is not None:
             return huge_pool.obstacle(self.request.huge_pages)
         return preflight.direct_obstacle(str(self._token_file.parent)) if engine.direct else None
@@ -143,17 +160,18 @@ class _Dataset:
             session.progress.say(f"{table.state} {row.engine.name}: {error.line}")
 
     def _take(self, table: StateTable, engine: Engine, label: str, number: int, session: Session) -> Pass:
-        seconds, program = self.request.seconds, "token_child.py" if engine.kind == "tokens" else "loader_child.py"
-        command = child_command(Path(sys.executable), Path(__file__).with_name(program))
+        seconds = self.request.seconds
+        command = child_command(Path(sys.executable), Path(__file__).with_name(_PROGRAMS[type(engine)]))
         with (
             session.progress.step(label, seconds) as tick,
             Worker(command, f"`{engine.name}`", session.environment, tick) as worker,
         ):
-            started = worker.ask({"do": "start", **self._order(engine, number)}, _PATIENCE)
+            started = worker.ask({"do": "start", "state": table.state, **self._order(engine, number)}, _PATIENCE)
             if "left_out" in started:
                 raise _LeftOutError(started["left_out"])
             if "torch" in started:
                 self.facts["torch"] = started["torch"]
+            table.rows[engine.name].facts.update(started.get("facts", {}))
             with self._pool(engine, session):
                 # A pool that grows takes pages from the page cache.
                 bring_to(table.state, self._read_by(engine))
@@ -186,14 +204,18 @@ class _Dataset:
                 "workers": engine.workers,
                 "seed": seed,
             }
-        how = {"order": engine.order, "advice": engine.advice, "direct": engine.direct, "threads": self.request.threads}
-        return {
+        tokens = {
             "file": str(self._token_file),
-            "engine": how,
             "sample_bytes": self._sample_bytes,
             "count": self.samples,
             "seed": seed,
         }
+        if isinstance(engine, BatchEngine | FioEngine):
+            # An `auto` that is no GPU was left out before.
+            device = "cpu" if self.request.device == "cpu" else "cuda"
+            return {**tokens, "engine": engine.name, "threads": self.request.threads, "device": device}
+        how = {"order": engine.order, "advice": engine.advice, "direct": engine.direct, "threads": self.request.threads}
+        return {**tokens, "engine": how}
 
     def _read_by(self, engine: Engine) -> Path:
         """The directory with the files that the engine reads."""
@@ -211,9 +233,11 @@ class _Dataset:
             return huge_pool.huge_pool(pages, session.left_behind.append)
         return contextlib.nullcontext()
 
-    def _is_equal(self, engine: Engine, answered: Mapping[str, Any]) -> bool:
+    def _is_equal(self, engine: Engine, answered: Mapping[str, Any]) -> bool | None:
         if isinstance(engine, ImageEngine):
             return bool(answered["equal"])
+        if isinstance(engine, FioEngine):
+            return None
         return bool(answered["sha256"] == plain_sum(self._token_file, answered["numbers"], self._sample_bytes))
 
     @property

@@ -11,9 +11,15 @@ from tunetool.bench.dataset.engines import Engine
 from tunetool.bench.transfer import Transfer
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack
+from tunetool.record import Scalar
 
 State = Literal["cold", "warm"]
 TITLES: dict[State, str] = {"cold": "from the drives", "warm": "from the page cache"}
+
+
+def title_of(state: State, medium: str) -> str:
+    """Where the bytes came from, for people; ``medium``: that of the figures."""
+    return TITLES[state] if state == "cold" or medium == "page cache" else f"from {medium}"
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,8 @@ class Pass(Transfer):
     """One pass over all samples, or as many as the time allowed. ``bytes``: of the samples that were handed out."""
 
     samples: int
-    is_equal: bool
+    is_equal: bool | None
+    """None where the engine hands no bytes out."""
     fetched: int | None
     """Bytes that the kernel fetched from drives for the engine's processes; None where it does not count."""
     ceiling: float
@@ -44,6 +51,8 @@ class EngineRow:
     left_out: str | None = None
     failed: str | None = None
     passes: dict[int, Pass] = field(default_factory=dict)
+    facts: dict[str, Scalar] = field(default_factory=dict)
+    """What its process says about itself: versions, device, the way of the bytes."""
 
     def typical(self, value: Callable[[Pass], float]) -> float:
         """The median over the passes."""
@@ -65,3 +74,13 @@ class StateTable:
     """By name, why a library has no figures here."""
     repeated: Repeats = field(default_factory=Repeats)
     """Passes that were repeated because something else used the drives."""
+
+    @property
+    def medium(self) -> str:
+        """Where the bytes lie that are read."""
+        return "page cache" if self.state == "warm" and not self.stack.in_memory else self.stack.medium
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return title_of(self.state, self.medium)
