@@ -32,6 +32,10 @@ _PACKAGES = {
     "mke2fs": ("e2fsprogs", "e2fsprogs", "e2fsprogs"),
     "e2fsck": ("e2fsprogs", "e2fsprogs", "e2fsprogs"),
     "debugfs": ("e2fsprogs", "e2fsprogs", "e2fsprogs"),
+    "mkfs.ext4": ("e2fsprogs", "e2fsprogs", _NONE),
+    "mkfs.xfs": ("xfsprogs", "xfsprogs", _NONE),
+    "mdadm": ("mdadm", "mdadm", _NONE),
+    "wipefs": ("util-linux", "util-linux", _NONE),
     "c++": ("g++", "gcc-c++", "gcc"),
     "/usr/include/libaio.h": ("libaio-dev", "libaio-devel", _NONE),
 }

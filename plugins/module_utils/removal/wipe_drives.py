@@ -62,6 +62,15 @@ def wipe(drives: list[Drive]) -> None:
             run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
     for array in arrays:
         run(["mdadm", "--stop", "/dev/" + array])
+    clear_labels(drives)
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+    for drive in drives:
+        run(["blockdev", "--rereadpt", drive.path])
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+
+
+def clear_labels(drives: Sequence[Drive]) -> None:
+    """Remove every label from drives over which no array runs, and what else would keep them from being blank."""
     names = [name for drive in drives for name in (*drive.partitions, drive.name)]
     members = [signature.device for signature in read_signatures(names) if signature.type == RAID_MEMBER]
     # All members first: any event of a drive that is still a member makes udev assemble the array again.
@@ -76,10 +85,6 @@ def wipe(drives: list[Drive]) -> None:
         if drive.partitions:
             run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
         run(["wipefs", "--all", "--quiet", drive.path])
-    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
-    for drive in drives:
-        run(["blockdev", "--rereadpt", drive.path])
-    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
 
 
 @contextlib.contextmanager

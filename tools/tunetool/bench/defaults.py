@@ -30,3 +30,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "qwen2.5-vl-7b-lora": {"model": "7b", "images": 2000, "epochs": 10, "batch_size": 2}
 }
 """A published comparison of /dev/shm with bulk storage, as a fine-tune."""
+DRIVES_SECONDS = 2.0
+VIRTUAL_BYTES = "1GiB"
+"""Of ``bench drives``: a sample, and a virtual drive."""

@@ -7,6 +7,7 @@ import click
 from tunetool.cli.bench_api import api
 from tunetool.cli.bench_checkpoint import checkpoint
 from tunetool.cli.bench_dataset import dataset
+from tunetool.cli.bench_drives import drives
 from tunetool.cli.bench_ds_io import ds_io
 from tunetool.cli.bench_experts import experts
 from tunetool.cli.bench_finetune import finetune
@@ -34,3 +35,4 @@ command.add_command(ds_io)
 command.add_command(experts)
 command.add_command(inference)
 command.add_command(api)
+command.add_command(drives)

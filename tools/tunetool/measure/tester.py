@@ -37,7 +37,8 @@ def without_storage(argv: Sequence[str], duration: float) -> list[str]:
     left_out = ("--ioengine=", "--runtime=", "--time_based=")
     kept = [word for word in argv if not word.startswith(left_out)]
     runtime = f"--runtime={round(_sample_seconds(duration) * 1000)}ms"
-    return [*kept, f"--ioengine={NULL_ENGINE}", "--time_based=1", runtime]
+    # In front of what is a single job's, so that it holds for all of them.
+    return [kept[0], f"--ioengine={NULL_ENGINE}", "--time_based=1", runtime, *kept[1:]]
 
 
 @dataclass(frozen=True)

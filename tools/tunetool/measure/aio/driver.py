@@ -122,22 +122,7 @@ class _Run:
             self._stored()
 
     def _open(self, installed: Probe) -> None:
-        spec = self.spec
-        order = {
-            "do": "open",
-            "files": [str(installed.find(part)) for part in installed.parts(spec.op)],
-            "file": str(spec.file),
-            **{name: getattr(spec, name) for name in ("io_bytes", "device", "block_bytes", "queue_depth")},
-            **{name: getattr(spec, name) for name in ("single_submit", "overlap_events", "intra_op_parallelism")},
-            **{name: getattr(spec, name) for name in ("pinned_by", "call", "pending")},
-        }
-        facts = self.child.ask(order, START_SECONDS)
-        unit = granule(1, self.sector)
-        if facts["address"] % unit:
-            raise Failed(f"`{spec.handle}` got memory at {facts['address']:#x}, which is not aligned to {unit} bytes")
-        wanted = facts.get("alignment")
-        if wanted and spec.io_bytes % int(wanted):
-            raise Failed(f"`{spec.handle}` asks for multiples of {wanted} bytes, {spec.io_bytes} is none")
+        check_opened(self.spec, self.child.ask(open_order(self.spec, installed), START_SECONDS), self.sector)
 
     def _warm_up(self, direction: Direction, least: int = 0) -> None:
         for _ in range(max(least, self.spec.warm_ups)):
@@ -189,6 +174,28 @@ class _Run:
 
     def _step(self, name: str, seconds: float) -> Any:
         return self.progress.step(f"{self.spec.directory.parent}: deepspeed {self.spec.device} {name}", seconds)
+
+
+def open_order(spec: Spec, installed: Probe) -> dict[str, Any]:
+    """By which a child makes its handle and its buffer."""
+    return {
+        "do": "open",
+        "files": [str(installed.find(part)) for part in installed.parts(spec.op)],
+        "file": str(spec.file),
+        **{name: getattr(spec, name) for name in ("io_bytes", "device", "block_bytes", "queue_depth")},
+        **{name: getattr(spec, name) for name in ("single_submit", "overlap_events", "intra_op_parallelism")},
+        **{name: getattr(spec, name) for name in ("pinned_by", "call", "pending")},
+    }
+
+
+def check_opened(spec: Spec, facts: Mapping[str, Any], sector: int) -> None:
+    """Whether the answer to ``open_order`` is a buffer that can be moved. Raises ``Failed``."""
+    unit = granule(1, sector)
+    if facts["address"] % unit:
+        raise Failed(f"`{spec.handle}` got memory at {facts['address']:#x}, which is not aligned to {unit} bytes")
+    wanted = facts.get("alignment")
+    if wanted and spec.io_bytes % int(wanted):
+        raise Failed(f"`{spec.handle}` asks for multiples of {wanted} bytes, {spec.io_bytes} is none")
 
 
 def take(

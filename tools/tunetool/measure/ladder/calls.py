@@ -13,7 +13,11 @@ BANDWIDTH_LOG = "bandwidth"
 
 
 def raw_reads(
-    fio: Fio, groups: Sequence[tuple[str, Sequence[Span]]], seconds: float, drives_each: int = 1
+    fio: Fio,
+    groups: Sequence[tuple[str, Sequence[Span]]],
+    seconds: float,
+    drives_each: int = 1,
+    engine: str = "libaio",
 ) -> list[str]:
     """Read the spans of each group at once and the groups one after the other, each for ``seconds``.
 
@@ -28,7 +32,7 @@ def raw_reads(
         "--rw=read",
         f"--bs={RAW_BLOCK}",
         "--direct=1",
-        "--ioengine=libaio",
+        f"--ioengine={engine}",
         "--time_based=1",
         f"--runtime={round(seconds * 1000)}ms",
         "--output-format=json",

@@ -18,6 +18,7 @@ from tunetool.measure.ladder.gpu import Handle
 from tunetool.measure.ladder.raw import Alone, Array, Together
 from tunetool.measure.ladder.rungs import Rung, Scene, Skip, Wish
 from tunetool.measure.ladder.shots import Shooter
+from tunetool.measure.ladder.source import RawData
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results
 from tunetool.node.array.stripe import NoStripe, read_stripe
@@ -130,18 +131,21 @@ def climb(
 
 def find_raw(scene: Scene) -> None:
     """Where the run's files lie on the drives, proven by reading it both ways; or why that is not known."""
-    obstacle = no_raw(scene.stack)
-    if obstacle:
-        scene.no_raw = obstacle
-        return
     names = [DATA_FILE.format(number=number) for number in range(scene.shape.jobs)]
+    scene.raw, scene.no_raw = raw_data(scene.stack, [scene.directory / name for name in names])
+
+
+def raw_data(stack: BlockStack, files: Sequence[Path]) -> tuple[RawData | None, str]:
+    """Where ``files`` lie on the drives, proven by reading it both ways; or None, and why that is not known."""
+    obstacle = no_raw(stack)
+    if obstacle:
+        return None, obstacle
     try:
-        raw = source.find(scene.stack, [scene.directory / name for name in names])
+        raw = source.find(stack, files)
         source.prove(raw)
     except (source.NoRawData, OSError) as error:
-        scene.no_raw = str(error)
-        return
-    scene.raw = raw
+        return None, str(error)
+    return raw, ""
 
 
 def _run_rung(rung: Rung, scene: Scene, climbed: Climbed) -> None:

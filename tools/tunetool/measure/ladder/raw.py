@@ -13,6 +13,7 @@ from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan
 from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import Drive
 from tunetool.record import Scalar
 
 ALONE = "drive.read"
@@ -40,9 +41,13 @@ def _need(scene: Scene) -> RawData:
 
 def in_slots(scene: Scene) -> list[str]:
     """Kernel names of the members by PCI address: drives behind one switch follow each other."""
-    members = _need(scene).members
-    ordered = [drive.name for drive in scene.drives if drive.name in members]
-    return [*ordered, *(name for name in members if name not in ordered)]
+    return by_slot(_need(scene), scene.drives)
+
+
+def by_slot(raw: RawData, drives: Sequence[Drive]) -> list[str]:
+    """Kernel names of the members in the order of ``drives``, those that are not among them last."""
+    ordered = [drive.name for drive in drives if drive.name in raw.members]
+    return [*ordered, *(name for name in raw.members if name not in ordered)]
 
 
 def serial_of(scene: Scene, name: str) -> str:

@@ -1,0 +1,1 @@
+"""``bench drives``: bandwidth over 1, 2, 4, 8 drives, by layout and file system."""

@@ -1,0 +1,234 @@
+"""What a run has made of drives, and how it is taken down: by the run itself, and by another process if it is killed.
+
+Each thing is noted before it is made, in the pipe of that process. A label is removed only from a drive whose every
+label has a UUID that this run drew; a drive with anything else on it is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.ctrl_c import CtrlC
+from tunetool.errors import CannotJudge
+from tunetool.node.array.adopt_or_wipe import plain_uuid
+from tunetool.node.array.create import refuse_unless_blank
+from tunetool.node.common.commands import CommandError, NotInstalled, run
+from tunetool.node.common.files import read_text
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine.drive_contents import UnreadableDevice, claim_problem, read_signatures
+from tunetool.node.machine.drives import Drive, Link, disks_under, read_drives
+from tunetool.node.machine.mounts import read_mounts
+from tunetool.node.removal.wipe_drives import clear_labels
+
+Entry = Mapping[str, Any]
+_PATIENCE = 30.0
+"""Seconds for which an unmount may wait for a killed program's last write."""
+_TRIES = 3
+_SYS_BLOCK = Path("/sys/block")
+
+
+class NotTakenDown(Exception):
+    """Something that a run made is still there. The message says what, and what to do."""
+
+
+def virtual_drive(name: str, serial: str, size: int) -> Drive:
+    """A loop device as a drive."""
+    return Drive(
+        name=name,
+        serial=serial,
+        model="loop device",
+        firmware="",
+        size_bytes=size,
+        lba_bytes=512,
+        metadata_bytes=0,
+        transport="loop",
+        pci_address=None,
+        numa_node=None,
+        by_id=None,
+        link=Link(),
+    )
+
+
+def loops_over(file: str) -> list[str]:
+    """Kernel names of the loop devices over a file, be it deleted by now."""
+    names = []
+    for backing in sorted(_SYS_BLOCK.glob("loop*/loop/backing_file")):
+        if (read_text(str(backing)) or "").removesuffix(" (deleted)") == file:
+            names.append(backing.parents[1].name)
+    return names
+
+
+def settle() -> None:
+    """Wait for udev, where there is one."""
+    with contextlib.suppress(NotInstalled):
+        run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+
+
+@dataclass
+class Made:
+    """What is made now, the newest last. As a context: everything is taken down at its end."""
+
+    left_behind: Callable[[str], None]
+    entries: list[Entry] = field(default_factory=list)
+    _failed: list[Entry] = field(default_factory=list)
+    """What could not be taken down: the other process tries again."""
+    _sweeper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Made:
+        self._sweeper = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("sweeper.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.undo(0)
+        finally:
+            sweeper, self._sweeper = self._sweeper, None
+            if sweeper is not None:
+                with contextlib.suppress(OSError):
+                    sweeper.stdin.close()  # type: ignore[union-attr]  # a pipe, as asked for above
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    sweeper.wait(_PATIENCE)
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Something that will be made next."""
+        self.entries.append({"kind": kind, **facts})
+        self._tell()
+
+    def undo(self, mark: int) -> None:
+        """Take down all but the first ``mark``. Ctrl-C waits until that is done."""
+        ctrl_c = CtrlC()
+        while len(self.entries) > mark:
+            for attempt in range(_TRIES):
+                with ctrl_c.held():
+                    problem = undone(self.entries[-1])
+                    if problem and attempt + 1 < _TRIES:
+                        continue
+                    if problem:
+                        self.left_behind(problem)
+                        self._failed.insert(0, self.entries[-1])
+                    break
+            self.entries.pop()
+            with ctrl_c.held():
+                self._tell()
+        ctrl_c.deliver()
+
+    def _tell(self) -> None:
+        sweeper = self._sweeper
+        if sweeper is None or sweeper.stdin is None:
+            raise CannotJudge("nothing may be made without the process that would take it down")
+        try:
+            sweeper.stdin.write(json.dumps([*self._failed, *self.entries]).encode() + b"\n")
+            sweeper.stdin.flush()
+        except OSError:
+            raise CannotJudge("the process that takes down what this run makes has ended", "run it again") from None
+
+
+def undone(entry: Entry) -> str | None:
+    """Take one thing down, if it is there; why that is not possible."""
+    try:
+        _UNDO[entry["kind"]](entry)
+    except (NotTakenDown, CommandError, UnreadableDevice, Refusal, OSError) as error:
+        return f"{error}"
+    return None
+
+
+def _unmount(entry: Entry) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while any(mount.mount_point == entry["path"] for mount in read_mounts("/")):
+        try:
+            run(["umount", entry["path"]])
+        except CommandError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _remove_directory(entry: Entry) -> None:
+    path = Path(entry["path"])
+    inside = [each.mount_point for each in read_mounts("/") if Path(each.mount_point).is_relative_to(path)]
+    if inside:
+        raise NotTakenDown(f"`{inside[0]}` is still mounted: `umount` it, then remove `{path}`")
+    if path.is_dir():
+        shutil.rmtree(path)
+
+
+def _stop_array(entry: Entry) -> None:
+    members = set(entry["members"])
+    for base in sorted(_SYS_BLOCK.glob("md*/md")):
+        device = base.parent.name
+        below = disks_under("/", device)
+        if below and below <= members:
+            _refuse_others([device], entry["uuids"], device)
+            # Otherwise a later array at the same place would show the old file system again.
+            run(["wipefs", "--all", "--quiet", f"/dev/{device}"])
+            run(["mdadm", "--stop", f"/dev/{device}"])
+    settle()
+
+
+def _clear(entry: Entry) -> None:
+    drives = [drive for each in entry["drives"] if (drive := _present(each)) is not None]
+    for drive in drives:
+        _refuse_others([drive.name, *drive.partitions], entry["uuids"], drive.serial)
+        if problem := claim_problem(drive.path):
+            raise NotTakenDown(f"drive `{drive.serial}` keeps what this run made: {problem}")
+    clear_labels(drives)
+    settle()
+    refuse_unless_blank([drive for each in entry["drives"] if (drive := _present(each)) is not None], deep=True)
+
+
+def _refuse_others(names: Sequence[str], uuids: Sequence[str], what: str) -> None:
+    """Raises ``NotTakenDown`` for labels that this run did not write."""
+    ours = {plain_uuid(uuid) for uuid in uuids}
+    strange = [each for each in read_signatures(names) if plain_uuid(each.uuid) not in ours]
+    if strange:
+        raise NotTakenDown(f"`{what}` holds {strange[0]}, which this run did not make: it was left as it is")
+
+
+def _present(known: Mapping[str, Any]) -> Drive | None:
+    """The drive of an entry as it is now; None if it is gone."""
+    if known["file"] is not None:
+        names = loops_over(known["file"])
+        return virtual_drive(names[0], known["serial"], 0) if names else None
+    same = [drive for drive in read_drives() if drive.serial == known["serial"]]
+    if len(same) > 1:
+        raise NotTakenDown(f"serial `{known['serial']}` is on {len(same)} drives: none of them was touched")
+    return same[0] if same else None
+
+
+def _detach(entry: Entry) -> None:
+    for name in loops_over(entry["file"]):
+        run(["losetup", "--detach", f"/dev/{name}"])
+
+
+_UNDO: Mapping[str, Callable[[Entry], None]] = {
+    "directory": _remove_directory,
+    "mount": _unmount,
+    "array": _stop_array,
+    "labels": _clear,
+    "loop": _detach,
+}
+
+
+@contextlib.contextmanager
+def down_to_here(made: Made) -> Iterator[None]:
+    """What is made inside is taken down at its end."""
+    mark = len(made.entries)
+    try:
+        yield
+    finally:
+        made.undo(mark)

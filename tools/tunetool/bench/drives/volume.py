@@ -1,0 +1,146 @@
+"""Makes virtual drives, and a layout over drives that hold nothing. Each thing is noted before it is made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from tunetool.bench.drives.layouts import CHUNK, MOUNT_OPTIONS, Layout, mkfs
+from tunetool.bench.drives.made import Made, down_to_here, settle, virtual_drive
+from tunetool.errors import CannotJudge
+from tunetool.node.array.create import create, refuse_unless_blank, settled
+from tunetool.node.common.commands import CommandError, run
+from tunetool.node.common.files import read_int, read_text
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
+from tunetool.node.machine.drive_contents import UnreadableDevice
+from tunetool.node.machine.drives import Drive
+
+VIRTUAL = "virtual-{number}"
+_ARRAY = "tunetool_bench"
+LOOP, NVME = "loop", "nvme"
+
+
+@dataclass(frozen=True)
+class BareDrive:
+    """A drive that may get a file system."""
+
+    drive: Drive
+    file: Path | None = None
+    """Of a virtual drive."""
+
+    @property
+    def noted(self) -> dict[str, str | None]:
+        """By which it is known again."""
+        return {"serial": self.drive.serial, "file": None if self.file is None else str(self.file)}
+
+
+@contextlib.contextmanager
+def cannot_judge() -> Iterator[None]:
+    """What the reader of machines raises, as an error for people."""
+    try:
+        yield
+    except (Refusal, UnreadableDevice, CommandError) as error:
+        message, _, hint = str(error).partition(". hint: ")
+        raise CannotJudge(message, hint or None) from None
+
+
+def virtual_drives(made: Made, directory: Path, count: int, size: int) -> list[BareDrive]:
+    """``count`` loop devices over sparse files in ``directory``, past the page cache. Raises ``CannotJudge``."""
+    drives = []
+    for number in range(1, count + 1):
+        serial = VIRTUAL.format(number=number)
+        file = directory / f"{serial}.img"
+        with file.open("xb") as stream:
+            os.truncate(stream.fileno(), size)
+        made.note("loop", file=str(file))
+        with cannot_judge():
+            device = run(["losetup", "--find", "--show", "--direct-io=on", str(file)]).stdout.strip()
+        name = Path(device).name
+        if read_text(f"/sys/block/{name}/loop/dio") != "1":
+            raise CannotJudge(
+                f"`{directory}` takes no direct I/O from a loop device: the page cache would answer for the drives",
+                "choose a directory on another file system",
+            )
+        drives.append(BareDrive(virtual_drive(name, serial, size), file))
+    return drives
+
+
+def stack_of(drives: Sequence[Drive], medium: str, directory: Path | None = None) -> BlockStack:
+    """The storage on these drives, whose own counters are the proof."""
+    leaves = tuple(
+        Leaf(
+            name=drive.name,
+            kind=LOOP if drive.transport == LOOP else NVME,
+            serial=drive.serial or None,
+            iostats=read_int(f"/sys/block/{drive.name}/queue/iostats") != 0,
+            counted_by=_counted_by(drive, directory),
+        )
+        for drive in drives
+    )
+    number = read_text(f"/sys/class/block/{drives[0].name}/dev") if len(drives) == 1 else None
+    return BlockStack(
+        directory=str(directory or drives[0].path),
+        mount=None,
+        fs_type="",
+        device=None,
+        device_number=number,
+        medium=medium,
+        leaves=leaves,
+        redundant=False,
+        in_memory=False,
+    )
+
+
+def _counted_by(drive: Drive, directory: Path | None) -> tuple[str, ...]:
+    """Before Linux 6.4 hidden paths count for an NVMe drive under multipath."""
+    if directory is None or drive.transport == LOOP:
+        return (drive.name,)
+    known = {leaf.name: leaf.counted_by for leaf in read_stack(str(directory)).leaves}
+    return known.get(drive.name, (drive.name,))
+
+
+@contextlib.contextmanager
+def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) -> Iterator[list[Path]]:
+    """File systems on drives that are blank at this moment: a directory for each drive. Raises ``CannotJudge``."""
+    drives = [each.drive for each in bare]
+    with down_to_here(made), cannot_judge():
+        refuse_unless_blank(drives, deep=True)
+        uuids = [str(uuid4()) for _ in range(len(drives) + 1)]
+        made.note("labels", drives=[each.noted for each in bare], uuids=uuids)
+        if layout.striped and len(drives) > 1:
+            device = _array(drives, uuids, made)
+            root = _mounted(layout, device, uuids[0], len(drives), made, base / "volume")
+            directories = [root / f"part-{number}" for number in range(1, len(drives) + 1)]
+            for directory in directories:
+                directory.mkdir()
+        else:
+            directories = [
+                _mounted(layout, drive.path, uuid, 1, made, base / f"volume-{number}")
+                for number, (drive, uuid) in enumerate(zip(drives, uuids, strict=False), 1)
+            ]
+        yield directories
+
+
+def _array(drives: Sequence[Drive], uuids: Sequence[str], made: Made) -> str:
+    made.note("array", members=[drive.name for drive in drives], uuids=list(uuids))
+    digits = uuids[-1].replace("-", "")
+    create(_ARRAY, CHUNK, list(drives), ":".join(digits[start : start + 8] for start in range(0, 32, 8)))
+    array = settled(drives[0].name)
+    if array is None:
+        raise CannotJudge("`mdadm --create` reported success, but there is no array", "see `dmesg | tail`")
+    return array.path
+
+
+def _mounted(layout: Layout, device: str, uuid: str, members: int, made: Made, path: Path) -> Path:
+    run(mkfs(layout.file_system, device, uuid, members), timeout=1800)
+    settle()
+    made.note("directory", path=str(path))
+    path.mkdir(mode=0o700)
+    made.note("mount", path=str(path))
+    run(["mount", "-t", layout.file_system, "-o", MOUNT_OPTIONS[layout.file_system], device, str(path)])
+    return path
