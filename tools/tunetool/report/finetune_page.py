@@ -12,7 +12,7 @@ from tunetool.record import Record, Series
 from tunetool.regular_files import below, read_json
 from tunetool.report.html import render
 from tunetool.report.page import REPORT
-from tunetool.report.svg_curves import Line, Points, colour, dashes, format_value, plot
+from tunetool.report.svg_curves import Line, Points, format_value, legend_of, plot
 from tunetool.training.rank.curve_files import finite, read_curve
 
 _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -129,11 +129,7 @@ def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str,
                 plots.append(plot(label, next(iter(by_rank.values()))[0].unit, lines, until))
         if plots:
             sections.append({"title": title, "plots": plots})
-    legend = [
-        {"name": worker.name, "colour": colour(index), "dashes": dashes(index) or "none"}
-        for index, worker in enumerate(workers)
-    ]
-    return {"title": prefix, "legend": legend, "sections": sections}
+    return {"title": prefix, "legend": legend_of([worker.name for worker in workers]), "sections": sections}
 
 
 def _workers(series: Sequence[Series], directory: Path) -> list[_Worker]:

@@ -29,7 +29,7 @@ _SCALES = {
 
 @dataclass(frozen=True)
 class Line:
-    """One worker's curve: pairs of seconds and a value in the plot's unit."""
+    """One worker's curve: pairs of seconds, or of what the plot counts, and a value in its unit."""
 
     name: str
     points: Points
@@ -45,8 +45,25 @@ def dashes(index: int) -> str:
     return _DASHES[index // len(COLOURS) % len(_DASHES)]
 
 
-def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
-    """A plot from second 0 to ``until``. The scale starts at 0, or below where a value is, and reaches 100 for %."""
+def legend_of(names: Sequence[str]) -> list[dict[str, str]]:
+    """The lines of a plot for ``macros.html.j2``."""
+    return [
+        {"name": name, "colour": colour(index), "dashes": dashes(index) or "none"} for index, name in enumerate(names)
+    ]
+
+
+def plot(
+    title: str,
+    unit: str,
+    lines: Sequence[Line],
+    until: float,
+    across: str = "seconds since the start",
+    most_ticks: int = 10,
+) -> str:
+    """A plot from second 0 to ``until``. The scale starts at 0, or below where a value is, and reaches 100 for %.
+
+    ``across``: what is counted in place of seconds.
+    """
     drawn = [[point for point in line.points if math.isfinite(point[1])] for line in lines]
     values = [value for points in drawn for _, value in points] or [0.0]
     factor, shown_unit = scale(unit, max(abs(value) for value in values))
@@ -72,11 +89,11 @@ def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
     ]
     for mark in marks:
         parts += mark_line(mark, to_pixels(0.0, mark)[1], _LEFT, WIDTH - _RIGHT)
-    for mark in ticks(0.0, until, 10):
+    for mark in ticks(0.0, until, most_ticks):
         if mark <= until:
             x, _ = to_pixels(mark, low)
             parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 18}" text-anchor="middle">{mark:g}</text>')
-    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" text-anchor="end">seconds since the start</text>')
+    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(across)}</text>')
     for index, points in enumerate(drawn):
         scaled = [to_pixels(second, value / factor) for second, value in thinned(points, until)]
         style = f'fill="none" stroke="{colour(index)}" stroke-width="1.3" stroke-dasharray="{dashes(index) or "none"}"'

@@ -1,0 +1,263 @@
+"""`tunetool bench drives` on loop devices and on the disk under the temporary directory: figures with proof, and nothing
+left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calls import TUNETOOL, call
+from judged import leaves_nothing, proven, undisturbed
+from skips import no_loops, no_xfs
+from tunetool.bench.drives.layouts import LAYOUTS
+from tunetool.bench.drives.made import Made, loops_over
+from tunetool.bench.drives.request import Request
+from tunetool.bench.drives.run import bench as bench_drives
+from tunetool.bench.drives.volume import BareDrive, virtual_drives, volume
+from tunetool.errors import CannotJudge
+from tunetool.measure.aio import Probe
+from tunetool.measure.session import Run
+from tunetool.node.machine.mounts import read_mounts
+from tunetool.record import Record
+from tunetool.report.progress import PlainProgress
+from waiting import until
+
+pytest_plugins = ["disks"]
+
+SIZE = 400 << 20
+"""Of a virtual drive; mkfs.xfs takes no less than 300 MB."""
+
+
+def request(target: Path, runs: Path, **fields: object) -> Request:
+    """As short as a sample can be: no test is about a speed."""
+    small = {"engines": ("fio-libaio",), "duration": 0.2, "rounds": 1, "run": Run(runs, allow_busy=True)}
+    return Request(target=target, **{**small, **fields})  # type: ignore[arg-type]
+
+
+def virtual(target: Path, runs: Path, **fields: object) -> Request:
+    return request(target, runs, **{"virtual": 2, "virtual_bytes": SIZE, **fields})
+
+
+def command(target: Path, runs: Path, *arguments: object) -> list[str]:
+    given = ["--target", target, "--runs-dir", runs, "--allow-busy", "--engines", "fio-libaio", *arguments]
+    return [*TUNETOOL, "bench", "drives", *map(str, given)]
+
+
+def mounts_below(directory: Path) -> list[str]:
+    return [mount.mount_point for mount in read_mounts("/") if mount.mount_point.startswith(f"{directory}/")]
+
+
+def loops_below(directory: Path) -> list[str]:
+    backed = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    return [text for text in backed if text.startswith(f"{directory}/")]
+
+
+@pytest.fixture
+def place(disk: Path) -> Iterator[Path]:
+    """An empty directory on a disk, on which loop devices may be made; nothing of them is left after the test."""
+    if no_loops():
+        pytest.skip("needs root and loop devices")
+    if no_xfs():
+        pytest.skip("needs XFS")
+    yield disk
+    assert (mounts_below(disk), loops_below(disk)) == ([], [])
+
+
+def only(record: Record | None) -> Record:
+    assert record is not None
+    return record
+
+
+def test_layouts_on_virtual_drives_are_measured_drive_by_drive_and_taken_down(place: Path, tmp_path: Path) -> None:
+    (place / "theirs").write_text("keep")
+    layouts = ["xfs-per-drive", "ext4-per-drive"]
+    wanted = virtual(place, tmp_path / "runs", layouts=["raid0-xfs", *layouts], counts=[1, 2])
+    result = bench_drives(wanted, PlainProgress())
+    record = only(result.record)
+    assert record.verdict is not None
+    # The loop devices are this run's alone: nobody else moves bytes through them.
+    assert (record.verdict.status, record.verdict.reasons) == ("pass", [])
+    by_name = {each.name.removeprefix("scaling."): each for each in record.measurements}
+    for layout in layouts:
+        for drives in (1, 2):
+            for direction in ("read", "write"):
+                figure = by_name[f"{layout}.{drives}.fio-libaio.{direction}.bandwidth"]
+                proven(figure, alone=True)
+                assert figure.evidence is not None
+                assert len(str(figure.evidence.device).split(", ")) == drives
+                assert figure.parameters["serials"] == ", ".join(f"virtual-{number}" for number in range(1, drives + 1))
+                assert 0 < float(figure.parameters["least_drive_share"]) <= 1
+                assert figure.medium.startswith("loop device on disk" if drives == 1 else "2 x loop device on disk")
+                assert float(figure.parameters["tester_ceiling"]) > 0
+        assert by_name[f"{layout}.2.fio-libaio.read.efficiency"].value > 0
+    assert by_name["xfs-per-drive.2.fio-libaio.write.xfs_over_ext4"].parameters["pairs"] == 1
+    checks = {check.id: check.status for check in record.checks}
+    assert checks.pop("scaling.taken-down") == "pass"
+    # A kernel without md, or a machine without mdadm: the array is left out with its reason.
+    has_array = any(each.parameters["layout"] == "raid0-xfs" for each in record.measurements)
+    assert checks == ({} if has_array else {"scaling.layout.raid0-xfs": "skip"})
+    assert [entry.name for entry in place.iterdir()] == ["theirs"]
+    assert "1 drive 2 drives" in " ".join(call(*TUNETOOL, "report", "show", result.path.parent).stdout.split())  # type: ignore[union-attr]
+
+
+def test_deepspeed_s_handle_moves_a_file_on_each_drive_and_every_byte_is_compared(
+    place: Path, tmp_path: Path, ready: Probe
+) -> None:
+    fields = {"engines": ("deepspeed-*",), "layouts": ["xfs-per-drive"], "counts": [2], "python": Path(ready.python)}
+    record = only(bench_drives(virtual(place, tmp_path / "runs", **fields), PlainProgress()).record)
+    assert record.verdict is not None
+    assert record.verdict.status == "pass", record.verdict
+    bandwidths = [each for each in record.measurements if each.quantity == "bandwidth"]
+    assert sorted(str(each.parameters["direction"]) for each in bandwidths) == ["read", "write"]
+    for figure in bandwidths:
+        proven(figure, alone=True)
+        assert figure.engine.startswith("aio_handle (deepspeed ")
+    if not ready.cuda:
+        without = {check.id: check.status for check in record.checks}
+        assert without["scaling.engine.deepspeed-cuda"] == without["scaling.engine.deepspeed-gds"] == "skip"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_mount_and_no_loop_device(place: Path, tmp_path: Path, number: int) -> None:
+    runs = tmp_path / "runs"
+    given = ("--virtual", 2, "--virtual-size", "400MiB", "--layout", "xfs-per-drive", "--counts", 2, "--rounds", 1000)
+    with leaves_nothing(command(place, runs, *given), number, place, runs) as (process, _):
+        until(lambda: list(place.glob(".tunetool-*/volume-2/data.1")), "files on the second drive", process)
+    until(lambda: not mounts_below(place) and not loops_below(place), "the end of what was made")
+
+
+def test_a_failure_within_a_run_is_a_record_and_leaves_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An fio that cannot write its files: the drives are smaller than what it is to write.
+    wrong = replace(virtual(place, tmp_path / "runs", layouts=["ext4-per-drive"], counts=[1]))
+    monkeypatch.setattr("tunetool.bench.drives.calls.JOBS_A_DRIVE", 16)
+    result = bench_drives(wrong, PlainProgress())
+    record = only(result.record)
+    assert result.code == 3
+    assert record.verdict is not None
+    assert record.verdict.status == "error"
+    assert "No space left on device" in record.verdict.reasons[0]
+    assert {check.id: check.status for check in record.checks} == {"scaling.taken-down": "pass"}
+    assert list(place.iterdir()) == []
+
+
+# -- drives that are not blank
+
+
+@pytest.fixture
+def two(place: Path) -> Iterator[tuple[Made, list[BareDrive]]]:
+    problems: list[str] = []
+    with Made(problems.append) as made:
+        yield made, virtual_drives(made, place, 2, SIZE)
+    assert problems == []
+    for image in place.glob("*.img"):
+        image.unlink()
+
+
+def unchanged(drive: BareDrive) -> bytes:
+    """The beginning of a drive, past the page cache's copy."""
+    subprocess.run(["blockdev", "--flushbufs", drive.drive.path], check=True)
+    with Path(drive.drive.path).open("rb") as stream:
+        return stream.read(1 << 20)
+
+
+@pytest.mark.parametrize("held", ["ext4", "second superblock", "data", "in use"])
+def test_a_drive_that_holds_anything_is_refused_and_not_one_of_the_others_is_written(
+    two: tuple[Made, list[BareDrive]], place: Path, held: str
+) -> None:
+    made, drives = two
+    victim = drives[1]
+    words = {
+        "ext4": "holds ext4",
+        "second superblock": "xfs without its first superblock",
+        "data": "data without a label",
+        "in use": "in use",
+    }[held]
+    handle = -1
+    if held == "ext4":
+        subprocess.run(["mkfs.ext4", "-q", victim.drive.path], check=True)
+    elif held == "second superblock":
+        subprocess.run(["mkfs.xfs", "-q", victim.drive.path], check=True)
+        subprocess.run(["wipefs", "--all", "--quiet", victim.drive.path], check=True)
+    elif held == "data":
+        with Path(victim.drive.path).open("r+b") as stream:
+            stream.seek(64 << 20)
+            stream.write(b"data" * 1024)
+    else:
+        handle = os.open(victim.drive.path, os.O_RDONLY | os.O_EXCL)
+    before = [unchanged(drive) for drive in drives]
+    try:
+        with (
+            pytest.raises(CannotJudge, match=rf"drive `virtual-2` .*{words}"),
+            volume(LAYOUTS["xfs-per-drive"], drives, made, place),
+        ):
+            pytest.fail("it was taken")
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    assert [unchanged(drive) for drive in drives] == before
+    assert mounts_below(place) == []
+
+
+def test_a_drive_is_blank_again_by_the_same_judgement_whatever_was_made(
+    two: tuple[Made, list[BareDrive]], place: Path
+) -> None:
+    made, drives = two
+    # Each begins with the look that refuses what is not blank: what one leaves, the next one finds.
+    for layout in ("xfs-per-drive", "ext4-per-drive", "xfs-per-drive"):
+        with volume(LAYOUTS[layout], drives, made, place) as directories:
+            for directory in directories:
+                (directory / "data").write_bytes(os.urandom(32 << 20))
+    assert mounts_below(place) == []
+
+
+def test_what_somebody_else_put_on_a_drive_meanwhile_stays(place: Path) -> None:
+    problems: list[str] = []
+    with Made(problems.append) as made:
+        (drive,) = virtual_drives(made, place, 1, SIZE)
+        with volume(LAYOUTS["ext4-per-drive"], [drive], made, place) as (directory,):
+            subprocess.run(["umount", directory], check=True)
+            subprocess.run(["wipefs", "--all", "--quiet", drive.drive.path], check=True)
+            subprocess.run(["mkfs.xfs", "-q", "-f", drive.drive.path], check=True)
+        (problem,) = problems
+        assert "holds xfs UUID" in problem
+        assert "which this run did not make: it was left as it is" in problem
+        assert b"XFSB" in unchanged(drive)[:4]
+    assert loops_over(str(drive.file)) == []
+    assert drive.file is not None
+    drive.file.unlink()
+
+
+# -- a standing file system
+
+
+def test_a_standing_disk_is_measured_through_files_alone(disk: Path, tmp_path: Path) -> None:
+    (disk / "theirs").write_text("keep")
+    size = 64 << 20
+    result = bench_drives(request(disk, tmp_path / "runs", bytes_per_drive=size), PlainProgress())
+    record = only(result.record)
+    undisturbed(int(result.code), record)
+    assert {each.parameters["layout"] for each in record.measurements if each.quantity == "bandwidth"} >= {
+        "array-files"
+    }
+    for figure in record.measurements:
+        if figure.name.startswith("scaling."):
+            proven(figure)
+    (check,) = [check for check in record.checks if check.id == "scaling.layout.drives-raw"]
+    assert "raw rungs need an md RAID0" in check.found
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
+
+
+def test_a_dry_run_makes_nothing(disk: Path, tmp_path: Path) -> None:
+    done = call(*command(disk, tmp_path / "runs", "--virtual", 2, "--layout", "ext4-per-drive", "--dry-run"))
+    assert done.returncode == 0, done.stderr
+    assert "makes 2 sparse files of 1.074 GB" in done.stderr
+    assert list(disk.iterdir()) == []
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,374 @@
+"""`bench drives` without a drive: layouts, wrong calls, figures, tables, the page, and what is taken down after a kill."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import builders
+from parsed_page import pictures
+from shown_records import hostile
+from tunetool.bench.drives import calls, figures, made, preflight
+from tunetool.bench.drives.layouts import CHUNK, LAYOUTS, counts, mkfs
+from tunetool.bench.drives.request import Request
+from tunetool.bench.drives.samples import Cell, Reading, Row
+from tunetool.bench.drives.sweeper import last_list, sweep
+from tunetool.bench.drives.volume import BareDrive, stack_of
+from tunetool.cli.main import cli
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure.direction import Direction
+from tunetool.measure.evidence import Counted
+from tunetool.measure.fio import Fio
+from tunetool.measure.tester import without_storage
+from tunetool.node.machine.block_stack import Counters
+from tunetool.node.machine.drive_contents import Signature
+from tunetool.record import Record
+from tunetool.report.drives import advice, curves, print_drives
+from tunetool.report.drives_page import write_page
+from tunetool.verdict import judge
+
+GB = 10**9
+FIO = Fio("/usr/bin/fio", "3.33")
+UUID = "11111111-2222-3333-4444-555555555555"
+
+
+def test_counts_are_powers_of_two_and_all() -> None:
+    assert [counts(number) for number in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+def test_file_systems_over_an_array_are_aligned_to_it_and_never_forced() -> None:
+    xfs, ext4 = (mkfs(each, "/dev/md127", UUID, 8) for each in ("xfs", "ext4"))
+    assert xfs[:5] == ["mkfs.xfs", "-q", "-K", "-d", f"su={CHUNK},sw=8"]
+    assert "su=262144" in xfs, "more is no legal stripe unit of a log"
+    assert "nodiscard,stride=256,stripe_width=2048" in ext4
+    for call in (xfs, ext4, mkfs("xfs", "/dev/loop0", UUID, 1), mkfs("ext4", "/dev/loop0", UUID, 1)):
+        assert call[-1].startswith("/dev/")
+        assert UUID in call[-2]
+        # Forced, mkfs would overwrite what came there after the look.
+        assert not {"-f", "-F"} & set(call)
+
+
+def test_the_medium_says_what_was_made() -> None:
+    raid, single = LAYOUTS["raid0-xfs"], LAYOUTS["ext4-per-drive"]
+    assert raid.medium(4, "nvme") == "md RAID0 (4 x nvme), xfs"
+    assert raid.medium(1, "nvme") == "nvme, xfs", "one drive makes no array"
+    assert single.medium(4, "nvme") == "4 x nvme, ext4 on each"
+
+
+def test_files_of_all_drives_are_one_fio_with_a_null_target_for_all_of_them() -> None:
+    job = calls.file_job("read", 2**24, 1.0, "io_uring")
+    argv = calls.files(FIO, job, [Path("/mnt/a:b"), Path("/mnt/c")])
+    assert argv[-4:] == ["--name=drive-1", "--directory=/mnt/a\\:b", "--name=drive-2", "--directory=/mnt/c"]
+    assert not any(word.startswith("--name=") for word in argv[:-4])
+    null = without_storage(argv, 1.0)
+    # What comes after a job's name holds for that job alone.
+    assert null.index("--ioengine=null") < null.index("--name=drive-1")
+    assert "--ioengine=io_uring" not in null
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "there is nothing to measure"),
+        ("--target /nonexistent", "does not exist"),
+        ("--target /dev/shm", "on no drive"),
+        ("--drives A,B --target {}", "`--drives` is for blank drives alone"),
+        ("--drives A,A", "names a serial twice"),
+        ("--target {} --layout raid0-xfs", "`--layout` makes file systems"),
+        ("--target {} --virtual 2 --layout raid5-xfs", "`--layout raid5-xfs` is not a layout"),
+        ("--target {} --virtual 2 --counts 1,3", "`--counts 3`: there are 2 drives"),
+        ("--target {} --virtual 65", "`--virtual 65` is too many"),
+        ("--target {} --virtual 1 --engines nope", "`nope` is not an engine"),
+        ("--target {} --virtual 1 --bytes-per-drive 1MiB", "does not fit"),
+        ("--virtual 2", "there is nothing to measure"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_writes_nothing(arguments: str, words: str, tmp_path: Path) -> None:
+    given = [word.format(tmp_path) for word in arguments.split()]
+    done = CliRunner().invoke(cli, ["bench", "drives", "--runs-dir", str(tmp_path / "runs"), *given])
+    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
+    assert words in str(done.exception) + done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def request(**fields: Any) -> Request:
+    return Request(**{"engines": ("fio-libaio",), **fields})
+
+
+def test_only_root_makes_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(CannotJudge, match="only root"):
+        preflight.plan(request(serials=["S1"]), os.environ)
+    # Of virtual drives every layout is left out, and its check says why.
+    planned = preflight.plan(request(virtual=2, target=tmp_path, virtual_bytes=2**28), os.environ)
+    assert planned.volumes == ()
+    assert [check.status for check in planned.skipped] == ["skip"] * 3
+    assert all("only root" in check.found for check in planned.skipped)
+
+
+def blank_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **of_the_second: Any) -> list[str]:
+    """Two drives that the reader of machines knows; the names of those that were asked whether they are blank."""
+    drives = [builders.nvme_drive(1), builders.nvme_drive(2, **of_the_second)]
+    asked: list[str] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: drives)
+    monkeypatch.setattr(preflight.manifest, "MANIFEST_PATH", str(tmp_path / "node.json"))
+    monkeypatch.setattr(preflight.manifest, "load", lambda: json.loads((tmp_path / "node.json").read_text()))
+
+    def look(members: Sequence[Any], deep: bool = False) -> None:
+        assert deep, "data without a label counts too"
+        asked.extend(drive.serial for drive in members)
+
+    monkeypatch.setattr(preflight, "refuse_unless_blank", look)
+    return asked
+
+
+def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = blank_machine(monkeypatch, tmp_path)
+    monkeypatch.setattr(preflight, "find", lambda program: f"/sbin/{program}")
+    monkeypatch.setattr(preflight, "_loads", lambda module: True)
+    planned = preflight.plan(request(serials=["S2", "S1"], layouts=["raid0-ext4", "xfs-per-drive"]), os.environ)
+    assert [each.drive.serial for each in planned.drives] == ["S1", "S2"], "in the order of their slots"
+    assert sorted(asked) == ["S1", "S2"]
+    assert planned.volumes == (("raid0-ext4", 1), ("raid0-ext4", 2), ("xfs-per-drive", 1), ("xfs-per-drive", 2))
+    said = " ".join(preflight.announcement(request(serials=["S1", "S2"]), planned))
+    assert "makes file systems on `S1`, `S2`, which are blank" in said
+    with pytest.raises(CannotJudge, match="serial `S9` is on 0 drives"):
+        preflight.plan(request(serials=["S9"]), os.environ)
+
+
+def test_a_member_of_the_node_s_own_array_is_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = blank_machine(monkeypatch, tmp_path)
+    (tmp_path / "node.json").write_text(json.dumps({"array": {"members": [{"serial": "S2"}]}}))
+    with pytest.raises(CannotJudge, match="drive `S2` is a member of this node's array"):
+        preflight.plan(request(serials=["S1", "S2"]), os.environ)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"size_bytes": 2**33}, "the drives are not alike: size"),
+        ({"lba_bytes": 4096}, "the drives are not alike: logical block"),
+        ({"serial": "S1"}, "serial `S1` is on 2 drives"),
+    ],
+)
+def test_unequal_drives_are_refused(
+    fields: Mapping[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blank_machine(monkeypatch, tmp_path, **fields)
+    with pytest.raises(CannotJudge, match=words):
+        preflight.plan(request(serials=["S1", "S2"]), os.environ)
+
+
+# -- figures
+
+
+def row(layout: str, drives: int, direction: Direction, speeds: Sequence[float], engine: str = "fio-libaio") -> Row:
+    """Readings of these GB/s; the first drive moves twice as much as each of the others."""
+    members = [builders.nvme_drive(number) for number in range(drives)]
+    stack = stack_of(members, LAYOUTS[layout].medium(drives, "nvme"))
+    made_row = Row(Cell(layout, drives, engine, direction), stack, "fio 3.33", 2 * drives)
+    for number, speed in enumerate(speeds, 1):
+        claimed = round(speed * GB)
+        parts = [claimed // (drives + 1)] * drives
+        parts[0] = claimed - sum(parts[1:])
+        sectors = [part // 512 for part in parts]
+        devices = {
+            drive.name: Counters(1, count, 1, 1, count, 1, 1) for drive, count in zip(members, sectors, strict=True)
+        }
+        counted = Counted(claimed, 512 * sum(sectors), devices)
+        made_row.readings[number] = Reading(claimed, 1.0, counted, float(number), 0.1)
+    return made_row
+
+
+def rows_of(*made_rows: Row) -> dict[Cell, Row]:
+    return {each.cell: each for each in made_rows}
+
+
+STEADY = [2.0, 2.1, 1.9, 2.0, 2.1, 1.9]
+
+
+def scaled(factor: float) -> list[float]:
+    return [factor * speed for speed in STEADY]
+
+
+def record_of(rows: Mapping[Cell, Row], mode: str = "blank", **fields: Any) -> Record:
+    case = figures.case(rows, {"mode": mode, "sample_seconds": 2.0}, fields.pop("checks", []), [])
+    more = {"kind": "bench.drives", "target": "S1, S2", "verdict": judge(case), **fields}
+    return builders.record(*case.measurements, checks=list(case.checks), **more)
+
+
+def full() -> dict[Cell, Row]:
+    return rows_of(
+        row("raid0-xfs", 1, "read", STEADY),
+        row("raid0-xfs", 4, "read", scaled(3.0)),
+        row("raid0-ext4", 4, "read", scaled(2.4)),
+        row("raid0-xfs", 4, "write", scaled(1.0)),
+        row("raid0-ext4", 4, "write", [3.0, 1.0, 3.0, 1.0, 3.0, 1.0]),
+    )
+
+
+def test_efficiency_is_the_share_of_so_many_drives_alone_in_pairs_of_a_round() -> None:
+    by_name = {each.name: each for each in figures.measurements(full(), {})}
+    share = by_name["scaling.raid0-xfs.4.fio-libaio.read.efficiency"]
+    assert share.value == pytest.approx(0.75)
+    assert share.parameters["decided"]
+    assert share.parameters["against"] == "raid0-xfs.1.fio-libaio.read"
+    assert "scaling.raid0-xfs.1.fio-libaio.read.efficiency" not in by_name
+    bandwidth = by_name["scaling.raid0-xfs.4.fio-libaio.read.bandwidth"]
+    assert bandwidth.value == pytest.approx(6 * GB)
+    assert (bandwidth.parameters["least_drive_share"], bandwidth.parameters["most_drive_share"]) == (0.8, 1.6)
+    assert bandwidth.evidence is not None
+    assert bandwidth.evidence.ratio == pytest.approx(1.0)
+
+
+def test_xfs_against_ext4_is_decided_or_not() -> None:
+    by_name = {each.name: each for each in figures.measurements(full(), {})}
+    read = by_name["scaling.raid0-xfs.4.fio-libaio.read.xfs_over_ext4"]
+    assert read.value == pytest.approx(1.25)
+    assert read.parameters["decided"]
+    assert not by_name["scaling.raid0-xfs.4.fio-libaio.write.xfs_over_ext4"].parameters["decided"]
+    few = rows_of(row("raid0-xfs", 4, "read", scaled(3.0)[:4]), row("raid0-ext4", 4, "read", scaled(2.4)[:4]))
+    (ratio,) = [each for each in figures.measurements(few, {}) if each.quantity == "ratio"]
+    assert not ratio.parameters["decided"], "four rounds are too few"
+
+
+def test_bytes_that_a_drive_never_saw_prove_nothing() -> None:
+    lost = row("xfs-per-drive", 2, "read", [2.0])
+    reading = lost.readings[1]
+    lost.readings[1] = Reading(2 * reading.claimed_bytes, 1.0, Counted(4 * GB, 2 * GB, {}), 1.0)
+    lost.readings[1] = Reading(4 * GB, 1.0, Counted(4 * GB, 2 * GB, reading.counted.devices), 1.0)  # type: ignore[union-attr]
+    verdict = judge(figures.case(rows_of(lost), {"mode": "blank"}, [], []))
+    assert verdict.status == "unproven"
+    assert "counted only 0.500" in verdict.reasons[0]
+
+
+def test_nothing_measured_is_no_pass() -> None:
+    left_out = preflight.skip("layout.raid0-xfs", "it is measured", "this kernel has no md RAID0", "")
+    verdict = judge(figures.case({}, {}, [left_out], []))
+    assert (verdict.status, verdict.reasons) == ("error", ["nothing was measured: this kernel has no md RAID0"])
+
+
+def shown(record: Record) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    print_drives(record, None, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return " ".join(text.split())
+
+
+def test_the_table_has_the_published_rows_beside_and_ends_with_advice() -> None:
+    checks = [preflight.skip("engine.deepspeed-cuda", "it is measured", "torch sees no GPU", "use one")]
+    text = shown(record_of(full(), checks=checks))
+    assert "raid0-xfs, fio-libaio read 2.00 6.00 75%" in text
+    assert "8 x PCIe Gen5 48 26" in text
+    assert "DeepNVMe" in text
+    assert "deepspeed-cuda: left out, torch sees no GPU; use one" in text
+    assert "4 drives give 3.00 times one: they share something" in text
+    found = re.search(
+        r"XFS and ext4 differ by reads \+25\.0 % \[\+2[45]\.\d % to \+25\.\d %\] over 4 drives (.*?);", text
+    )
+    assert found is not None
+    assert found[1] == "(raid0-xfs, fio-libaio): decided"
+    assert ": not decided, so XFS is the faster where that is decided" in text
+    assert text.endswith("PASS")
+
+
+def test_virtual_drives_give_no_advice_for_others() -> None:
+    (sentence,) = advice(curves(record_of(full(), mode="virtual")))
+    assert sentence.startswith("advice for virtual drives, which are files of one disk")
+    assert advice(curves(record_of(rows_of(row("raid0-xfs", 1, "read", STEADY))))) == []
+
+
+def test_the_page_has_a_plot_over_drives_with_its_text(tmp_path: Path) -> None:
+    page = write_page(record_of(full()), tmp_path / "report.html")
+    assert page is not None
+    text = page.read_text()
+    read, write = [each for each in pictures(text) if each.attrib.get("class") == "plot"]
+    assert read.attrib["aria-label"].startswith("reads by number of drives, GB/s: ")
+    assert "raid0-xfs, fio-libaio from 2.00 to 6.00" in read.attrib["aria-label"]
+    assert "drives" in "".join(write.itertext())
+    assert "6.00 (5.70 to 6.30 GB/s)" in text
+    assert write_page(builders.record(kind="bench.drives"), tmp_path / "none.html") is None
+    write_page(hostile(record_of(full()), "<script>[/red]"), page)
+    assert "<script>[/red]" not in page.read_text()
+
+
+# -- what is taken down
+
+
+class Recorded:
+    """Entries that were undone, and those that cannot be."""
+
+    def __init__(self, stuck: Callable[[Mapping[str, Any]], bool] = lambda entry: False) -> None:
+        self.undone: list[str] = []
+        self.stuck = stuck
+
+    def __call__(self, entry: Mapping[str, Any]) -> str | None:
+        if self.stuck(entry):
+            return f"{entry['kind']} is stuck"
+        self.undone.append(entry["kind"])
+        return None
+
+
+def test_the_sweeper_takes_the_last_whole_list_and_begins_with_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [b"[]\n", b'[{"kind": "loop"}]\n', b'[{"kind": "loop"}, {"kind": "mount"}]\n', b'[{"kind": "lo']
+    assert [entry["kind"] for entry in last_list(lines)] == ["loop", "mount"]
+    assert last_list([b""]) == []
+    undo = Recorded()
+    monkeypatch.setattr("tunetool.bench.drives.sweeper.undone", undo)
+    sweep(last_list(lines))
+    assert undo.undone == ["mount", "loop"]
+
+
+def test_what_cannot_be_taken_down_is_named_and_left_to_the_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: list[str] = []
+    undo = Recorded(stuck=lambda entry: entry["kind"] == "mount")
+    monkeypatch.setattr(made, "undone", undo)
+    # No entry of the run is of a kind that the real sweeper knows: it ends at once.
+    monkeypatch.setattr(made.Made, "_tell", lambda self: None)
+    things = made.Made(problems.append)
+    things.entries = [{"kind": "loop"}, {"kind": "mount"}]
+    things.undo(0)
+    assert (problems, undo.undone, things.entries) == (["mount is stuck"], ["loop"], [])
+    assert [entry["kind"] for entry in things._failed] == ["mount"]
+
+
+def test_a_label_of_somebody_else_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = builders.nvme_drive(1)
+    monkeypatch.setattr(made, "read_drives", lambda: [drive])
+    monkeypatch.setattr(made, "claim_problem", lambda path: None)
+    cleared: list[str] = []
+    monkeypatch.setattr(made, "clear_labels", lambda drives: cleared.extend(each.serial for each in drives))
+    monkeypatch.setattr(made, "refuse_unless_blank", lambda drives, deep: None)
+    monkeypatch.setattr(made, "settle", lambda: None)
+    entry = {"kind": "labels", "drives": [BareDrive(drive).noted], "uuids": [UUID]}
+
+    def label(uuid: str | None) -> None:
+        signature = Signature("nvme1n1", "xfs", None, uuid)
+        monkeypatch.setattr(made, "read_signatures", lambda names: [signature])
+
+    for uuid in ("99999999-2222-3333-4444-555555555555", None):
+        label(uuid)
+        problem = made.undone(entry)
+        assert problem is not None
+        assert "which this run did not make: it was left as it is" in problem
+    assert cleared == []
+    label(UUID.upper())
+    assert made.undone(entry) is None
+    assert cleared == ["S1"]
+    monkeypatch.setattr(made, "read_drives", lambda: [drive, drive])
+    assert "is on 2 drives" in str(made.undone(entry))
+    monkeypatch.setattr(made, "read_drives", list)
+    assert made.undone(entry) is None, "a drive that is gone has nothing to clear"

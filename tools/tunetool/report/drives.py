@@ -1,0 +1,223 @@
+"""The result of `bench drives` for people: bandwidth by number of drives, the published one, what binds, and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tunetool.bench.drives.figures import BANDWIDTH, EFFICIENCY
+from tunetool.bench.drives.layouts import COMPARED
+from tunetool.bench.drives.preflight import PREFIX
+from tunetool.bench.drives.published import NOTE, ROWS, SOURCE
+from tunetool.node.units import format_count
+from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.limits import ceiling_of, what_limits
+from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.table import print_verdict_line
+
+_WORDS = {
+    "xfs_over_ext4": ("XFS", "ext4"),
+    "raid0_over_per_drive": ("RAID0", "a file system on each drive"),
+}
+"""By the figure's name, what is compared with what."""
+_VIRTUAL = " for virtual drives, which are files of one disk and say nothing of others"
+
+
+@dataclass
+class Curve:
+    """What one engine moved in one direction on one layout, by number of drives."""
+
+    layout: str
+    engine: str
+    direction: str
+    bandwidths: dict[int, Measurement] = field(default_factory=dict)
+    others: dict[str, dict[int, Measurement]] = field(default_factory=dict)
+    """Ratios by the last part of their names."""
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.layout}, {self.engine}"
+
+    @property
+    def best(self) -> Measurement:
+        """Over the most drives."""
+        return self.bandwidths[max(self.bandwidths)]
+
+    @property
+    def efficiency(self) -> Measurement | None:
+        """Of the most drives; None where one drive was not measured, or nothing else."""
+        return self.others.get(EFFICIENCY, {}).get(max(self.bandwidths))
+
+    def cells(self, counts: Sequence[int]) -> list[str]:
+        """GB/s for each of ``counts``, and the share of so many times one drive."""
+        shown = [number(self.bandwidths[count].value / 1e9) if count in self.bandwidths else "-" for count in counts]
+        return [*shown, "-" if self.efficiency is None else f"{self.efficiency.value:.0%}{_doubt(self.efficiency)}"]
+
+
+def curves(record: Record) -> list[Curve]:
+    """The curves of the record: writes first, by layout and engine."""
+    known: dict[tuple[str, str, str], Curve] = {}
+    for figure in record.measurements:
+        parameters = figure.parameters
+        if not figure.name.startswith(PREFIX) or "layout" not in parameters:
+            continue
+        key = (str(parameters["layout"]), str(parameters["io_engine"]), str(parameters["direction"]))
+        curve, drives = known.setdefault(key, Curve(*key)), int(parameters["drives"])
+        name = figure.name.rpartition(".")[2]
+        if name == BANDWIDTH:
+            curve.bandwidths[drives] = figure
+        else:
+            curve.others.setdefault(name, {})[drives] = figure
+    ordered = sorted(known.values(), key=lambda each: (each.direction == "read", each.layout, each.engine))
+    return [curve for curve in ordered if curve.bandwidths]
+
+
+def counts_of(known: Sequence[Curve]) -> list[int]:
+    """All numbers of drives."""
+    return sorted({count for curve in known for count in curve.bandwidths})
+
+
+def print_drives(record: Record, path: Path | None, console: Console) -> None:
+    """Print the table, the published rows, notes and advice, then the verdict. ``path``: where the record is."""
+    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+    known = curves(record)
+    if known:
+        console.print(_table(known))
+        console.print(_published())
+    for text in [*notes(record, known), *advice(known)]:
+        print_block(console, text, 2)
+    print_verdict_line(record, path, console)
+
+
+def heads(known: Sequence[Curve]) -> list[str]:
+    """Titles of the columns of numbers."""
+    return [*(format_count(count, "drive") for count in counts_of(known)), "of N times one"]
+
+
+def _table(known: Sequence[Curve]) -> Table:
+    table = new_table()
+    table.add_column("GB/s")
+    table.add_column("direction")
+    add_number_columns(table, *heads(known))
+    for curve in known:
+        table.add_row(curve.title, curve.direction, *curve.cells(counts_of(known)))
+    return table
+
+
+def _published() -> Table:
+    table = new_table()
+    table.add_column("published, HBM and RAID0")
+    add_number_columns(table, "read GB/sec", "write GB/sec")
+    for row in ROWS:
+        table.add_row(row.drives, f"{row.read:g}", f"{row.write:g}")
+    return table
+
+
+def notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
+    """Lines below: how it was measured, its proof, what binds, what was left out, the published source."""
+    if known:
+        parameters = known[0].best.parameters
+        yield (
+            f"medians of {format_count(len(known[0].best.samples or []), 'round')} of "
+            f"{parameters['sample_seconds']:g} s, a write's until it was synced; `of N times one`: the share of what so "
+            "many drives alone would give, in pairs of a round; `?`: these rounds do not decide whether that is 100 %"
+        )
+        media = dict.fromkeys(curve.best.medium for curve in known)
+        yield "; ".join(media)
+        ratios = [each.evidence.ratio for curve in known for each in curve.bandwidths.values() if each.evidence]
+        counted = [ratio for ratio in ratios if ratio is not None]
+        if counted:
+            yield f"evidence: block, each drive's own counters: {min(counted):.4f} to {max(counted):.4f} of the bytes"
+    yield from binds(record, known)
+    for check in record.checks:
+        if check.status == "skip" and check.id.startswith(PREFIX):
+            yield _left_out(check)
+    if known:
+        yield f"{NOTE}; {SOURCE}"
+
+
+def _left_out(check: CheckResult) -> str:
+    remedy = f"; {check.remedy}" if check.remedy else ""
+    return f"{check.id.rpartition('.')[2]}: left out, {check.found}{remedy}"
+
+
+def binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:
+    """For each curve what limits it over the most drives, where the record shows that."""
+    ceiling = ceiling_of(record)
+    whole = max(counts_of(known), default=0)
+    for curve in known:
+        # The ceiling is that of all drives.
+        limit = what_limits(curve.best, ceiling if max(curve.bandwidths) == whole else None)
+        if limit is not None:
+            yield f"{curve.title}, {curve.direction}: what binds is {limit}"
+        elif (share := curve.efficiency) is not None and share.parameters["decided"] and share.value < 1:
+            yield (
+                f"{curve.title}, {curve.direction}: {max(curve.bandwidths)} drives give "
+                f"{share.value * max(curve.bandwidths):.2f} times one: they share something (a link, cores, one disk "
+                "below them)"
+            )
+
+
+def advice(known: Sequence[Curve]) -> list[str]:
+    """A sentence for each comparison. Empty where nothing was compared."""
+    parts = [text for name in COMPARED for text in [_of_comparison(name, known)] if text]
+    if not parts:
+        return []
+    of_virtual = known[0].best.parameters["mode"] == "virtual"
+    return [f"advice{_VIRTUAL if of_virtual else ''}: {'. '.join(parts)}."]
+
+
+def _of_comparison(name: str, known: Sequence[Curve]) -> str | None:
+    """In each direction by the fastest engine, over the most drives."""
+    ours, theirs = _WORDS[name]
+    texts, decided = [], []
+    for direction in ("read", "write"):
+        compared = [curve for curve in known if curve.direction == direction and name in curve.others]
+        if not compared:
+            continue
+        most = max(max(curve.others[name]) for curve in compared)
+        wide = [curve for curve in compared if most in curve.others[name]]
+        best = max(wide, key=lambda curve: curve.bandwidths[most].value)
+        figure = best.others[name][most]
+        spread = figure.confidence
+        interval = f" [{_change(spread.low)} to {_change(spread.high)}]" if spread else ""
+        verdict = "decided" if figure.parameters["decided"] else "not decided"
+        decided.append(figure if figure.parameters["decided"] else None)
+        texts.append(
+            f"{direction}s {_change(figure.value)}{interval} over {format_count(most, 'drive')} "
+            f"({best.layout}, {best.engine}): {verdict}"
+        )
+    if not texts:
+        return None
+    return f"{ours} and {theirs} differ by {'; '.join(texts)}{_choice(ours, theirs, decided)}"
+
+
+def _choice(ours: str, theirs: str, decided: Sequence[Measurement | None]) -> str:
+    values = {figure.value > 1 for figure in decided if figure is not None}
+    if not values:
+        return ", so choose by other reasons"
+    if len(values) > 1:
+        return ", which speaks for each in one direction"
+    return f", so {ours if True in values else theirs} is the faster" + (" where that is decided" * (None in decided))
+
+
+def _change(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def _doubt(figure: Measurement) -> str:
+    return "" if figure.parameters["decided"] else " ?"
+
+
+def figures_of_page(known: Sequence[Curve]) -> Mapping[str, list[Curve]]:
+    """By direction, for the page."""
+    return {
+        direction: rows
+        for direction in ("read", "write")
+        if (rows := [curve for curve in known if curve.direction == direction])
+    }
