@@ -29,6 +29,7 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
 from tunetool.measure.tester import without_storage
+from tunetool.node.common import manifest
 from tunetool.node.machine.block_stack import Counters
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
@@ -121,8 +122,8 @@ def blank_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **of_the_seco
     asked: list[str] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: drives)
-    monkeypatch.setattr(preflight.manifest, "MANIFEST_PATH", str(tmp_path / "node.json"))
-    monkeypatch.setattr(preflight.manifest, "load", lambda: json.loads((tmp_path / "node.json").read_text()))
+    monkeypatch.setattr(manifest, "MANIFEST_PATH", str(tmp_path / "node.json"))
+    monkeypatch.setattr(manifest, "load", lambda: json.loads((tmp_path / "node.json").read_text()))
 
     def look(members: Sequence[Any], deep: bool = False) -> None:
         assert deep, "data without a label counts too"
@@ -276,12 +277,13 @@ def test_the_table_has_the_published_rows_beside_and_ends_with_advice() -> None:
     assert "DeepNVMe" in text
     assert "deepspeed-cuda: left out, torch sees no GPU; use one" in text
     assert "4 drives give 3.00 times one: they share something" in text
+    (sentence,) = advice(curves(record_of(full())))
     found = re.search(
-        r"XFS and ext4 differ by reads \+25\.0 % \[\+2[45]\.\d % to \+25\.\d %\] over 4 drives (.*?);", text
+        r"XFS and ext4 differ by reads \+25\.0 % \[\+2[45]\.\d % to \+25\.\d %\] over 4 drives (.*?);", sentence
     )
     assert found is not None
     assert found[1] == "(raid0-xfs, fio-libaio): decided"
-    assert ": not decided, so XFS is the faster where that is decided" in text
+    assert sentence.endswith(": not decided, so XFS is the faster where that is decided.")
     assert text.endswith("PASS")
 
 

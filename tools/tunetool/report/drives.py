@@ -124,8 +124,8 @@ def notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
         parameters = known[0].best.parameters
         yield (
             f"medians of {format_count(len(known[0].best.samples or []), 'round')} of "
-            f"{parameters['sample_seconds']:g} s, a write's until it was synced; `of N times one`: the share of what so "
-            "many drives alone would give, in pairs of a round; `?`: these rounds do not decide whether that is 100 %"
+            f"{parameters['sample_seconds']:g} s, a write's until it was synced; `of N times one`: the share of what "
+            "so many drives alone would give, in pairs of a round; `?`: these rounds do not decide if it is 100 %"
         )
         media = dict.fromkeys(curve.best.medium for curve in known)
         yield "; ".join(media)
