@@ -177,11 +177,12 @@ def _stop_array(entry: Entry) -> None:
             # Otherwise a later array at the same place would show the old file system again.
             run(["wipefs", "--all", "--quiet", f"/dev/{device}"])
             run(["mdadm", "--stop", f"/dev/{device}"])
-    settle()
 
 
 def _clear(entry: Entry) -> None:
     drives = [drive for each in entry["drives"] if (drive := _present(each)) is not None]
+    # An event of a member may have made udev assemble the array again.
+    _stop_array({"members": [drive.name for drive in drives], "uuids": entry["uuids"]})
     for drive in drives:
         _refuse_others([drive.name, *drive.partitions], entry["uuids"], drive.serial)
         if problem := claim_problem(drive.path):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from tunetool.bench.drives.made import Entry, undone
 
-_TRIES = 30
+_TRIES, _ENOUGH, _PAUSE = 60, 2, 0.5
 
 
 def last_list(lines: Iterable[bytes]) -> list[Entry]:
@@ -26,12 +26,18 @@ def last_list(lines: Iterable[bytes]) -> list[Entry]:
 
 
 def sweep(entries: list[Entry]) -> None:
-    """Take them down, the newest first. A killed program's last write may still be on its way: try again."""
+    """Take them down, the newest first, until nothing is there twice in a row.
+
+    A program that the run had started, such as mount, may still be at work and make what was not there a moment ago.
+    """
+    clean = 0
     for _ in range(_TRIES):
-        entries = [entry for entry in reversed(entries) if undone(entry)][::-1]
-        if not entries:
+        # All of them each time, also after a problem.
+        problems = [undone(entry) for entry in reversed(entries)]
+        clean = 0 if any(problems) else clean + 1
+        if clean == _ENOUGH or not entries:
             return
-        time.sleep(0.5)
+        time.sleep(_PAUSE)
 
 
 if __name__ == "__main__":
