@@ -148,6 +148,20 @@ def test_a_failure_within_a_run_is_a_record_and_leaves_nothing(
     assert list(place.iterdir()) == []
 
 
+def test_an_ordinary_user_gets_a_skip_for_each_layout_and_no_pass(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunetool.bench.drives.preflight.os.geteuid", lambda: 1000)
+    result = bench_drives(virtual(disk, tmp_path / "runs", layouts=["xfs-per-drive"]), PlainProgress())
+    record = only(result.record)
+    assert result.code == 3
+    (check,) = record.checks
+    assert (check.id, check.status) == ("scaling.layout.xfs-per-drive", "skip")
+    assert record.verdict is not None
+    assert record.verdict.reasons == [f"nothing was measured: {check.found}"]
+    assert list(disk.iterdir()) == []
+
+
 # -- drives that are not blank
 
 
