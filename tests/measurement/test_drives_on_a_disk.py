@@ -275,3 +275,22 @@ def test_a_dry_run_makes_nothing(disk: Path, tmp_path: Path) -> None:
     assert "makes 2 sparse files of 1.074 GB" in done.stderr
     assert list(disk.iterdir()) == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_handle_that_does_not_work_here_is_left_out_and_the_others_are_measured(
+    place: Path, tmp_path: Path, ready: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As cuFile does where it takes no file of this file system: the process runs, and the first transfer fails.
+    monkeypatch.setattr("tunetool.bench.drives.handle.FILE", "no/such/directory")
+    wanted = virtual(
+        place,
+        tmp_path / "runs",
+        **{"engines": ("fio-libaio", "deepspeed-cpu"), "layouts": ["xfs-per-drive"], "counts": [1]},
+        python=Path(ready.python),
+    )
+    result = bench_drives(wanted, PlainProgress())
+    record = only(result.record)
+    assert result.code == 0
+    checks = {check.id: check.status for check in record.checks}
+    assert checks == {"scaling.engine.deepspeed-cpu": "skip", "scaling.taken-down": "pass"}
+    assert {each.parameters["io_engine"] for each in record.measurements} == {"fio-libaio"}

@@ -32,11 +32,11 @@ from tunetool.measure.sampling import Counting, again, judgement, judgement_of_f
 from tunetool.measure.sequential import Sample, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.stored import incomplete
-from tunetool.measure.worker import preloads
+from tunetool.measure.worker import Failed, preloads
 from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
-from tunetool.record import Scalar
+from tunetool.record import CheckResult, Scalar
 from tunetool.verify.ceiling import ceiling_figures
 
 _SLOW = 5e7
@@ -79,6 +79,8 @@ class _Drives:
     handles: dict[str, Handles] = field(default_factory=dict)
     ceilings: dict[Cell, list[float]] = field(default_factory=dict)
     """Bytes per second without storage, which do not depend on the layout of files."""
+    without: list[CheckResult] = field(default_factory=list)
+    """Engines that turned out not to work here."""
     proven: set[Cell] = field(default_factory=set)
     """Volumes on which every byte of the handle's files was compared."""
 
@@ -192,15 +194,29 @@ class _Drives:
             self.handles[engine] = self.session.hold(handles)
             with self.session.progress.step(f"{engine}: starts", 5 * planned.most_drives) as tick:
                 handles.tick = tick
-                handles.start(planned.most_drives)
+                self._attempt(engine, lambda each=handles: each.start(planned.most_drives))  # type: ignore[misc]
+
+    def _attempt(self, engine: str, act: Callable[[], None]) -> None:
+        """What shows whether a handle works here at all, as cuFile may not; without that the others are measured."""
+        try:
+            act()
+        except Failed as error:
+            self.session.progress.say(f"{engine}: left out: {error.message}")
+            self.without.append(
+                preflight.skip(f"engine.{engine}", "this engine is measured", error.message, error.hint or "")
+            )
+            self.session.raw[f"{engine}.txt"] = error.raw
+            # The answers of other processes to this order would be taken for those to the next one.
+            self.handles.pop(engine).__exit__()
 
     def _round(self, opened: _Volume, number: int) -> None:
         """Each engine in each direction once, in an order that is drawn."""
-        engines = [engine for engine in self.plan.engines if not opened.spans or engine in FIO]
-        directions = ("read",) if opened.spans else DIRECTIONS
-        for engine in engines:
-            if engine in HANDLES:
+        if not opened.spans:
+            for engine in list(self.handles):
                 self._lay_out_handle(opened, engine)
+        usable = [*FIO] if opened.spans else [*FIO, *self.handles]
+        engines = [engine for engine in self.plan.engines if engine in usable]
+        directions = ("read",) if opened.spans else DIRECTIONS
         cells = [
             Cell(opened.layout, opened.drives, engine, direction)
             for engine, direction in itertools.product(engines, directions)
@@ -299,6 +315,10 @@ class _Drives:
         size = opened.drives * handles.spec.io_bytes
         with self.session.progress.step(f"{opened.title}: {engine} writes its files", size / 1e9) as tick:
             handles.tick = tick
+            if not any(each.engine == engine for each in self.proven):
+                self._attempt(engine, lambda: handles.lay_out(opened.directories))
+            if engine not in self.handles:
+                return
             if cell in self.proven:
                 handles.lay_out(opened.directories)
                 return
@@ -321,6 +341,7 @@ class _Drives:
         self.session.left_behind += self.left_behind
         checks = [
             *planned.skipped,
+            *self.without,
             *figures.taken_down(planned.mode, len(self.bare), self.left_behind),
         ]
         stack = planned.stack
