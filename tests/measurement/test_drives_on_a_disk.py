@@ -14,6 +14,7 @@ import pytest
 
 from calls import TUNETOOL, call
 from judged import leaves_nothing, proven, undisturbed
+from pythons import bare_python
 from skips import no_loops, no_xfs
 from tunetool.bench.drives.layouts import LAYOUTS
 from tunetool.bench.drives.made import Made, loops_over
@@ -275,6 +276,14 @@ def test_a_dry_run_makes_nothing(disk: Path, tmp_path: Path) -> None:
     assert "makes 2 sparse files of 1.074 GB" in done.stderr
     assert list(disk.iterdir()) == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_torch_fio_measures(disk: Path, tmp_path: Path) -> None:
+    given = ("--python", bare_python(tmp_path), "--engines", "fio-libaio,deepspeed-cpu", "--dry-run")
+    done = call(*command(disk, tmp_path / "runs", *given))
+    assert done.returncode == 0, done.stderr
+    assert "engine.deepspeed-cpu: left out: torch is not installed" in done.stderr
+    assert "by fio-libaio\n" in done.stderr
 
 
 def test_a_handle_that_does_not_work_here_is_left_out_and_the_others_are_measured(

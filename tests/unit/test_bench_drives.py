@@ -35,7 +35,7 @@ from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
 from tunetool.report.drives import advice, curves, print_drives
 from tunetool.report.drives_page import write_page
-from tunetool.verdict import judge
+from tunetool.verdict import CEILING, judge
 
 GB = 10**9
 FIO = Fio("/usr/bin/fio", "3.33")
@@ -285,6 +285,14 @@ def test_the_table_has_the_published_rows_beside_and_ends_with_advice() -> None:
     assert found[1] == "(raid0-xfs, fio-libaio): decided"
     assert sentence.endswith(": not decided, so XFS is the faster where that is decided.")
     assert text.endswith("PASS")
+
+
+@pytest.mark.parametrize(("links", "binds"), [(6.1, True), (60.0, False), (1.0, False)])
+def test_the_links_bind_only_near_what_they_carry(links: float, binds: bool) -> None:
+    known = record_of(full())
+    ceiling = builders.measurement(CEILING, links * GB)
+    text = shown(known.model_copy(update={"measurements": [*known.measurements, ceiling]}))
+    assert ("raid0-xfs, fio-libaio, read: what binds is the drives' links, 98% of what they carry" in text) == binds
 
 
 def test_virtual_drives_give_no_advice_for_others() -> None:

@@ -82,7 +82,8 @@ def drives(given: Options) -> int:
     from tunetool.report.progress import best_progress
     from tunetool.training_python import choose
 
-    chosen = choose(given.python).need()
+    # Without torch fio measures: the handles are left out.
+    chosen = choose(given.python)
     own = ("run", "python")
     # The options have the names of the request's fields.
     asked = {each.name: getattr(given, each.name) for each in fields(Request) if each.name not in own}
