@@ -22,7 +22,11 @@ from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.run import bench as bench_drives
 from tunetool.bench.drives.volume import BareDrive, virtual_drives, volume
 from tunetool.errors import CannotJudge
+from tunetool.measure import tester
 from tunetool.measure.aio import Probe
+from tunetool.measure.fio import find_fio
+from tunetool.measure.ladder.calls import raw_reads
+from tunetool.measure.ladder.source import Span
 from tunetool.measure.session import Run
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.record import Record
@@ -276,6 +280,16 @@ def test_a_dry_run_makes_nothing(disk: Path, tmp_path: Path) -> None:
     assert "makes 2 sparse files of 1.074 GB" in done.stderr
     assert list(disk.iterdir()) == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_raw_reads_have_a_null_target_too(disk: Path) -> None:
+    fio = find_fio(dict(os.environ))
+    spans = [Span("drive", 0, 1 << 23), Span("drive", 1 << 24, 1 << 23)]
+    argv = [word.replace("/dev/drive", str(disk / "drive")) for word in raw_reads(fio, [("raw", spans)], 1.0)]
+    outcomes = tester.Load(fio, argv, "read", 1.0, disk, os.environ).sample_ceiling(lambda: None)
+    assert len(outcomes) == tester.SAMPLES
+    assert all(outcome.claimed_bytes > 0 for outcome in outcomes)
+    assert list(disk.iterdir()) == []
 
 
 def test_without_torch_fio_measures(disk: Path, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def seconds(duration: float) -> float:
 
 def without_storage(argv: Sequence[str], duration: float) -> list[str]:
     """The command line ``argv``, which runs for a fixed time, with the same requests to no storage."""
-    left_out = ("--ioengine=", "--runtime=", "--time_based=")
+    # fio 3.33 moves nothing there where a job begins at an offset.
+    left_out = ("--ioengine=", "--runtime=", "--time_based=", "--offset=")
     kept = [word for word in argv if not word.startswith(left_out)]
     runtime = f"--runtime={round(_sample_seconds(duration) * 1000)}ms"
     # In front of what is a single job's, so that it holds for all of them.
