@@ -14,7 +14,6 @@ from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import release_buffers
 from tunetool.errors import UsageProblem
 from tunetool.loading.device_memory import device_of, give_memory, rounded, taking
-from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, want
 from tunetool.loading.fill import (
     BUFFER_BYTES,
     Filling,
@@ -22,7 +21,6 @@ from tunetool.loading.fill import (
     Reading,
     by_device,
     checked_reading,
-    collecting_later,
     want,
 )
 from tunetool.loading.ranks import Ranks
