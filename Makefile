@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Every group of tests/timeboxes.toml, in the order in which they run.
-GROUPS := lint unit pages fresh containers measurement tune checkpoint finetune node
+GROUPS := lint unit pages fresh containers measurement tune checkpoint frameworks finetune node
 comma := ,
 empty :=
 GROUPS_COMMA := $(subst $(empty) $(empty),$(comma),$(GROUPS))

@@ -22,6 +22,8 @@ BARE_PYTHON = "TUNETOOL_TESTS_BARE_PYTHON"
 """Set by tools/dev/other_python.py: a Python with what a node needs, and nothing of a control machine's."""
 SKIPPED_LIST = "TUNETOOL_TESTS_SKIPPED_LIST"
 """Set by tools/dev/fresh.py: a file to which the node id of every skipped test is added, so that they can run elsewhere."""
+FRAMEWORKS = "TUNETOOL_TESTS_FRAMEWORKS"
+"""Set by tools/dev/frameworks.py, which installs what its tests need."""
 DEEPSPEED = Path(__file__).parents[1] / ".venv/.stamp-deepspeed"
 """Written by tools/dev/setup.sh once torch and DeepSpeed are installed."""
 LEFT_OUT = Path(__file__).parents[1] / ".venv/.deepspeed-left-out"
@@ -75,6 +77,10 @@ def left_out() -> bool:
 def without_deepspeed() -> bool:
     """`make test` sets DeepSpeed up if there is a torch for it; `make check` does not."""
     return left_out() or not DEEPSPEED.exists()
+
+
+def without_frameworks() -> bool:
+    return FRAMEWORKS not in os.environ
 
 
 def no_apt() -> bool:
@@ -135,10 +141,11 @@ ALLOWED = (
     Allowed(r"^(it is for (a state on|samples in) a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),
     Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
     Allowed(
-        r"^(Orbax|nvidia-resiliency-ext) is not installed",
-        "a licence, or a size: engines that nobody is made to install",
-        always,
+        r"^(Orbax|Megatron-core) is not installed",
+        "the group `frameworks` runs these tests where they are installed (tools/dev/frameworks.py)",
+        without_frameworks,
     ),
+    Allowed(r"^nvidia-resiliency-ext is not installed", "a licence: an engine that nobody is made to install", always),
     Allowed(
         r"Ansible's control side needs Python 3.11|^ansible-core is for control machines|could not import '(ansible|ansible_runner|numpy|yaml|xxhash)'",
         "another Python",

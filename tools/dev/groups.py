@@ -167,8 +167,10 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         program = [str(VENV / "python"), "tools/dev/fresh.py"]
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
         return [container, [*program, "--node"]] if slow else [container]
-    if group in TESTS:
-        return [pytest("-q", "--durations=5", *TESTS[group], *marks)]
+    if group in TESTS or group == "frameworks":
+        installed = [str(VENV / "python"), "tools/dev/frameworks.py"]
+        program = installed if group == "frameworks" else pytest("-q", "--durations=5", *TESTS[group])
+        return [[*program, *marks]]
     if group == "node":
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)
         # The build and the refusals are what another system's kernel and tools could change.
@@ -334,7 +336,7 @@ def rows(wanted: Sequence[str], fresh_first: bool) -> list[list[str]]:
     containers and `fresh` fill the disk.
     """
     node = [group for group in wanted if group in ON_A_NODE]
-    disk = [group for group in reversed(ON_A_DISK) if group in wanted]
+    disk = [group for group in ("frameworks", *reversed(ON_A_DISK)) if group in wanted]
     first = ["containers", *(["fresh"] if fresh_first else [])]
     rest = [group for group in wanted if group not in (*first, *node, *disk)]
     return [row for row in ([*(group for group in first if group in wanted), *rest], node, disk) if row]

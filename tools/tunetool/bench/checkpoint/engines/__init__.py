@@ -11,7 +11,7 @@ from tunetool.bench.checkpoint.engines.base import Engine, Factory
 DCP_THREADS = (1, 2, 4, 8, 16)
 REFERENCE = "torch-save-zip"
 """``torch.save`` with its defaults; the other engines are compared with it."""
-ASYNCHRONOUS = ("dcp-async-thread", "dcp-async-process", "nvidia-resiliency-ext", "direct-async")
+ASYNCHRONOUS = ("dcp-async-thread", "dcp-async-process", "nvidia-resiliency-ext", "orbax-async", "direct-async")
 """Engines that keep a copy of the state in host memory."""
 
 
@@ -39,10 +39,15 @@ def _engines() -> Mapping[str, Factory]:
         "nvidia-resiliency-ext": _made_by("nvidia_resiliency", "NvidiaResiliency"),
         "fsdp-sharded": _made_by("fsdp", "FsdpSharded"),
         "fsdp-consolidated": _made_by("fsdp", "FsdpConsolidated"),
+        "fsdp2-dcp": _made_by("fsdp2", "Fsdp2Dcp"),
+        "fsdp2-direct": _made_by("fsdp2", "Fsdp2Direct"),
+        "fsdp2-consolidated": _made_by("fsdp2", "Fsdp2Consolidated"),
         "deepspeed-torch": _made_by("deepspeed_engine", "DeepSpeedTorch"),
         "deepspeed-fast-zip": _made_by("deepspeed_fast", "FastFile", True),
         "deepspeed-fast-legacy": _made_by("deepspeed_fast", "FastFile", False),
+        "megatron-dist": _made_by("megatron_dist", "MegatronDist"),
         "orbax": _made_by("orbax_engine", "Orbax"),
+        "orbax-async": _made_by("orbax_engine", "OrbaxAsync"),
         "direct": _made_by("direct", "Direct"),
         "direct-async": _made_by("direct", "DirectAsync"),
         "direct-gds": _made_by("direct", "DirectGds"),

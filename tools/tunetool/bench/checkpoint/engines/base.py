@@ -40,8 +40,8 @@ class Engine(Protocol):
 
     name: str
     family: str
-    """torch.save, safetensors, dcp, dcp-async, nvidia-async, consolidated, deepspeed, orbax, direct, direct-async,
-    direct-gds."""
+    """torch.save, safetensors, dcp, dcp-async, nvidia-async, consolidated, fsdp2, deepspeed, megatron, orbax,
+    orbax-async, direct, direct-async, direct-fsdp2, direct-gds."""
     remark: str
     """One line to print beside the engine's figures; empty if there is none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,14 @@ def fsync_names(directory: Path) -> None:
     """Sync the names in the directory, and its own name in its parent."""
     fsync_directory(directory)
     fsync_directory(directory.parent)
+
+
+def fsync_below(root: Path) -> None:
+    """Sync every file and directory of a tree whose writer syncs none, and ``root`` itself."""
+    for folder, _, files in os.walk(root):
+        for name in files:
+            fsync(Path(folder, name))
+        fsync_directory(Path(folder))
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
