@@ -15,6 +15,7 @@ from tunetool.cli.values import SIZE, TEXT, TIME_ABOVE_ZERO
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from tunetool.advise.io import Asked
     from tunetool.advise.layers import Layers
 
 SCHEMA = "tunetool.advise.io/1"
@@ -44,6 +45,13 @@ class Options(AsJson):
         metavar="FILE",
         help="Record of `verify` of a node of the job. Default: published figures of eight Gen5 drives.",
     )
+    megatron: str | None = option(
+        "--megatron",
+        type=TEXT,
+        metavar="FILE|-",
+        help="File for a script that launches this job by Megatron-LM with asynchronous checkpoints, `-` for standard "
+        "output alone; a model of the Llama family, without --ep and --fsdp.",
+    )
 
 
 @click.command("io")
@@ -58,6 +66,8 @@ def io(given: Options) -> int:
     Ranks are numbered as in Megatron: those of --tp are neighbours, those of --pp farthest apart. Nothing is taken to
     come from the page cache, latency is left out. `bench loading` measures reading once against reading everywhere.
 
+    --megatron writes the launch of the job: checkpoints in the format torch_dist, saved while the training goes on.
+
     Exit codes: 0 computed; 2 the call was wrong.
     """
     from tunetool.advise.io import Asked, as_document, ways
@@ -66,6 +76,8 @@ def io(given: Options) -> int:
     from tunetool.report.advise_io import print_ways
     from tunetool.report.page import table_console
 
+    if given.megatron == "-" == given.json_to:
+        raise UsageProblem("`--json -` and `--megatron -` both want standard output", "name a file for one of them")
     layout = Layout(given.tensor, given.pipeline, given.data, given.experts, given.fsdp, given.of_node)
     batch = given.batch or layout.samplers
     if batch % layout.samplers:
@@ -75,12 +87,22 @@ def io(given: Options) -> int:
         )
     asked = Asked(load_model(given.model), layout, given.sample, batch, given.step)
     layout.check(asked.model)
+    if given.megatron is not None:
+        write_text(_launch(given, asked), given.megatron)
     layers = _layers(given.record)
     found = ways(asked, layers)
     write_text(json.dumps({"schema": SCHEMA, **as_document(asked, layers, found)}, indent=2) + "\n", given.json_to)
-    if given.json_to != "-":
+    if "-" not in (given.json_to, given.megatron):
         print_ways(asked, layers, found, table_console())
     return 0
+
+
+def _launch(given: Options, asked: Asked) -> str:
+    from tunetool.advise.megatron import Job, script
+    from tunetool.advise.read_model import load_decoder
+
+    job = Job(asked.model.name, load_decoder(given.model), asked.layout, asked.sample, asked.batch)
+    return script(job)
 
 
 def _layers(path: str | None) -> Layers:
