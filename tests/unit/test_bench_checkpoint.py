@@ -124,6 +124,26 @@ def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_
     assert by_name["checkpoint.fio.write"].parameters["files"] == 4
 
 
+def test_the_size_of_a_checkpoint_is_a_figure_with_its_compression() -> None:
+    packed = row("orbax", "orbax", [1.0, 1.0])
+    packed.samples = {
+        number: replace(sample, write=replace(sample.write, bytes=STATE * 9 // 10))
+        for number, sample in packed.samples.items()
+    }
+    record = record_of(matrix(row("dcp-t4-multi", "dcp", [0.5, 0.5]), packed))
+    sizes = {each.name: each for each in record.measurements if each.name.endswith(".size")}
+    assert {name: size.value for name, size in sizes.items()} == {
+        "checkpoint.dcp-t4-multi.size": 1.0,
+        "checkpoint.orbax.size": 0.9,
+    }
+    assert {size.better for size in sizes.values()} == {"lower"}
+    assert sizes["checkpoint.dcp-t4-multi.size"].parameters["compression"] == "none"
+    shown = " ".join(text_of(record).split())
+    assert "orbax: its files hold 900 MB, 0.900 of the state, by zstd, level 1" in shown
+    assert "without compression 1.000 to 1.000" in shown
+    assert "its files hold" not in text_of(record_of(usual()))
+
+
 def test_the_limits_of_fio_itself_are_in_the_record() -> None:
     by_name = {each.name: each.parameters for each in record_of(usual()).measurements}
     write, read = by_name["checkpoint.fio.write"], by_name["checkpoint.fio.read"]

@@ -193,6 +193,7 @@ def _footnotes(medium: Medium) -> Iterator[str]:
         apart = engine.figures.get("first_stall")
         if apart is not None:
             yield f"{engine.name}: its first save, not in the figures, stalled the loop for {_seconds(apart.value)} s"
+    yield from _sizes(medium)
     if medium.fio:
         jobs = ", ".join(
             f"{direction} by {figure.parameters['files']} files" for direction, figure in medium.fio.items()
@@ -203,6 +204,19 @@ def _footnotes(medium: Medium) -> Iterator[str]:
         yield from counted_by_drives(medium.measured, "durable", "written")
         yield from counted_by_drives(medium.measured, "restore", "read")
     yield from without_figures(medium.engines, medium.left_out)
+
+
+def _sizes(medium: Medium) -> Iterator[str]:
+    """Lines on the sizes of checkpoints, where an engine compresses."""
+    sizes = [(engine.name, size) for engine in medium.measured if (size := engine.figures.get("size"))]
+    packed = [(name, size) for name, size in sizes if size.parameters.get("compression") != "none"]
+    plain = [size.value for _, size in sizes if size.parameters.get("compression") == "none"]
+    for name, size in packed:
+        others = f"; without compression {min(plain):.3f} to {max(plain):.3f}" if plain else ""
+        yield (
+            f"{name}: its files hold {format_size(int(size.parameters['file_bytes']))}, {size.value:.3f} of the state, "
+            f"by {size.parameters['compression']}{others}; the state is random, trained weights may give another share"
+        )
 
 
 def advice(medium: Medium) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tunetool.bench import equality
 from tunetool.bench.checkpoint.ratios import Ratio, base, best_other, of_fio, restoring, saving
@@ -19,6 +20,9 @@ from tunetool.verdict import Case
 _STEADY, _STEADY_SAMPLES = 0.05, 3
 """An engine's own surplus is nearly the same each time; a neighbour's is not. Fewer samples cannot tell."""
 PREFIX, MEMORY = "checkpoint.", "memory."
+COMPRESSION = dict.fromkeys(("orbax", "orbax-async"), "zstd, level 1, of each array's chunks")
+"""How the engines of a family compress; the others write every byte as it is. Orbax asks TensorStore for zarr with
+zstd 1 (`_build_zarr2_metadata` of orbax-checkpoint 0.12), and keeps the chunks in OCDBT."""
 FIO = "fio"
 
 
@@ -56,6 +60,7 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
             parameters = {**common, "direction": direction, "file_bytes": moves[0].bytes}
             what = _of(matrix, row, name, "bandwidth", parameters)
             yield figure(what, rates, evidence=_evidence(matrix, moves))
+    yield _size(matrix, row, [move.bytes for move in writes], common)
     yield figure(_of(matrix, row, "durable_time", "duration", common), [move.seconds for move in writes])
     yield figure(_of(matrix, row, "stall", "duration", common), [each.stall for each in samples])
     yield figure(_of(matrix, row, "cpu", "duration", common), [move.cpu_seconds for move in writes])
@@ -65,6 +70,13 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
     for name, ratio in ratios(matrix, row).items():
         parameters = {**common, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs}
         yield computed(_of(matrix, row, name, "ratio", parameters), ratio.value, ratio.interval)
+
+
+def _size(matrix: Matrix, row: Row, sizes: Sequence[int], common: dict[str, Scalar]) -> Measurement:
+    """The files' bytes as a share of the state's: what an engine adds, or what its compression saves."""
+    parameters = {**common, "file_bytes": sizes[-1], "compression": COMPRESSION.get(row.family, "none")}
+    what = replace(_of(matrix, row, "size", "ratio", parameters), better="lower")
+    return figure(what, [size / matrix.state_bytes for size in sizes])
 
 
 def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio]:
