@@ -98,7 +98,7 @@ def test_a_models_name_cannot_become_a_command(tmp_path: Path) -> None:
         (("--pp", "3"), "`--pp 3` does not divide the 80 layers of `70b`"),
         (("--fsdp", "8"), "has no `--fsdp` and no `--ep`"),
         (("--dp", "9"), "9 ranks do not fill nodes of 8 GPUs"),
-        (("--sample", "1001"), "is no whole number of tokens"),
+        (("--sample", "1001B"), "is no whole number of tokens"),
         (("--json", "-"), "both want standard output"),
     ],
 )
