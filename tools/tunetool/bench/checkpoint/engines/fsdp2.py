@@ -123,7 +123,17 @@ def _fully_sharded(tensors: State, mesh: Any) -> nn.Module:
     for module in (*layers, *root.children(), root):
         fully_shard(module, mesh=mesh)
     root.load_state_dict(tensors, assign=True)
+    for name, parameter in root.named_parameters():
+        _share(parameter, tensors[name])
     return root
+
+
+def _share(parameter: Any, tensor: DTensor) -> None:
+    """Give a parameter the memory of ``tensor``. Where ranks have unequal parts, FSDP2 copies those of the last rank
+    into longer memory of its own after every ``load_state_dict``, for its all-gather, which nothing here runs.
+    """
+    if parameter._local_tensor.data_ptr() != tensor._local_tensor.data_ptr():
+        parameter._local_tensor = tensor._local_tensor
 
 
 class _Fsdp2(abc.ABC):
@@ -182,14 +192,22 @@ class _Fsdp2(abc.ABC):
 
 
 def _put_back(training: Training, like: State) -> None:
-    """Bring Adam's states into the memory of ``like``: ``Optimizer.load_state_dict`` may have made new tensors."""
+    """Bring what was loaded into the memory of ``like``: parameters (``_share``) and Adam's states may have moved."""
+    for name, parameter in training.model.named_parameters():
+        _move(parameter, like[name])
     for optimizer in training.optimizers:
         for name, parameter in training.model.named_parameters():
             states = optimizer.state.get(parameter, {})
             for moment in set(states) & set(_MOMENTS):
-                into, loaded = local(like[_moment(name, moment)]), local(states[moment])
-                if into.data_ptr() != loaded.data_ptr():
-                    into.copy_(loaded)
+                _move(states[moment], like[_moment(name, moment)])
+
+
+def _move(loaded: Any, into: torch.Tensor) -> None:
+    """Copy a DTensor's part into a tensor of the state, and let it lie there from now on."""
+    memory = local(into)
+    if loaded._local_tensor.data_ptr() != memory.data_ptr():
+        memory.copy_(loaded._local_tensor)
+        loaded._local_tensor = memory
 
 
 class Fsdp2Dcp(_Fsdp2):
