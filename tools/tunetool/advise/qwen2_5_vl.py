@@ -147,19 +147,20 @@ def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
     """
     try:
         # transformers 5 writes the language model's sizes into a block of their own.
-        decoder, vision = _decoder(configuration), configuration["vision_config"]
-        check_sizes(path, decoder.layers, decoder.hidden, decoder.intermediate, decoder.vocabulary, decoder.heads)
+        sizes, vision = decoder(configuration), configuration["vision_config"]
+        check_sizes(path, sizes.layers, sizes.hidden, sizes.intermediate, sizes.vocabulary, sizes.heads)
         check_sizes(
             path, size_of(vision, "depth"), size_of(vision, "hidden_size"), size_of(vision, "intermediate_size")
         )
-        return (*_tower(vision), *decoder.tensors())
+        return (*_tower(vision), *sizes.tensors())
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError) as error:
         raise UsageProblem(
             f"`{path}`: {error} is missing or not a number", "is it a Qwen2.5-VL's config.json?"
         ) from None
 
 
-def _decoder(configuration: Mapping[str, Any]) -> Decoder:
+def decoder(configuration: Mapping[str, Any]) -> Decoder:
+    """The sizes of the language model. Raises ``KeyError`` and others of a size that is missing or no number."""
     text = configuration.get("text_config") or configuration
     hidden, heads = size_of(text, "hidden_size"), size_of(text, "num_attention_heads")
     return Decoder(
