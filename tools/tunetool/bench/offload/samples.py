@@ -16,8 +16,9 @@ DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 DRAM = "DRAM"
 """Medium, and name of the row, of states in the node's memory."""
 NEAR = 0.005
-"""Largest difference of a loss from that with states in DRAM, as a part of it. The same Adam adds the same numbers; what
-may differ is the order of additions on a GPU. Wrong gradients made 10 % in three steps (docs/guides/ds-config.md)."""
+"""Largest difference of a loss from that with states in DRAM, as a part of it. The same Adam adds the same numbers;
+what may differ is the order of additions on a GPU. Wrong gradients made 10 % in three steps
+(docs/guides/ds-config.md)."""
 
 
 @dataclass(frozen=True)
