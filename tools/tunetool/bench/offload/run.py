@@ -70,7 +70,8 @@ class _Offload:
         self.environment = {**session.environment, **accelerator}
         try:
             self.installed = aio.probe(Path(sys.executable), self.environment)
-            for op in OPS:
+            # On a GPU DeepSpeed would compile `utils` at the first start.
+            for op in (*OPS, *(["utils"] if planned.gpu else [])):
                 aio.need(self.installed, op)
         except aio.Missing as error:
             self.missing = error
