@@ -105,7 +105,7 @@ def test_steps_on_a_disk_and_in_memory_are_split_proven_and_as_in_dram(
     assert configs["dram"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert configs["target"]["aio"]["intra_op_parallelism"] == 2
     shown = " ".join(call(*TUNETOOL, "report", "show", kept).stdout.split())
-    assert "advice: where memory is short, offload to" in shown
+    assert "advice: offload to disk where memory is short: these rounds do not decide" in shown
     assert "these rounds do not decide that 1 MiB x 16 x 2 is faster" in shown
 
 

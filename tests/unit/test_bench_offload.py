@@ -22,6 +22,7 @@ from tunetool.advise import zero
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import Model, Tensor
 from tunetool.advise.swap_files import SwapFiles, swap_files
+from tunetool.bench import media
 from tunetool.bench.offload import figures, preflight
 from tunetool.bench.offload.architecture import architecture
 from tunetool.bench.offload.preflight import Configured
@@ -238,7 +239,7 @@ def stack(directory: Path, **more: Any) -> BlockStack:
 @pytest.fixture
 def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The temporary directory may lie in memory, and this machine may be small."""
-    monkeypatch.setattr(preflight, "read_stack", lambda _: stack(tmp_path))
+    monkeypatch.setattr(media, "read_stack", lambda _: stack(tmp_path))
     monkeypatch.setattr(preflight, "bytes_left", lambda: 64 * GB)
     monkeypatch.setattr(preflight, "free_bytes", lambda _: 100 * GB)
     monkeypatch.setattr(preflight, "memlock", lambda: None)
@@ -428,20 +429,26 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
     text = shown(rows(tmp_path))
     assert "disk, default 4.00 4.00 to 4.00 2.00 1.00 1.00 - 0.25 " in text
     assert "disk, tuned 1.00 4.00 0.25 1.00 4.00 0.25 " in text
-    assert "offload to DRAM while the states fit there: disk has 0.25 times (0.25 to 0.25) its speed" in text.replace(
-        "0.250", "0.25"
+    assert (
+        "offload to DRAM while the states fit there, else to disk: disk has 0.25 times (0.25 to 0.25) its speed"
+        in text.replace("0.250", "0.25")
     )
     assert f"use the tuned block, {TUNED}, on disk: 2.00 times (2.00 to 2.00) the default's speed" in text
     assert "DRAM suffices on this node up to" in text
     assert "(18 bytes each" in text
     undecided = shown(rows(tmp_path, rounds=4))
-    assert "these rounds do not decide whether DRAM is faster than disk" in undecided
+    assert (
+        "offload to disk where memory is short: these rounds do not decide whether DRAM is faster than disk"
+        in undecided
+    )
     assert "keep the default `aio` block on disk: these rounds do not decide" in undecided
     assert "(2.00)" in undecided
     slower = shown(rows(tmp_path, tuned=8.0))
     assert "has 0.5 times (0.5 to 0.5) its speed" in slower
     alone = shown(rows(tmp_path)[:1], places()[:1])
     assert "DRAM was not measured beside it; use DeepSpeed's default `aio` block, the only one" in alone
+    memory = [replace(each, place="memory", medium="tmpfs") if each.block else each for each in rows(tmp_path)]
+    assert "a tmpfs is memory too, and saves none: tmpfs has 0.25 times" in shown(memory)
     dram_only = record_of(rows(tmp_path)[2:])
     assert advice(dram_only, lines(dram_only)) == []
 
@@ -493,7 +500,7 @@ def test_a_wrong_call_is_one_line_and_writes_nothing(
     arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "/dev/shm" in arguments:
-        monkeypatch.setattr(preflight, "read_stack", read_stack)
+        monkeypatch.setattr(media, "read_stack", read_stack)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     (tmp_path / "gds.json").write_text(json.dumps({"aio": {**TUNED.block(), "use_gds": True}}))
     called = [argument.format(tmp_path) for argument in arguments.split()]

@@ -116,11 +116,13 @@ def offload(given: Options) -> int:
     Exit codes: 0 measured, and it trains right; 1 it trains wrong; 2 the call was wrong; 3 it could not be measured or
     proven.
     """
+    from contextlib import suppress
     from importlib.util import find_spec
 
     from tunetool.bench.offload.preflight import plan
     from tunetool.bench.offload.run import bench
     from tunetool.cli.under_python import go_on_under
+    from tunetool.measure.worker import Missing
     from tunetool.report.progress import best_progress
     from tunetool.report.tune import best_view
     from tunetool.tune import run
@@ -129,9 +131,11 @@ def offload(given: Options) -> int:
     plan(request)  # what is wrong under every Python, before one with DeepSpeed is looked for
     go_on_under(given.python, required=given.python is not None)
     if given.aio is None and request.target is not None and not given.dry_run and find_spec("deepspeed"):
-        search = run.tune(given.search(request.target), best_view(), os.environ)
-        if search.choice is None or search.code != 0:
-            return finish(search, given.json_to)
-        click.echo(f"tuned: {search.choice.settings}, in `{search.path}`", err=True)
-        request = replace(request, tuned=search.choice.settings)
+        # What DeepSpeed lacks, the benchmark itself keeps in its record.
+        with suppress(Missing):
+            search = run.tune(given.search(request.target), best_view(), os.environ)
+            if search.choice is None or search.code != 0:
+                return finish(search, given.json_to)
+            click.echo(f"tuned: {search.choice.settings}, in `{search.path}`", err=True)
+            request = replace(request, tuned=search.choice.settings)
     return finish(bench(request, best_progress()), given.json_to)

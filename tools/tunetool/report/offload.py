@@ -11,6 +11,7 @@ from rich.console import Console
 from tunetool.advise.ds_config import MEMORY_SHARE
 from tunetool.advise.zero_memory import ON_HOST
 from tunetool.bench.offload.figures import PREFIX
+from tunetool.bench.offload.preflight import TARGET
 from tunetool.bench.offload.samples import DRAM
 from tunetool.node.units import format_count, format_size
 from tunetool.record import Measurement, Record
@@ -166,13 +167,18 @@ def _where(known: Sequence[Line], swapped: Sequence[Line]) -> str:
     slower = {medium: speed for medium, speed in speeds.items() if speed is not None and speed.value < 1}
     open_ones = [medium for medium, speed in speeds.items() if speed is None]
     parts = [f"{medium} has {_times(speed)} its speed" for medium, speed in slower.items()]
-    if len(slower) == len(speeds):
-        return f"offload to DRAM while the states fit there: {'; '.join(parts)}"
     if open_ones:
         parts.append(f"these rounds do not decide whether DRAM is faster than {' and '.join(open_ones)}")
     faster = [medium for medium in speeds if medium not in slower and medium not in open_ones]
     parts += [f"{medium} is faster than DRAM, which something else must have slowed" for medium in faster]
-    return f"where memory is short, offload to {' or '.join(speeds)}: {'; '.join(parts)}"
+    drives = next((line.step.medium for line in swapped if line.step.parameters["place"] == TARGET), None)
+    if drives is None:
+        head = "offload to DRAM: a tmpfs is memory too, and saves none"
+    elif drives in slower:
+        head = f"offload to DRAM while the states fit there, else to {drives}"
+    else:
+        head = f"offload to {drives} where memory is short"
+    return f"{head}: {'; '.join(parts)}"
 
 
 def _which_block(swapped: Sequence[Line]) -> str:

@@ -13,6 +13,7 @@ from tunetool.advise.ds_config import plan as plan_config
 from tunetool.advise.ds_config_plan import Job, Node
 from tunetool.advise.shapes import Model
 from tunetool.advise.swap_files import SwapFiles, swap_files
+from tunetool.bench import media
 from tunetool.bench.offload.architecture import IMAGE_TOKENS, Architecture, architecture
 from tunetool.bench.offload.request import WARM_UPS, Request
 from tunetool.bench.offload.samples import DRAM
@@ -20,8 +21,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio.driver import memlock
 from tunetool.measure.aio.spec import granule
 from tunetool.measure.sequential import free_bytes
-from tunetool.measure.target import check_target
-from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.machine.memory_left import bytes_left
 from tunetool.node.units import format_count, format_size
@@ -153,26 +153,13 @@ def on_gpu(request: Request) -> bool:
 
 
 def _stores(request: Request) -> tuple[Store, ...]:
-    named = [(TARGET, "--target", request.target), (MEMORY, "--memory-target", request.memory_target)]
-    stores = tuple(_store(name, option, path) for name, option, path in named if path is not None)
+    named = [(TARGET, media.TARGET, request.target), (MEMORY, media.MEMORY_TARGET, request.memory_target)]
+    stores = tuple(Store(name, *media.medium_of(option, path)) for name, option, path in named if path is not None)
     if not stores:
         raise UsageProblem(
             "no directory to offload to", "give `--target DIR` on drives, `--memory-target DIR`, or both"
         )
     return stores
-
-
-def _store(name: str, option: str, path: Path) -> Store:
-    try:
-        check_target(path)
-    except UsageProblem as error:
-        raise UsageProblem(error.message, f"`{option}` takes a writable directory") from None
-    stack = read_stack(str(path.resolve()))
-    if stack.in_memory != (name == MEMORY):
-        other = "--target" if name == MEMORY else "--memory-target"
-        where = "in memory" if stack.in_memory else "not in memory"
-        raise UsageProblem(f"`{path}` lies on {stack.medium}, {where}", f"name it by `{other}`")
-    return Store(name, path.resolve(), stack)
 
 
 def configure(request: Request, planned: Plan, facts: Facts) -> Configured:

@@ -6,9 +6,9 @@ and looks at the swap files between the orders. Times are of the monotonic clock
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,6 @@ class Rank:
     """What a rank keeps between orders."""
 
     rank: int
-    world: int
     ops: Mapping[str, Any] | None = None
     engine: Any = None
     handles: SwapHandles | None = None
@@ -94,7 +93,7 @@ class Rank:
         ledger = self.handles.ledger if self.handles is not None else Ledger()
         return {"began": began, "ended": ended, "loss": loss, **ledger.answer()}
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """End in order."""
         if self.mover is not None:
             self.mover.close()
@@ -144,13 +143,12 @@ def _name(path: str) -> str:
     return Path(path).name.split(".", 1)[0].removesuffix("_op")
 
 
-def main() -> int:
-    """Serve orders as one rank until the order to end."""
-    rank = Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    serve(rank.rank, rank.answer, {})
-    rank.finish()
-    return 0
+def main() -> None:
+    """Serve orders as the rank that torchrun says, until the order to end."""
+    number = int(os.environ["RANK"])
+    with contextlib.closing(Rank(number)) as rank:
+        serve(number, rank.answer, {})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
