@@ -14,8 +14,8 @@ TARGET, MEMORY_TARGET = "--target", "--memory-target"
 def medium_of(option: str, path: Path) -> tuple[Path, BlockStack]:
     """The directory without links, and its medium.
 
-    Raises ``UsageProblem`` where it cannot be written, where one in memory is named by ``--target``, or one on drives by
-    ``--memory-target``; ``CannotJudge`` where it answers no I/O.
+    Raises ``UsageProblem`` where it cannot be written, or the other option is for its medium; ``CannotJudge`` where it
+    answers no I/O.
     """
     try:
         check_target(path)
