@@ -12,7 +12,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 COLLECTION = "ansible_collections/tunetool/node"
 # No galaxy.yml: a built collection, from which a wheel can be made too, has none.
-FILES = ("ansible.cfg", "constraints.txt", "pyproject.toml", "hatch_build.py")
+FILES = ("ansible.cfg", "constraints.txt", "pyproject.toml", "hatch_build.py", "site.yml")
 
 
 class CollectionFiles(BuildHookInterface):

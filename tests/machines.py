@@ -9,7 +9,7 @@ from tunetool.node.machine import recording
 
 RECORDED = Path(__file__).parent / "data/machines"
 ARRAY_CURES = {
-    "broken": "replace_drive.yml",
+    "broken": "tunetool.node.replace_drive",
     "clear": "mdadm --assemble --scan",
     "readonly": "mdadm --readwrite",
     "suspended": "md/suspend_lo",

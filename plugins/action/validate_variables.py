@@ -47,6 +47,8 @@ PLAY_VARIABLES = frozenset(
 )
 """Variables of plan.yml, provision.yml, verify.yml and of launches, which have no role to document them."""
 
+VARIABLES_HINT = ". hint: `ansible-doc -t role tunetool.node.ROLE` lists the variables of a role"
+
 ROLE_OF_JOB = {REPLACE: "replace_drive"}
 """The role whose required variables this job needs; no other job uses them."""
 
@@ -179,7 +181,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             problems += [f"role {role}: {message}" for message in validation.error_messages]
             roles[role] = {name[len(role) + 1 :]: value for name, value in typed(used, given).items()}
         if problems:
-            problems[-1] += ". hint: docs/reference/roles.md lists every variable"
+            problems[-1] += VARIABLES_HINT
         if job != TEARDOWN:
             # What can no longer be built can still be taken down.
             problems += [*value_problems(roles), *control_problems(roles)]
@@ -196,7 +198,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
 def refusal(problems: list[str]) -> str:
     """All problems as one message; its first line has a hint, by which the end of the run knows a refusal."""
     if len(problems) == 1:
-        hint = "" if ". hint: " in problems[0] else ". hint: docs/reference/roles.md lists every variable"
+        hint = "" if ". hint: " in problems[0] else VARIABLES_HINT
         return f"{problems[0]}{hint}; nothing was changed"
     lines = "\n".join(problems)
     return f"{len(problems)} variables cannot be used. hint: each line below has its cure; nothing was changed\n{lines}"

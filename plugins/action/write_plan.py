@@ -11,7 +11,7 @@ from typing import Any
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
-from ..module_utils.common.files import replace_file
+from ..module_utils.common.files import refuse_irregular, replace_file
 from ..module_utils.plan.plan_file import PROVISION, REPLACE, TEARDOWN, document, dump
 
 COLLECTION = Path(__file__).resolve().parents[2]
@@ -44,15 +44,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         if not os.path.isdir(os.path.dirname(path)):
             result.update(failed=True, msg=f"`{path}` is in no directory that exists. hint: give another `plan_file`")
             return result
-        if not self._task.check_mode:
-            try:
+        try:
+            if self._task.check_mode:
+                refuse_irregular(path)
+            else:
                 replace_file(path, text, mode=0o600)
                 os.chmod(path, 0o600)
-            except OSError as error:
-                result.update(
-                    failed=True, msg=f"`{path}` cannot be written: {error.strerror}. hint: give another `plan_file`"
-                )
-                return result
+        except OSError as error:
+            result.update(
+                failed=True, msg=f"`{path}` cannot be written: {error.strerror}. hint: give another `plan_file`"
+            )
+            return result
         result["hosts"] = sorted(hosts)
         result["left_out"] = absent
         result["msg"] = f"plan for {len(hosts)} host{'s' if len(hosts) != 1 else ''} in `{path}`" + (

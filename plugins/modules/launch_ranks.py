@@ -113,7 +113,9 @@ def prepare(module: Any) -> None:
     directory = module.params["directory"]
     python, _ = python_of(module)
     if not os.access(python, os.X_OK):
-        module.fail_json(msg="`%s` does not exist. hint: run site.yml, whose role tunetool installs it" % python)
+        module.fail_json(
+            msg="`%s` does not exist. hint: run `tunetool provision`, whose role tunetool installs it" % python
+        )
     rc, stdout, stderr = module.run_command([python, "-c", HAVE], cwd="/")
     missing = stdout.split()
     if rc != 0 or missing:

@@ -252,7 +252,7 @@ def storage_of(wanted: dict[str, Any]) -> dict[str, Any]:
     if built is not None:
         raise Refusal(
             "`tunetool_volume`: array `%s` was built on this node. hint: leave the variable out, or remove that volume "
-            "first by `playbooks/teardown.yml`" % built["array"]["name"]
+            "first by `ansible-playbook tunetool.node.teardown`" % built["array"]["name"]
         )
     return {"array": None, "filesystem": describe_volume(wanted["volume"])}
 

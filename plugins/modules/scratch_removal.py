@@ -17,6 +17,7 @@ description:
     says, and anything that O(wipes) and O(volume) do not name as it is now.
   - Then unmounts it, removes every label from the file system, the array and the drives, and removes its traces. After
     a power cut, the next run continues; a drive that is blank already needs no consent.
+  - Where there is neither a volume nor a manifest, V(teardown) removes the health check, which needs no plan.
   - Data blocks stay on the drives. This is not an erasure.
 options:
   job:
@@ -107,7 +108,8 @@ table:
   type: str
 """
 
-from typing import Any  # noqa: E402  (Ansible wants the documentation first)
+from dataclasses import replace  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any  # noqa: E402
 
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
@@ -116,9 +118,9 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
-from ..module_utils.plan.plan_file import PLAYBOOKS, REPLACE, TEARDOWN  # noqa: E402
+from ..module_utils.plan.plan_file import COMMANDS, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.removal.apply import Job  # noqa: E402
+from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import consent_problem, plan_removal  # noqa: E402
 from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.plan_part import removal_part  # noqa: E402
@@ -151,6 +153,11 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
         removal = plan_removal(machine, wanted["name"], wanted["mount_point"])
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
     job = None
+    remains: list[dict[str, str]] = []
+    if removal.done and wanted["job"] == TEARDOWN:
+        remains = remove_remains(wanted["program"], acting=False)
+    if remains:
+        removal = replace(removal, note="nothing to remove but the health check")
     if removal.volume:
         job = Job(removal, removal.volume, wanted["job"], module.check_mode, wanted["program"])
     if wanted["plan"]:
@@ -159,14 +166,16 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     if removal.problems:
         raise Refusal("; ".join(removal.problems), *answer["table"].splitlines())
     if removal.done or job is None:
-        return dict(answer, wiped=[], msg=removal.note)
+        if remains and not module.check_mode:
+            remains = remove_remains(wanted["program"], acting=True)
+        return dict(answer, wiped=[], msg=removal.note, changed=bool(remains), diff=remains)
     job.refuse_if_busy()
     allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
     problem = consent_problem(removal, allowed, wanted["volume"])
     if problem:
         raise Refusal(
             "%s. hint: nothing was changed; `%s --tags plan -e plan_file=plan.json`, read it, then "
-            "`-e apply_plan=plan.json`" % (problem, PLAYBOOKS[wanted["job"]])
+            "`-e apply_plan=plan.json`" % (problem, COMMANDS[wanted["job"]])
         )
     job.run(allowed)
     for warning in job.warnings:
@@ -199,13 +208,19 @@ def main() -> None:
             result = converge(module)
     except ManifestError as error:
         module.fail_json(
-            msg="%s. hint: nothing was changed; repair it with `site.yml`, or move it away: the array is then found by "
+            msg="%s. hint: nothing was changed; repair it with `tunetool provision`, or move it away: the "
+            "array is then found by "
             "its name" % error.message
         )
     except UnitError as error:
         module.fail_json(msg="nvme_drives_size: %s. hint: %s" % (error.message, error.hint))
     except (CommandError, UnreadableDevice, Refusal, Locked, ForeignDropIn, Unsupported) as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(
+            msg="`%s`: %s. hint: repair that, then run the playbook again with the same plan: it goes on"
+            % (error.filename or module.params["mount_point"], error.strerror or error)
+        )
     else:
         module.exit_json(**result)
 

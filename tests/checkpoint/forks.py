@@ -44,9 +44,16 @@ def child(order: dict[str, Any], rank: int, answer: Path) -> int:
 
 
 def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
-    # No TemporaryDirectory: a child that exits would remove it.
-    folder = tempfile.mkdtemp()
-    answers = [Path(folder) / str(rank) for rank in range(order["world"])]
+    folder, parent = Path(tempfile.mkdtemp()), os.getpid()
+    try:
+        return answers_of(order, [folder / str(rank) for rank in range(order["world"])])
+    finally:
+        # A child that exits comes here too. Without hiding an error: a process of a rank may still write there.
+        if os.getpid() == parent:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def answers_of(order: dict[str, Any], answers: list[Path]) -> list[dict[str, Any]]:
     children, began = [], time.monotonic()
     for rank, answer in enumerate(answers):
         pid = os.fork()
@@ -59,7 +66,6 @@ def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     seconds = time.monotonic() - began
     texts = [answer.read_text() if answer.exists() else "{}" for answer in answers]
-    shutil.rmtree(folder)
     return [
         {"status": status, "seconds": seconds, **json.loads(text or "{}")}
         for status, text in zip(statuses, texts, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -99,3 +100,12 @@ def test_a_ctrl_c_anywhere_leaves_it_on() -> None:
         if not interrupted:
             break
     assert 8 < cut < 999
+
+
+def test_nothing_else_of_the_package_turns_it_off() -> None:
+    """One that does knows nothing of the others, of forks and of a Ctrl-C."""
+    package = Path(collections_off.__file__).parents[1]
+    paths = list(package.rglob("*.py"))
+    assert len(paths) > 100
+    users = {path.name for path in paths if re.search(r"\bgc\.(disable|freeze|set_threshold)\b", path.read_text())}
+    assert users == {Path(collections_off.__file__).name}

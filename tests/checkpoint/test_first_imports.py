@@ -89,6 +89,7 @@ def ours(names: frozenset[str]) -> set[str]:
 def test_a_first_load(imported: Mapping[str, frozenset[str]]) -> None:
     # On the CPU the memory is counted in which the tensors are made; a GPU's is known to the driver.
     assert ours(imported["loading"]) - HOST_MEMORY - {"node.common.files", "node.common.temporary"} == READING | {
+        "checkpoint.collections_off",
         "checkpoint.identity",
         "loading",
         "loading.device_memory",

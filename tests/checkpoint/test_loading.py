@@ -341,6 +341,23 @@ def test_the_garbage_collector_runs_after_a_load_as_before(model: Path, tmp_path
         gc.enable()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_is_forked_during_a_load_collects_garbage(model: Path) -> None:
+    """The load that would turn it on again goes on in the parent alone."""
+    collects: list[int] = []
+
+    def fork(_: Progress) -> None:
+        if not collects:
+            pid = os.fork()
+            if not pid:
+                os._exit(gc.isenabled())
+            collects.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    load(model, progress=fork)
+    assert collects == [True]
+    assert gc.isenabled()
+
+
 def test_progress_ends_with_everything(model: Path) -> None:
     seen: list[Progress] = []
     tensors = load(model, progress=seen.append)

@@ -195,7 +195,7 @@ def test_a_lost_file_and_a_wheel_with_another_hash_are_named(node: Node) -> None
     node.output("mv", lost, "/root/aside")
     found = node.check()
     assert (found["status"], found["found"]) == ("fail", f"`{lost}` is gone")
-    assert "`site.yml`" in found["remedy"]
+    assert "`tunetool provision`" in found["remedy"]
     checked = node.role("--check")
     assert "changed=1" in checked.stdout, checked.stdout
     (wheel,) = node.output("sh", "-c", f"ls {DIRECTORY}/wheels/peft-*.whl").split()

@@ -107,7 +107,7 @@ def test_a_python_that_went_away_on_one_node_names_it(cluster: Cluster, built: P
     assert record.verdict is not None
     (reason,) = record.verdict.reasons
     assert reason.startswith(f"host `node2`: `{built.parent}/node2/bin/python` is gone, the Python of this node's")
-    assert "run `site.yml` on this node" in reason
+    assert "run `tunetool provision` for this node" in reason
 
 
 def chain(runs: Path) -> Record:

@@ -140,7 +140,7 @@ def test_one_drive_that_holds_data_stops_it_and_the_boot_goes_on(cloud: Lab) -> 
     )
     assert state.split() == ["degraded", "active", "failed", "inactive", "inactive", "inactive"]
     (line,) = [line for line in journal(cloud).splitlines() if "nothing was written" in line]
-    assert re.search(r"7 usable; `LAB1N.3` \(nvme\dn1\) holds ext4 .*hint: run `site.yml`", line)
+    assert re.search(r"7 usable; `LAB1N.3` \(nvme\dn1\) holds ext4 .*hint: run `tunetool provision`", line)
     assert "LAB1SYS" not in line
     # systemctl shows it with the failed units.
     assert "holds ext4" in cloud.ssh("node1", f"systemctl status --no-pager -l {UNIT} || true")

@@ -120,7 +120,7 @@ def test_an_array_whose_start_was_tried_too_early_is_assembled_by_the_next_run(b
     done = lab.verify("--level", "config")
     assert done.code == 1, done.text
     remedies = {check["id"]: check["remedy"] for check in lab.record()["checks"] if check["status"] == "fail"}
-    assert remedies["array.assembled"] == "run `site.yml`, which assembles it"
+    assert remedies["array.assembled"] == "run `tunetool provision`, which assembles it"
     done = lab.site()
     assert done.code == 0, done.text
     wait(lab, f"systemctl is-active -q {BEHIND}")

@@ -19,6 +19,7 @@ from tunetool.bench.experts.child import Reader
 from tunetool.bench.experts.request import Request
 from tunetool.bench.experts.run import bench as bench_experts
 from tunetool.measure.session import Run
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
 from tunetool.report.progress import PlainProgress
 from waiting import until
@@ -51,16 +52,19 @@ def test_experts_come_from_the_disk_and_from_the_cache(disk: Path, tmp_path: Pat
     other.mkdir()
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
-    arguments = ("--cached", "2,6", "--steps", 12, "--rounds", 1, "--config", config, "--drive-target", other)
+    # Where the temporary directory lies on several drives, it is refused as that of one.
+    places = ("target", "drive-1") if len(read_stack(str(other)).leaves) <= 1 else ("target",)
+    arguments = ["--cached", "2,6", "--steps", 12, "--rounds", 1, "--config", config]
+    arguments += ["--drive-target", other] if "drive-1" in places else []
     done, record = bench(disk, tmp_path / "runs", *arguments)
     undisturbed(done.returncode, record)
+    # Two passes, and on the target six traces of 24 experts.
+    counts = {"target": 160, "drive-1": 16}
     assert {check.id: (check.status, check.found) for check in record.checks} == {
-        # Two passes, and six traces of 24 experts.
-        "experts.target.bytes": ("pass", "all 160"),
-        "experts.drive-1.bytes": ("pass", "all 16"),
+        f"experts.{place}.bytes": ("pass", f"all {counts[place]}") for place in places
     }
     by_name = {each.name.removeprefix("experts."): each for each in record.measurements}
-    for row in ("target.direct", "target.buffered", "drive-1.direct", "drive-1.buffered"):
+    for row in (f"{place}.{mode}" for place in places for mode in ("direct", "buffered")):
         figure = by_name[f"{row}.bandwidth"]
         proven(figure)
         assert figure.evidence is not None

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import builders
+from tunetool import training_python
 from tunetool.bench.dataset import engines as known
 from tunetool.bench.dataset import figures, huge_pool, preflight, token_child
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
@@ -480,6 +481,8 @@ def test_a_wrong_call_is_refused_before_any_work(
     # Wherever the temporary directory of this machine lies.
     on_drives = replace(read_stack(str(tmp_path)), in_memory=False)
     monkeypatch.setattr(preflight, "read_stack", lambda directory: on_drives)
+    # On a node, the command would go on under the Python of its manifest, in the place of this process.
+    monkeypatch.setattr(training_python, "MANIFEST_PATH", str(tmp_path / "no-manifest"))
     (tmp_path / "empty").touch()
     (tmp_path / "broken").write_text('{"text": "a"}\nthe second line\n')
     before = sorted(tmp_path.iterdir())

@@ -149,6 +149,7 @@ def test_a_group_alone_prints_its_help(path: tuple[str, ...]) -> None:
         (("tune",), "`--target` is missing", "see `tunetool tune --help`"),
         (("tune", "--target", ""), "`--target` is empty", "give a path"),
         (("tune", "--target", "x", "--json", "/"), "`/` is a directory", "`--json` takes a file"),
+        (("verify", "--no\n\x1b[2J"), "`--no\\n\\x1b[2J` is not an option", "see `tunetool verify --help`"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_a_hint(arguments: tuple[str, ...], message: str, hint: str) -> None:
@@ -196,9 +197,7 @@ def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     said = [f"error: `{pipe}` is not a regular file", "hint: `--json` takes a file, or `-` for stdout"]
     assert done.stderr.splitlines() == said
     written = {"--json", "--page", "--output", "--plan"}
-    # `lab inventory` replaces only a file that a lab wrote.
-    paths = [path for path in TREE if path[:1] != ("lab",)]
-    asked = {(path, name): each for path in paths for name, each in options_of(path).items() if name in written}
+    asked = {(path, name): each for path in TREE for name, each in options_of(path).items() if name in written}
     assert {name for _, name in asked} == written
     for where, option in asked.items():
         with pytest.raises(UsageProblem, match="is not a regular file"):

@@ -18,14 +18,20 @@ from test_host_files import XFS_INFO
 from damaged import bounded_memory, cut, edited, no_hang
 from doors import refused_well
 from trees import NUMBERS
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.slurm_job import down_nodes, parse_sacct, parse_scontrol
 from tunetool.node.array.md_arrays import examine, parse_examine
 from tunetool.node.common.commands import CommandError
+from tunetool.node.common.drift import Difference
+from tunetool.node.common.manifest import ManifestError
 from tunetool.node.common.refusal import Refusal
+from tunetool.node.common.training_part import NoTraining
 from tunetool.node.machine.capacity import Capacity, capacity_of, smallest_gpu
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
 from tunetool.node.memory.kernel_parameters import parse as parse_kernel_parameters
 from tunetool.node.memory.memlock_checks import parse_attempt
+from tunetool.node.plan.plan_file import PlanError
+from tunetool.node.tuning.deepspeed_aio import TunedError
 from tunetool.node.volume.xfs_geometry import parse_xfs_info
 
 SLURM = Path(__file__).parents[1] / "data/slurm"
@@ -184,3 +190,16 @@ def test_whatever_a_node_says_of_its_capacity_is_one_or_a_type_error(answer: Any
 def test_a_refusal_keeps_the_lines_of_its_table_and_no_other() -> None:
     refused = Refusal("`a\nb` holds data", "SERIAL  ACTION", "S\x1b[2J  wipe")
     assert str(refused).split("\n") == ["`a\\nb` holds data", "SERIAL  ACTION", "S\\x1b[2J  wipe"]
+
+
+@pytest.mark.parametrize("error", [CannotJudge, UsageProblem, ManifestError, PlanError, NoTraining, TunedError])
+def test_a_hint_is_one_line_as_its_message_is(error: Callable[[str, str], Any]) -> None:
+    """It repeats names and values of somebody's file as well."""
+    raised = error("`a\nb` is wrong", "remove `a\nb\x1b[2J`")
+    assert (raised.message, raised.hint) == ("`a\\nb` is wrong", "remove `a\\nb\\x1b[2J`")
+    assert str(raised).isprintable()
+
+
+def test_a_difference_is_one_line_whatever_the_node_holds() -> None:
+    left = Difference("array", "`a`", "`b\nc`", mended=False, hint="look at `b\nc\x1b[2J`")
+    assert str(left) == "`array`: expected `a`, found `b\\nc`. hint: look at `b\\nc\\x1b[2J`"

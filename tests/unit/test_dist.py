@@ -100,7 +100,8 @@ def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: 
         "roles",
     ):
         expected |= {f"{INSIDE}{folder}/{name}" for name in tree(ROOT / folder)}
-    expected |= {f"{INSIDE}{name}" for name in ("ansible.cfg", "constraints.txt", "hatch_build.py", "pyproject.toml")}
+    at_the_root = ("ansible.cfg", "constraints.txt", "hatch_build.py", "pyproject.toml", "site.yml")
+    expected |= {f"{INSIDE}{name}" for name in at_the_root}
     assert names == expected
     assert wheel.stat().st_size < MOST_BYTES
 
@@ -219,6 +220,23 @@ def test_init_writes_the_carried_example_and_provision_runs_the_carried_roles(
     assert re.search(r"^h100-001\.example\.com +REFUSED ", done.stdout, re.MULTILINE)
     after = {name: (packages_of(installed) / name).stat().st_mtime_ns for name in tree(packages_of(installed))}
     assert after == before
+
+
+def test_every_carried_playbook_finds_what_it_imports(control: None, installed: Path, tmp_path: Path) -> None:
+    names = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
+    program = [Path(sys.executable).parent / "ansible-playbook", "--syntax-check", "-i", "localhost,"]
+    done = subprocess.run(
+        [*program, *(f"tunetool.node.{name}" for name in names)],
+        cwd=tmp_path,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(packages_of(installed)), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    carried = packages_of(installed) / node_wheel.COLLECTION / "playbooks"
+    assert re.findall(r"^playbook: (.*)", done.stdout, re.MULTILINE) == [str(carried / f"{name}.yml") for name in names]
 
 
 def test_virtual_nodes_need_no_clone(installed: Path, tmp_path: Path) -> None:

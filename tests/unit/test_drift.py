@@ -430,7 +430,7 @@ def test_one_look_tells_everything_and_a_run_that_stops_mends_nothing(node: Node
     drift = Drifted(node.look(replace(ASKED, chunk_bytes=2**19)))
     assert [difference.mended for difference in drift.differences] == [False] * 3
     assert str(drift).splitlines()[1:] == [
-        "`array.chunk`: expected 512 KiB, found 1 MiB. hint: save the data, `playbooks/teardown.yml`, then `site.yml`;"
+        "`array.chunk`: expected 512 KiB, found 1 MiB. hint: save the data, `ansible-playbook tunetool.node.teardown`, then `tunetool provision`;"
         " or ask for what is there",
         "`mount.options`: expected noatime, found relatime. hint: it is mended by the next run that nothing else stops",
         "`memory.hugepages[2MiB]`: expected 64 pages, found 0 pages. hint: it is mended by the next run that nothing"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,63 @@ def test_a_replaced_file_keeps_its_mode_and_leaves_nothing_beside_it(tmp_path: P
     assert path.stat().st_mode & 0o777 == 0o600
     assert content(str(path)) == "two\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_regular_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """As root, /dev/null would be a file from then on."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(OSError, match="it is not a regular file") as refused:
+            replace_file(str(path), "text\n")
+        assert refused.value.filename == str(path)
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [link, pipe]
+
+
+def test_a_replaced_file_keeps_the_bits_that_a_change_of_owner_takes_away(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    path.write_text("one\n")
+    path.chmod(0o6755)
+    replace_file(str(path), "two\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o6755
+
+
+def test_a_power_cut_finds_the_old_file_or_the_new_one_with_its_text_and_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing about the file changes between its fsync and the rename, and each new name is synced after it is made."""
+    path = tmp_path / "new" / "inner" / "file"
+    calls: list[tuple[str, object]] = []
+    real = {name: getattr(os, name) for name in ("fsync", "fchmod", "fchown", "replace", "mkdir")}
+
+    def seen(name: str, *arguments: object, **more: object) -> None:
+        real[name](*arguments, **more)
+        what = arguments[0]
+        where = Path(f"/proc/self/fd/{what}").readlink() if isinstance(what, int) else Path(str(what))
+        calls.append((name, where if where.is_dir() else where.read_text() if where.exists() else "gone"))
+
+    for name in real:
+        monkeypatch.setattr(os, name, functools.partial(seen, name))
+    replace_file(str(path), "one\n")
+    replace_file(str(path), "two\n")
+    inner, outer = path.parent, path.parent.parent
+    assert calls == [
+        ("mkdir", outer),
+        ("mkdir", inner),
+        ("fsync", outer),
+        ("fsync", tmp_path),
+        ("fchmod", "one\n"),
+        ("fsync", "one\n"),
+        ("replace", "gone"),
+        ("fsync", inner),
+        ("fchown", "two\n"),
+        ("fchmod", "two\n"),
+        ("fsync", "two\n"),
+        ("replace", "gone"),
+        ("fsync", inner),
+    ]
 
 
 def test_a_second_run_waits_and_then_names_the_first(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def test_a_lost_drive_and_a_misaligned_file_system(tmp_path: Path) -> None:
     mounts.write_text(mounts.read_text().replace("sunit=2048,swidth=16384", "sunit=1024,swidth=8192"))
     finding = findings_of(root)["filesystem.alignment"]
     assert "stripe unit 512 KiB, width 4 MiB" in finding["found"]
-    assert "playbooks/teardown.yml" in finding["remedy"]
+    assert "tunetool.node.teardown" in finding["remedy"]
     assert "NOT ALIGNED" in run("--root", root)
     mounts.write_text("".join(line + "\n" for line in mounts.read_text().splitlines() if "nvme_raid0" not in line))
     assert "is not mounted" in findings_of(root)["array.mount"]["found"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tunetool.lab import fleet, node, restoring
+from tunetool.lab import fleet, node, restoring, ssh
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.state import Lab, NodeState
 
@@ -58,3 +59,34 @@ def test_a_drive_that_was_not_noticed(
         with pytest.raises(node.NotReady):
             fleet._start(lab, source, ["node1"], lambda text: None, 0.0, port=2222)
         assert ended[-1] == "node1"
+
+
+@pytest.mark.parametrize(("crashes", "works"), [(0, True), (1, True), (fleet.BOOT_ATTEMPTS, False)])
+def test_a_node_whose_qemu_crashed_while_it_booted_is_booted_again(
+    crashes: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boots: list[NodeState] = []
+    lines: list[str] = []
+
+    def start(lab: Lab, state: NodeState) -> None:
+        boots.append(state)
+        if len(boots) <= crashes:
+            raise ssh.EndedWhileBooting("QEMU of `node1` ended while it booted", "tunetool lab up")
+
+    monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tunetool.lab.programs.require", lambda *_: None)
+    monkeypatch.setattr(node, "start_booted", start)
+    monkeypatch.setattr(node, "start_preparing", lambda lab, state, *_: Script())
+    monkeypatch.setattr(node, "finish_preparing", lambda state, script: fleet.SYSTEM_DEVICE)
+    lab = Lab(tmp_path / "state")
+    lab.prepare()
+    lab.node_dir("node1").mkdir(parents=True)
+    lab.write(replace(TEMPLATE, name="node1", index=1))
+    if works:
+        fleet.reboot(lab, "node1", lines.append)
+        assert len(boots) == crashes + 1
+        assert sum("ended while it booted" in line for line in lines) == crashes
+    else:
+        with pytest.raises(ssh.EndedWhileBooting, match="ended while it booted"):
+            fleet.reboot(lab, "node1", lines.append)
+        assert len(boots) == fleet.BOOT_ATTEMPTS

@@ -158,6 +158,17 @@ def test_somebody_elses_inventory_is_neither_overwritten_nor_removed(lab: Lab, t
     assert path.read_text() == "h100:\n"
 
 
+def test_a_pipe_in_the_place_of_an_inventory_holds_nothing_up_and_stays(lab: Lab, tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CannotJudge, match="not written by the lab"):
+        inventory.write(lab, pipe)
+    lab.generated_file.write_text(json.dumps([str(pipe)]))
+    inventory.refresh(lab)
+    inventory.remove(lab)
+    assert pipe.is_fifo()
+
+
 def test_an_inventory_that_another_lab_took_over_stays(lab: Lab, tmp_path: Path):
     path = tmp_path / "hosts.yml"
     other = Lab(tmp_path / "other")

@@ -58,7 +58,13 @@ CASES = [
         "reseat",
     ),
     ("slow-drive", step("alone"), facts(5, alone=0.5 * GB), ["`SER5`", "7% of the others"], "nvme smart-log"),
-    ("slow-drive", step("array"), facts(5, alone=2.0 * GB), ["`SER5`", "29% of the others"], "replace_drive.yml"),
+    (
+        "slow-drive",
+        step("array"),
+        facts(5, alone=2.0 * GB),
+        ["`SER5`", "29% of the others"],
+        "tunetool.node.replace_drive",
+    ),
     ("shared-link", step("together"), shared(15.75, 0, 1, 2, 3), ["4 drives", "`0000:40:01.0`", "x8"], "root ports"),
     (
         "shared-link",

@@ -201,7 +201,7 @@ def test_a_volume_that_a_boot_would_not_mount_fails(booting: Path, path: str, ch
     else:
         target.unlink()
     check = boot_check(booting)
-    assert (check.status, check.remedy) == ("fail", "run `site.yml`")
+    assert (check.status, check.remedy) == ("fail", "run `tunetool provision`")
     assert words in check.found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -62,3 +63,17 @@ def test_a_page_without_the_bad_node_on_top_is_seen(rows: str, wrong: bool, tmp_
     copies = [tmp_path / f"{name}.html" for name in ("node", "one", "four")]
     assert bool(newcomer.judge(copies, four=True)) is wrong
     assert newcomer.judge(copies[:2], four=False) == []
+    assert newcomer.judge(copies[:2], four=True) == ["there is no page `four.html`"]
+
+
+def test_what_the_machine_lacks_is_known_before_the_first_node() -> None:
+    assert any("10.0 GiB" in each for each in newcomer.lacks(True, False, 9 * 2**30))
+    assert not any("GiB" in each for each in newcomer.lacks(True, False, 10 * 2**30))
+    assert not any("GiB" in each for each in newcomer.lacks(False, False, 9 * 2**30))
+
+
+def test_a_line_that_fails_leaves_what_was_printed(tmp_path: Path) -> None:
+    said, code = newcomer.run(tmp_path, dict(os.environ), "echo 'page: /there/report.html'; exit 3")
+    assert (said, code) == ("page: /there/report.html\n", 3)
+    assert (tmp_path / newcomer.PRINTED).read_text() == said
+    assert newcomer.pages(tmp_path, dict(os.environ), "nothing") == []

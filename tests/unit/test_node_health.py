@@ -154,7 +154,7 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     path.write_text(dump(600, 7200, "/srv/prom", ["drives.wear"]))
     assert load(str(path))["measure_seconds"] == 7200
     path.write_text(path.read_text().replace("600", "6"))
-    with pytest.raises(SettingsError, match=r"run `site\.yml`"):
+    with pytest.raises(SettingsError, match=r"run `tunetool provision`"):
         load(str(path))
 
 
@@ -648,13 +648,15 @@ def test_the_note_of_a_drain_is_on_the_disk_before_the_drain(tmp_path: Path, mon
     def call(argv: Sequence[str]) -> Done:
         if argv[1] == "update":
             assert ours.drained.exists()
-            assert len(synced) == 2
+            assert synced[-1] == ours.drained.parent
         return node(argv)
 
     slurm.apply(SICK, "n1", ours, call)
     assert "DRAIN" in node.states
-    # The text, under its first name, and then the name.
-    assert synced[0].parent == synced[1] == ours.drained.parent
+    # The names of the directories that were made, the text, under its first name, and then the name.
+    *above, text, directory = synced
+    assert above == list(ours.drained.parents)[1:5]
+    assert text.parent == directory == ours.drained.parent
 
 
 def test_a_check_that_runs_is_stopped_before_the_files_go() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from tunetool.node.array.md_arrays import Superblock, Wanted, adopted, decide
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, ends_digest
 from tunetool.node.machine.drives import Drive, disks_under, read_drives
 from tunetool.node.plan.plan_file import PlanError, document, dump, host_part, load, parse, seal, wipes
+from waiting import PATIENCE
 
 CRITERIA = Criteria(count=4)
 NAME = "nvme_raid0"
@@ -402,3 +406,39 @@ def test_the_ends_of_a_device_count_and_its_middle_does_not(tmp_path: Path) -> N
     ends_digest(str(path))
     with pytest.raises(UnreadableDevice):
         ends_digest(str(tmp_path / "gone"))
+
+
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - name: Write
+      tunetool.node.write_plan:
+        path: {path}
+      check_mode: "{{{{ item }}}}"
+      loop: [true, false]
+      ignore_errors: true
+"""
+
+
+def test_a_plan_does_not_replace_a_pipe_or_a_device(tmp_path: Path) -> None:
+    """As root, `-e plan_file=/dev/null` made a file of it."""
+    pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
+    pipe, play = tmp_path / "pipe", tmp_path / "play.yml"
+    os.mkfifo(pipe)
+    play.write_text(PLAY.format(path=pipe))
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), str(play), "-i", "localhost,"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    said = f"`{pipe}` cannot be written: it is not a regular file. hint: give another `plan_file`"
+    for is_check in (True, False):
+        answer = " ".join(done.stdout.partition(f"(item={is_check})")[2].partition("failed:")[0].split())
+        assert said in answer, done.stdout + done.stderr
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [pipe, play]

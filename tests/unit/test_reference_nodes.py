@@ -145,7 +145,7 @@ def test_this_machine_says_what_it_has(tmp_path: Path) -> None:
     assert capacity_of(json.loads(json.dumps(capacity.to_dict()))) == capacity
     nowhere = read_capacity("", "/dev/shm", str(tmp_path / "no-manifest"))
     assert nowhere.target == ""
-    assert "run `site.yml`" in nowhere.problem
+    assert "run `tunetool provision`" in nowhere.problem
 
 
 # --- many nodes -----------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_a_node_without_a_training_environment_does_not_end_the_others() -> None
     assert "no training environment" in verdict.reasons[0]
 
 
-GONE = replace(H100, python="", python_problem="`/opt/x/python` is gone; run `site.yml` on this node")
+GONE = replace(H100, python="", python_problem="`/opt/x/python` is gone; run `tunetool provision` for this node")
 
 
 def test_a_node_whose_python_is_gone_is_left_out_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:

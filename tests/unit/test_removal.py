@@ -431,7 +431,9 @@ def test_a_replacement_that_was_cut_before_the_manifest_goes_on(built: Machine) 
 def test_a_plan_of_one_job_is_refused_by_another_with_the_playbook_it_is_for(built: Machine) -> None:
     text = dump(document({"n": removal_part(remove(built), "")}, "0", job=TEARDOWN))
     for job in (REPLACE, "provision"):
-        with pytest.raises(PlanError, match=r"is for `playbooks/teardown\.yml`, not for .* hint: apply it with"):
+        with pytest.raises(
+            PlanError, match=r"is for `ansible-playbook tunetool\.node\.teardown`, not for .* hint: apply it with"
+        ):
             parse(text, "p.json", job)
     plan = json.loads(text)
     for bad in ("format", None):

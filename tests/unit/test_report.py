@@ -11,7 +11,7 @@ import builders
 from builders import PROVEN, measurement
 from tunetool.record import CheckResult, Confidence, FleetHost, Measurement, Node, Record, Status, Verdict
 from tunetool.report import kinds
-from tunetool.report.page import WIDTH
+from tunetool.report.page import WIDTH, new_table
 from tunetool.report.progress import BarProgress, PlainProgress
 from tunetool.report.table import print_fleet, print_fleet_verdict, print_verdict, slowest
 
@@ -80,6 +80,25 @@ def test_it_is_never_wider_than_a_hundred_columns() -> None:
 
 def test_no_escape_sequences_into_a_pipe() -> None:
     assert "\x1b" not in text_of(record())
+
+
+def test_a_terminal_takes_no_command_from_a_record() -> None:
+    """A record may be anybody's, and edited by hand."""
+    made = record()
+    checks = [
+        made.checks[0].model_copy(update={"status": "fail", "found": "\x1b[2Jfound", "remedy": "\x1b]0;remedy\x07"})
+    ]
+    text = text_of(made.model_copy(update={"checks": checks}))
+    assert "\\x1b[2Jfound" in text
+    assert "remedy: \\x1b]0;remedy\\x07" in text
+    assert "\x1b" not in text
+    table = new_table()
+    table.add_column("name\x1b[2J")
+    table.add_row("a\x1b[2J\nb")
+    console = Console(file=io.StringIO(), width=WIDTH)
+    with console.capture() as shown:
+        console.print(table)
+    assert "\x1b" not in shown.get()
 
 
 def test_without_a_manifest_it_says_so() -> None:

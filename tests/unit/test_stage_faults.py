@@ -351,56 +351,60 @@ def test_killed_between_two_renames_one_tree_is_left(source: Path, tmp_path: Pat
     assert beside(destination) == [".copy.tunetool-stage.json"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
-def test_the_second_of_two_renames_fails(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+either_end = pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+
+
+def replaced_in_vain(
+    source: Path,
+    runs: Path,
+    destination: Path,
+    error: BaseException,
+    fail_there: Callable[[pytest.MonkeyPatch], object],
 ) -> None:
-    destination, rename = tmp_path / "copy", Path.rename
-    stage(source, destination, tmp_path / "runs")
+    """A copy is to be replaced; what ``fail_there`` has patched raises ``error``, and the old tree is there as before."""
+    stage(source, destination, runs)
     old = view(destination)
     (source / "sub/0").write_bytes(b"another")
+    with pytest.MonkeyPatch.context() as patch:
+        fail_there(patch)
+        if isinstance(error, OSError):
+            assert "Input/output error" in failed(stage(source, destination, runs, replace=True))
+        else:
+            with pytest.raises(type(error)):
+                stage(source, destination, runs, replace=True)
+    assert view(destination) == old
+    assert beside(destination) == [f".{destination.name}.tunetool-stage.json"]
+    assert verify(destination, runs).code == ExitCode.OK
+
+
+@either_end
+def test_the_second_of_two_renames_fails(source: Path, tmp_path: Path, error: BaseException) -> None:
+    rename = Path.rename
 
     def fail(path: Path, target: Path) -> Path:
         if path.name.startswith(".copy.tunetool-stage-"):
             raise error
         return rename(path, target)
 
-    with monkeypatch.context() as patch:
+    def fail_there(patch: pytest.MonkeyPatch) -> None:
         patch.setattr("tunetool.stage.destination.exchange", lambda first, second: False)
         patch.setattr(Path, "rename", fail)
-        if isinstance(error, OSError):
-            assert "Input/output error" in failed(stage(source, destination, tmp_path / "runs", replace=True))
-        else:
-            with pytest.raises(type(error)):
-                stage(source, destination, tmp_path / "runs", replace=True)
-    assert view(destination) == old
-    assert verify(destination, tmp_path / "runs").code == ExitCode.OK
-    assert beside(destination) == [".copy.tunetool-stage.json"]
+
+    replaced_in_vain(source, tmp_path / "runs", tmp_path / "copy", error, fail_there)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+@either_end
 def test_a_name_that_cannot_be_given_leaves_the_old_tree_known(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    source: Path, tmp_path: Path, error: BaseException
 ) -> None:
-    destination = tmp_path / "copy"
-    stage(source, destination, tmp_path / "runs")
-    old = view(destination)
-    (source / "sub/0").write_bytes(b"another")
-
     def fail(*_: object) -> None:
         raise error
 
-    # Between the manifest and the rename, where no fault of the storage can be placed from outside.
-    with monkeypatch.context() as patch:
+    def fail_there(patch: pytest.MonkeyPatch) -> None:
+        # Between the manifest and the rename, where no fault of the storage can be placed from outside.
         patch.setattr("tunetool.stage.build.put", fail)
-        if isinstance(error, OSError):
-            assert "Input/output error" in failed(stage(source, destination, tmp_path / "runs", replace=True))
-        else:
-            with pytest.raises(type(error)):
-                stage(source, destination, tmp_path / "runs", replace=True)
-    assert view(destination) == old
-    assert beside(destination) == [".copy.tunetool-stage.json"]
-    assert verify(destination, tmp_path / "runs").code == ExitCode.OK
+
+    replaced_in_vain(source, tmp_path / "runs", tmp_path / "copy", error, fail_there)
 
 
 def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

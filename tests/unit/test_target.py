@@ -13,7 +13,7 @@ from tunetool.measure.target import check_target
 
 POINT = Path("/mnt/nvme_raid0")
 CURES = [
-    ("broken", "replace_drive.yml"),
+    ("broken", "tunetool.node.replace_drive"),
     ("clear", "mdadm --assemble --scan"),
     ("inactive", "mdadm --assemble --scan"),
     ("readonly", "mdadm --readwrite"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +165,18 @@ def node(root: Path, point: str) -> None:
     tool.chmod(0o755)
 
 
-def on_a_node(tmp_path: Path, program: str, argument: Path) -> tuple[str, Path]:
-    """What the program prints in a mount namespace of its own, where the node's volume is below the path returned."""
+def on_a_node(
+    tmp_path: Path, program: str, argument: Path, change: Callable[[Path], object] = lambda tree: None
+) -> tuple[str, Path]:
+    """What the program prints in a mount namespace of its own, where the node's volume is below the path returned.
+
+    ``change`` is made to the node's files before."""
     if no_mounts():
         pytest.skip("this user may not make a mount namespace")
     point = tmp_path / "point"
     point.mkdir()
     node(tmp_path / "node", f"{point}/nvme_raid0")
+    change(tmp_path / "node")
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     done = subprocess.run(
         ["unshare", *user, "--mount", sys.executable, "-c", program, str(argument), str(point)],
@@ -207,7 +214,7 @@ def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothi
         assert conf == THEIRS["mdadm/mdadm.conf"].encode(), at
 
 
-HIDDEN = """
+OVER = """
 import ctypes, os, sys
 from pathlib import Path
 from tunetool.node.common.refusal import Refusal
@@ -228,6 +235,12 @@ def over(source, target):
 over(None, "/run")
 over(None, "/sys")
 over(tree / "etc", "/etc")
+"""
+"""What the programs below begin with: a node without drives."""
+
+HIDDEN = (
+    OVER
+    + """
 machine, _ = look()
 removal = plan_removal(machine, "nvme_raid0", str(point / "nvme_raid0"))
 job = Job(removal, removal.volume, TEARDOWN, True, "/opt/tunetool/bin/tunetool")
@@ -241,6 +254,7 @@ try:
 except Refusal as refusal:
     print(refusal)
 """
+)
 
 
 def test_a_volume_that_another_mount_hides_is_not_torn_down(tmp_path: Path) -> None:
@@ -249,3 +263,171 @@ def test_a_volume_that_another_mount_hides_is_not_torn_down(tmp_path: Path) -> N
     assert said == (
         f"`{point}/nvme_raid0` is hidden by a mount of `none` at `{point}`. hint: nothing was changed; unmount that first\n"
     )
+
+
+WITH_SYSTEMD = (
+    OVER
+    + f"""
+import json
+from ansible.module_utils.testing import patch_module_args
+sys.path.append({str(TESTS.parent / ".ansible/collections")!r})
+from ansible_collections.tunetool.node.plugins.modules import scratch_removal as module
+from tunetool.node.array import initramfs_check
+
+initramfs_check._is_kernel = lambda version, root: True
+for name, target in {{"boot": "/boot", "sbin": "/usr/local/sbin", "var/lib": "/var/lib", "mnt": point}}.items():
+    over(tree / name, target)
+Path("/run/systemd/system").mkdir(parents=True)
+os.environ["PATH"] = "/usr/local/sbin:" + os.environ["PATH"]
+volume = str(point / "nvme_raid0")
+
+
+def calls():
+    log = Path("/run/calls")
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def run(check_mode=False, **more):
+    "The module as Ansible runs it, in a child; its result."
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(writing, 1)
+        given = dict(job="teardown", name="nvme_raid0", mount_point=volume, program={TOOL!r}, **more)
+        with patch_module_args(dict(given, _ansible_check_mode=check_mode, _ansible_diff=True)):
+            module.main()
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with os.fdopen(reading) as stream:
+        return json.load(stream)
+
+
+def mounted(check_mode=False):
+    "The same job where something is mounted, which is no array; its diff."
+    machine, _ = look()
+    removal = plan_removal(machine, "nvme_raid0", volume)
+    job = Job(removal, removal.volume, TEARDOWN, check_mode, {TOOL!r})
+    job.run({{}})
+    return [entry["before_header"] for entry in job.diff]
+
+
+def there():
+    return sorted(str(path) for path in Path("/etc").rglob("*health*"))
+
+
+"""
+)
+"""For a node whose systemd is a script that keeps its calls. The timer and the socket run until a stop."""
+
+SYSTEMCTL = """#!/bin/sh
+if [ "$1" != is-active ]; then
+    echo "systemctl $*" >> /run/calls
+    exit 0
+fi
+shift
+for unit; do
+    grep -qs "^systemctl stop .*$unit" /run/calls && echo inactive || echo active
+done
+"""
+UMOUNT = f"""#!/bin/sh
+echo "umount $*" >> /run/calls
+[ ! -e /run/busy ] || {{ echo "umount: $1: target is busy." >&2; exit 32; }}
+exec {shutil.which("umount")} "$@"
+"""
+STOP = " ".join(["systemctl stop", *health_units.to_stop(False, False)])
+
+
+def with_systemd(tmp_path: Path, program: str, change: Callable[[Path], object] = lambda tree: None) -> Any:
+    """What a program answers, which goes on from ``WITH_SYSTEMD``."""
+    pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
+
+    def changed(tree: Path) -> None:
+        for name, text in {"systemctl": SYSTEMCTL, "umount": UMOUNT}.items():
+            (tree / "sbin" / name).write_text(text)
+            (tree / "sbin" / name).chmod(0o755)
+        change(tree)
+
+    said, _ = on_a_node(tmp_path, WITH_SYSTEMD + program, tmp_path / "node", changed)
+    return json.loads(said)
+
+
+def test_the_health_check_stops_before_the_volume_is_unmounted(tmp_path: Path) -> None:
+    """A check in between misses the volume, and Slurm's program drains the node."""
+    program = """
+over(None, volume)
+print(json.dumps([mounted(check_mode=True), calls(), mounted(), calls()]))
+"""
+    would, before, diff, after = with_systemd(tmp_path, program)
+    volume = f"{tmp_path}/point/nvme_raid0"
+    assert before == []
+    assert diff == would
+    assert diff[:3] == [health_units.TIMER, health_units.SOCKET, f"mount {volume}"]
+    assert after[:2] == [STOP, f"umount {volume}"]
+    assert diff.index(f"{unit_dropins.UNITS_DIRECTORY}/{health_units.TIMER}") < diff.index("/etc/fstab")
+
+
+def test_a_volume_that_cannot_be_unmounted_keeps_its_health_check(tmp_path: Path) -> None:
+    program = """
+over(None, volume)
+Path("/run/busy").touch()
+before = there()
+try:
+    mounted()
+except Exception as error:
+    print(json.dumps([str(error), there() == before, calls()]))
+"""
+    error, is_kept, ran = with_systemd(tmp_path, program)
+    assert "target is busy" in error
+    assert is_kept
+    start = f"systemctl start {health_units.TIMER} {health_units.SOCKET}"
+    assert ran == [STOP, f"umount {tmp_path}/point/nvme_raid0", start]
+
+
+def test_without_a_manifest_the_health_check_goes_as_well(tmp_path: Path) -> None:
+    program = """
+plan, would = run(plan=True), run(check_mode=True)
+before = there()
+done = run()
+print(json.dumps([plan, would, before, done, there(), run(), calls()]))
+"""
+    plan, would, before, done, left, again, ran = with_systemd(
+        tmp_path, program, lambda tree: (tree / "etc/tunetool/node.json").unlink()
+    )
+    assert plan["msg"].endswith("nothing to remove but the health check")
+    assert plan["plan"]["array_action"] == "nothing"
+    assert not plan["changed"]
+    assert before
+    assert left == []
+    assert (would["changed"], would["diff"], would["msg"]) == (done["changed"], done["diff"], done["msg"])
+    assert done["changed"]
+    assert done["msg"] == "nothing to remove but the health check"
+    assert (again["changed"], again["msg"]) == (False, "nothing to remove")
+    assert ran[0] == STOP
+    assert ran[-1] == "systemctl daemon-reload"
+
+
+def test_the_health_check_of_a_volume_that_is_the_owners_stays(tmp_path: Path) -> None:
+    def owners(tree: Path) -> None:
+        manifests.write({**MANIFEST, "array": None}, str(tree / manifests.MANIFEST_PATH[1:]))
+
+    before, done, left, ran = with_systemd(tmp_path, "print(json.dumps([there(), run(), there(), calls()]))", owners)
+    assert before == left
+    assert (done["changed"], done["msg"], ran) == (False, "nothing to remove", [])
+
+
+def test_a_file_that_cannot_be_removed_is_an_error_by_name_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    def in_the_way(tree: Path) -> None:
+        metrics = tree / "etc/prom" / health_units.METRICS[0]
+        metrics.unlink()
+        metrics.mkdir()
+
+    program = """
+blocked = run(volume=dict(uuid=array))
+Path("/etc/prom/tunetool-health.prom").rmdir()
+print(json.dumps([blocked, run(volume=dict(uuid=array)), there()]))
+"""
+    blocked, done, left = with_systemd(tmp_path, f"array = {ARRAY!r}{program}", in_the_way)
+    assert blocked["failed"]
+    assert blocked["msg"].startswith("`/etc/prom/tunetool-health.prom`: Is a directory. hint: ")
+    assert done["changed"]
+    assert left == []

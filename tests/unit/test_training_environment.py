@@ -429,7 +429,7 @@ def test_a_file_that_was_lost_is_named_and_the_next_run_builds_again(node: Node)
         assert (found.id, found.status) == ("training.environment", "fail")
         assert f"`{os.path.normpath(site / name)}" in found.found
         assert words in found.found
-        assert "`site.yml`" in found.remedy
+        assert "`tunetool provision`" in found.remedy
         aside.rename(site / name)
     # What Python compiles again by itself is no loss.
     for path in site.rglob("__pycache__"):

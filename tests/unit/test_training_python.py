@@ -133,7 +133,7 @@ def test_a_python_that_went_away_is_one_line_with_a_hint(manifest: Path, how: st
     assert caught.value.exit_code == ExitCode.NOT_JUDGED
     assert str(manifest.parent / "current/bin/python") in caught.value.message
     assert "\n" not in caught.value.line
-    assert "site.yml" in str(caught.value.hint)
+    assert "`tunetool provision`" in str(caught.value.hint)
     with pytest.raises(NoTraining):
         python_of_ranks("", "/opt/tunetool/bin/python", str(manifest))
 
@@ -184,7 +184,7 @@ def test_the_check_names_what_is_there_and_what_is_gone(manifest: Path, tmp_path
     (manifest.parent / "ops").rmdir()
     check = check_training(document)
     assert (check.status, check.found) == ("fail", f"its compiled ops are gone: `{manifest.parent / 'ops'}`")
-    assert "site.yml" in check.remedy
+    assert "`tunetool provision`" in check.remedy
     (manifest.parent / "env-1/environment.json").unlink()
     check = check_training(document)
     assert (check.status, check.found) == ("fail", f"`{manifest.parent / 'env-1/environment.json'}` is gone or damaged")
@@ -208,7 +208,7 @@ def test_a_node_whose_python_is_gone_has_none_to_train_with(manifest: Path) -> N
     found = read_capacity(str(manifest.parent), "/dev/shm", str(manifest))
     assert found.python == ""
     assert str(manifest.parent / "current/bin/python") in found.python_problem
-    assert "run `site.yml`" in found.python_problem
+    assert "run `tunetool provision`" in found.python_problem
 
 
 def test_a_role_that_is_off_is_a_named_check(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_what_the_manifest_promises_is_required(manifest: Path) -> None:
     rung = prepare(chosen.path, 1.0, (), dict(os.environ), chosen)
     assert (rung.required, rung.installed) == (True, None)
     assert "is gone" in rung.missing
-    assert "site.yml" in rung.remedy
+    assert "`tunetool provision`" in rung.remedy
 
 
 def test_an_op_that_was_never_there_is_left_out_with_its_reason(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_lost_python_ends_every_command_alike(arguments: list[str], manifest: 
     assert done.returncode == 3
     error, hint = done.stderr.strip().splitlines()
     assert "is gone, the Python of this node's training environment" in error
-    assert hint.startswith("hint: run `site.yml`")
+    assert hint.startswith("hint: run `tunetool provision`")
 
 
 def test_workers_get_the_manifests_python_and_variables(tmp_path: Path) -> None:

@@ -59,7 +59,13 @@ def wanted(value: float, name: str = "sequential.read") -> Expectation:
 
 def check(status: str, identity: str = "array.chunk") -> CheckResult:
     return CheckResult.model_validate(
-        {"id": identity, "status": status, "expected": "1 MiB", "found": "512 KiB", "remedy": "run `site.yml`"}
+        {
+            "id": identity,
+            "status": status,
+            "expected": "1 MiB",
+            "found": "512 KiB",
+            "remedy": "run `tunetool provision`",
+        }
     )
 
 
@@ -224,7 +230,7 @@ def test_without_expectation_nothing_is_judged() -> None:
 def test_a_failed_check_fails_a_fast_node_and_tells_the_remedy() -> None:
     verdict = judge(Case(measurements=[figure(60e9)], expectations=[wanted(50e9)], checks=[check("fail")]))
     assert verdict.status == "fail"
-    assert verdict.reasons == ["array.chunk: 512 KiB, expected 1 MiB: run `site.yml`"]
+    assert verdict.reasons == ["array.chunk: 512 KiB, expected 1 MiB: run `tunetool provision`"]
 
 
 def test_bytes_that_nothing_proves_are_neither_pass_nor_fail() -> None:

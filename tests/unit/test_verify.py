@@ -481,7 +481,7 @@ def manifest(tmp_path: Path, mount_point: Path | str, **expect: float) -> Path:
 def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
     def answer(**statuses: str) -> None:
         answers = [
-            Check(name.replace("_", "."), status, "as built", "otherwise", "run `site.yml`")
+            Check(name.replace("_", "."), status, "as built", "otherwise", "run `tunetool provision`")
             for name, status in {"filesystem_mounted": "pass", **statuses}.items()
         ]
         monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document: answers)

@@ -154,7 +154,9 @@ def test_a_plan_for_one_playbook_is_refused_by_another(tmp_path: Path) -> None:
     path.write_text(dump(document({}, "0", job=TEARDOWN)))
     done = ansible("ansible-playbook", "site.yml", "-i", "inventory/h100", "-e", f"apply_plan={path}")
     assert done.returncode == 2
-    assert "is for `playbooks/teardown.yml`, not for `site.yml`" in " ".join(done.stdout.split())
+    assert "is for `ansible-playbook tunetool.node.teardown`, not for `tunetool provision`" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_a_plan_of_what_is_taken_away_takes_nothing_away() -> None:

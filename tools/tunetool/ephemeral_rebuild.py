@@ -54,7 +54,7 @@ def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
             if _present(unless):
                 return _leave_present(unless, say)
         if isinstance(error, FileNotFoundError):
-            say("nothing was changed: there is no manifest. hint: run `site.yml` for this node")
+            say("nothing was changed: there is no manifest. hint: run `tunetool provision` for this node")
             return ExitCode.FALLS_SHORT
         message, _, hint = str(error).partition(". hint: ")
         raise UsageProblem(message, hint or getattr(error, "hint", None)) from None
@@ -140,7 +140,7 @@ def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, 
         follow_members(after)
     except (OSError, Refusal, CommandError) as error:
         # The volume serves without them, and `verify` names what does not hold.
-        say(f"I/O settings were not set: {str(error).splitlines()[0]}. hint: run `site.yml`")
+        say(f"I/O settings were not set: {str(error).splitlines()[0]}. hint: run `tunetool provision`")
     _wait_for_link(array, _link(built))
 
 

@@ -36,7 +36,7 @@ class TunetoolError(Exception):
     def __init__(self, message: str, hint: str | None = None) -> None:
         self.message = on_one_line(message)
         super().__init__(self.message)
-        self.hint = hint
+        self.hint = hint and on_one_line(hint)
 
     @property
     def line(self) -> str:

@@ -92,7 +92,7 @@ def check_packages(chosen: TrainingPython, needs: Sequence[str], environment: Ma
     """
     python = chosen.path
     hint = f"install tunetool {__version__} into it: {install_hint('finetune', python)}"
-    hint += ", or name another with `--python`" if chosen.named_by == "--python" else "; `site.yml` does so"
+    hint += ", or name another with `--python`" if chosen.named_by == "--python" else "; `tunetool provision` does so"
     try:
         done = captured([str(python), "-c", _ASK % (list(needs),)], _SECONDS, cwd="/", env=dict(environment))
         packages, version = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ({}, None)

@@ -13,7 +13,7 @@ from .initramfs_check import judge_images, mdadm_conf_path, rebuild_command
 from .md_arrays import DEAD_STATES, HALTED_STATES, Array, Superblock, find
 from .mdadm_conf import conf_with_array
 
-ANEW = "save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for what is there"
+ANEW = "save the data, `ansible-playbook tunetool.node.teardown`, then `tunetool provision`; or ask for what is there"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ def _members(manifest: Mapping[str, Any], asked: Asked, array: Array, serials: M
     if len(parts) == 1 and array.raid_disks == asked.count == len(present):
         return []
     hint = (
-        "put back what is missing. A drive that is lost takes the data with it: `playbooks/replace_drive.yml` rebuilds "
+        "put back what is missing. A drive that is lost takes the data with it: "
+        "`ansible-playbook tunetool.node.replace_drive` rebuilds "
         "the scratch over another one"
         if len(present) < array.raid_disks
         else "a RAID0 keeps its members: ask for these %d, or %s" % (array.raid_disks, ANEW)

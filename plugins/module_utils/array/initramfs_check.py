@@ -130,12 +130,12 @@ def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
     mine = [line for line in array_lines(text) if line.names(array["uuid"])]
     if not any("/dev/md/" + array["name"] in line.devices for line in mine):
         state = "`%s` has %s" % (conf, "`%s`" % mine[0] if mine else "no line for it")
-        return Check(CHECK_ID, FAIL, expected, state, "run `site.yml`")
+        return Check(CHECK_ID, FAIL, expected, state, "run `tunetool provision`")
     wrong = [str(image) for image in judged if image.problem]
     if wrong:
         command = rebuild_command(root)
         by_hand = "run `%s`" % " ".join(command) if command else "rebuild it as this distribution does"
-        return Check(CHECK_ID, FAIL, expected, "; ".join(wrong), "run `site.yml`, or " + by_hand)
+        return Check(CHECK_ID, FAIL, expected, "; ".join(wrong), "run `tunetool provision`, or " + by_hand)
     dark = [str(image) for image in judged if image.unknown]
     if dark:
         return Check(

@@ -15,7 +15,7 @@ _MOST_DISKS = 2**16
 """A superblock counts its members in 16 bits."""
 _ASSEMBLE = "run `mdadm --stop` on it, then `mdadm --assemble --scan`"
 DEAD_STATES: Mapping[str, str] = {
-    "broken": "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`",
+    "broken": "a RAID0 cannot lose a drive: replace it, then run `ansible-playbook tunetool.node.replace_drive`",
     "inactive": "not every member came in time: look for the missing ones, " + _ASSEMBLE,
     "clear": "somebody stopped it, its drives may be well: " + _ASSEMBLE,
 }

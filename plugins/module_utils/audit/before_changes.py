@@ -70,7 +70,8 @@ def _unknown_array(manifest: Mapping[str, Any], no_answer: str) -> Difference:
         "array `%s` UUID %s" % (built["name"], built["uuid"]),
         "no answer: %s" % no_answer,
         mended=False,
-        hint="`mdadm --examine` must answer for the drives: `site.yml --tags packages` installs it where it is missing",
+        hint="`mdadm --examine` must answer for the drives: `tunetool provision -- --tags packages` installs "
+        "it where it is missing",
     )
 
 

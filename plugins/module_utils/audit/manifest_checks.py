@@ -71,7 +71,8 @@ def run_checks(
             not pending,
             "no reboot pending",
             "something that was asked for waits for a reboot" if pending else "no reboot pending",
-            "reboot the node, then run `site.yml` again; `host_memory_reboot_ok: true` lets it reboot by itself",
+            "reboot the node, then run `tunetool provision` again; `host_memory_reboot_ok: true` lets it "
+            "reboot by itself",
         )
     )
     return checks
@@ -102,7 +103,7 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
         # In what was found: a scheduler's reason and the metrics have no room for the remedy.
         missing = ", ".join("`%s`" % serial for serial in gone)
         found = "not assembled; missing %s" % missing if gone else "not assembled"
-        remedy = "reseat or replace the missing drives" if gone else "run `site.yml`, which assembles it"
+        remedy = "reseat or replace the missing drives" if gone else "run `tunetool provision`, which assembles it"
         return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), found, remedy)]
     checks = [
         _check("array.assembled", True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
@@ -118,15 +119,15 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
             array.name == wanted["name"],
             wanted["name"],
             str(array.name),
-            "rebuild the initramfs after mdadm.conf: run `site.yml`, then reboot",
+            "rebuild the initramfs after mdadm.conf: run `tunetool provision`, then reboot",
         ),
-        _check("array.level", array.level == wanted["level"], wanted["level"], array.level, "run `site.yml`"),
+        _check("array.level", array.level == wanted["level"], wanted["level"], array.level, "run `tunetool provision`"),
         _check(
             "array.chunk",
             array.chunk_bytes == wanted["chunk_bytes"],
             format_size_binary(wanted["chunk_bytes"]),
             format_size_binary(array.chunk_bytes),
-            "the array was made again with another chunk: run `site.yml`",
+            "the array was made again with another chunk: run `tunetool provision`",
         ),
     ]
     return checks + [_members_check(wanted, array, drives)]
@@ -147,7 +148,8 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
         not gone and not strange,
         "%d members by serial" % len(expected),
         text,
-        "reseat that drive and reboot, or replace it and run `playbooks/replace_drive.yml`; its data is lost",
+        "reseat that drive and reboot, or replace it and run `ansible-playbook tunetool.node.replace_drive`; "
+        "its data is lost",
     )
 
 
@@ -180,7 +182,7 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
             not missing,
             ",".join(wanted["mount_options"]),
             "missing %s" % ", ".join("`%s`" % option for option in missing) if missing else "all set",
-            "run `site.yml`, or unmount and mount `%s`" % point,
+            "run `tunetool provision`, or unmount and mount `%s`" % point,
         )
     )
     geometry = geometry_of_mount(mount.options)
@@ -235,7 +237,7 @@ def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
                 count is not None and count >= pool.count,
                 "%d pages of %s%s" % (pool.count, format_size_binary(pool.size_kib * 1024), where),
                 "%s pages" % count,
-                "memory is fragmented or taken: reboot the node, then run `site.yml` again",
+                "memory is fragmented or taken: reboot the node, then run `tunetool provision` again",
             )
         )
     if wanted["shm_bytes"] is not None:
@@ -291,7 +293,9 @@ def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, root: str) 
     if mount is None:
         return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
     exists = os.path.isdir(os.path.join(root, path.lstrip("/")))
-    return _check("offload.directory", exists, "`%s`" % path, "a directory" if exists else "missing", "run `site.yml`")
+    return _check(
+        "offload.directory", exists, "`%s`" % path, "a directory" if exists else "missing", "run `tunetool provision`"
+    )
 
 
 def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
@@ -310,7 +314,7 @@ def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
             MODES.index(now.mode) <= MODES.index(mode),
             mode,
             state,
-            "; ".join(dict.fromkeys(blocker.remedy for blocker in blockers)) or "run `site.yml`",
+            "; ".join(dict.fromkeys(blocker.remedy for blocker in blockers)) or "run `tunetool provision`",
         )
     ]
     if outdated(root):
@@ -320,7 +324,7 @@ def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
                 FAIL,
                 "the udev rule for arrays made from the distribution's own",
                 "the distribution has changed its rule since",
-                "run `site.yml`",
+                "run `tunetool provision`",
             )
         )
     return checks

@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 from .files import lines, sync_directory
 from .manifest import MANIFEST_PATH, ManifestError, load
-from .refusal import Refusal
+from .refusal import Refusal, on_one_line
 
 WAITS = "it is mended by the next run that nothing else stops"
 
@@ -30,7 +30,7 @@ class Difference:
 
     def __str__(self) -> str:
         text = "`%s`: expected %s, found %s" % (self.name, self.expected, self.found)
-        return "%s. hint: %s" % (text, self.hint) if self.hint else text
+        return on_one_line("%s. hint: %s" % (text, self.hint) if self.hint else text)
 
 
 class Drifted(Exception):

@@ -119,17 +119,30 @@ def _shown(match: re.Match[str]) -> str:
     return "\\x%02x" % (code - 0xDC00) if 0xDC80 <= code <= 0xDCFF else "\\u%04x" % code
 
 
+def refuse_irregular(path: str) -> None:
+    """Raises ``OSError`` (EINVAL) where the path leads to something that is no regular file.
+
+    A rename replaces also a device: as root, /dev/null would be a file from then on.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
 def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, follow: bool = True) -> None:
     """Write ``text`` to ``path`` by rename, keeping the owner and mode of a file that was there.
 
+    Raises ``OSError``, also as ``refuse_irregular`` does, and then whatever was there is as it was.
     A process that is killed in it leaves its temporary file beside ``path``; the next call for ``path`` removes that.
     ``sync``: it survives a power cut, not only the end of this process. ``follow``: False in a directory where others
-    may write, as /dev/shm: a link at ``path`` is replaced and not followed, and nobody else's owner and mode are kept.
+    may write, as /dev/shm: a link at ``path``, or whatever else, is replaced and not followed, and nobody else's owner
+    and mode are kept.
     """
+    if follow:
+        refuse_irregular(path)
     directory, name = os.path.split(os.path.realpath(path) if follow else os.path.abspath(path))
     directory = os.path.realpath(directory)
     real = os.path.join(directory, name)
-    os.makedirs(directory, exist_ok=True)
+    _make_directory(directory, sync)
     prefix = ".%s.tunetool-" % name
     remove_stale_files(prefix, directory)
     handle, temporary = new_file(prefix, directory)
@@ -141,8 +154,9 @@ def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, fol
             if old is None:
                 os.fchmod(stream.fileno(), mode)
             else:
-                os.fchmod(stream.fileno(), old.st_mode & 0o7777)
                 os.fchown(stream.fileno(), old.st_uid, old.st_gid)
+                # After the owner: a change of that takes the set-user-ID and set-group-ID bits away.
+                os.fchmod(stream.fileno(), old.st_mode & 0o7777)
             if sync:
                 os.fsync(stream.fileno())
             # Before the file is closed: then nothing tells it from a leftover.
@@ -153,6 +167,18 @@ def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, fol
         raise
     if sync:
         sync_directory(directory)
+
+
+def _make_directory(path: str, sync: bool) -> None:
+    """Make it, with what is missing above it. ``sync``: its name, too, survives a power cut."""
+    missing = []
+    above = path
+    while not os.path.isdir(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    os.makedirs(path, exist_ok=True)
+    for made in missing if sync else ():
+        sync_directory(os.path.dirname(made))
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -13,7 +13,9 @@ from .refusal import on_one_line
 MANIFEST_PATH = "/etc/tunetool/node.json"
 SCHEMA_VERSION = 1
 SCHEMA_NAME = "tunetool.manifest/%d" % SCHEMA_VERSION
-EDITED_HINT = "run `site.yml` on this node, which writes it again; what is to change belongs into the inventory"
+EDITED_HINT = (
+    "run `tunetool provision` for this node, which writes it again; what is to change belongs into the inventory"
+)
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
@@ -201,7 +203,7 @@ class ManifestError(Exception):
     def __init__(self, message: str, hint: str) -> None:
         self.message = on_one_line(message)
         super().__init__(self.message)
-        self.hint = hint
+        self.hint = on_one_line(hint)
 
 
 def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
@@ -216,20 +218,22 @@ def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
         raise
     except OSError as error:
         reason = "`%s` cannot be read: %s" % (path, error.strerror)
-        raise ManifestError(reason, "run `site.yml` on this node") from error
+        raise ManifestError(reason, "run `tunetool provision` for this node") from error
     except ValueError as error:
-        raise ManifestError("`%s` is not JSON: %s" % (path, error), "run `site.yml` on this node") from error
+        raise ManifestError("`%s` is not JSON: %s" % (path, error), "run `tunetool provision` for this node") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA_NAME:
         raise ManifestError(
             "`%s` has schema `%s`, this version reads `%s`" % (path, schema, SCHEMA_NAME),
-            "use the tunetool version that wrote it, or run `site.yml` of this version on the node",
+            "use the tunetool version that wrote it, or run `tunetool provision` of this version for the node",
         )
     if documents.CHECKSUM in document and document[documents.CHECKSUM] != documents.checksum(document):
         raise ManifestError("`%s` was edited after it was written: its checksum does not match" % path, EDITED_HINT)
     problems = validate(document)
     if problems:
-        raise ManifestError("`%s` is not a manifest: %s" % (path, problems[0]), "run `site.yml` on this node")
+        raise ManifestError(
+            "`%s` is not a manifest: %s" % (path, problems[0]), "run `tunetool provision` for this node"
+        )
     return {key: value for key, value in document.items() if key != documents.CHECKSUM}
 
 

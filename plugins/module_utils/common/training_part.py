@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from .check_result import FAIL, PASS, SKIP, Check
 from .manifest import MANIFEST_PATH, ManifestError, load
+from .refusal import on_one_line
 from .venv_files import damage
 
 CHECK_ID = "training.environment"
@@ -67,13 +68,14 @@ class NoTraining(Exception):
     """This node has no Python that can train. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = on_one_line(message), on_one_line(hint)
+        super().__init__(self.message)
 
 
-REPAIR = "run `site.yml` on this node, whose role `%s` builds it again, or name a Python with `--python`" % ROLE
-SWITCH_ON = "set the role `%s` on and run `site.yml`, or name a Python that has torch with `--python`" % ROLE
+REPAIR = (
+    "run `tunetool provision` for this node, whose role `%s` builds it again, or name a Python with `--python`"
+) % ROLE
+SWITCH_ON = "set the role `%s` on and run `tunetool provision`, or name a Python that has torch with `--python`" % ROLE
 
 
 def training_of(manifest: Mapping[str, Any] | None) -> Training | None:

@@ -53,7 +53,7 @@ SCHEMA: dict[str, Any] = _object(
 )
 """Settings that the manifest lacks: how drives are selected, and the volume's label and offload directory."""
 
-ADVICE = "run `site.yml` for this node, with a plan if a drive may lose what it holds"
+ADVICE = "run `tunetool provision` for this node, with a plan if a drive may lose what it holds"
 
 
 class ConfigError(Exception):
@@ -69,13 +69,16 @@ def load(path: str = CONFIG_PATH) -> dict[str, Any]:
         document = documents.read(path)
     except FileNotFoundError:
         raise ConfigError(
-            "`%s` is not there: ephemeral mode is off. hint: set `ephemeral_enabled: true`, then run `site.yml`" % path
+            "`%s` is not there: ephemeral mode is off. hint: set `ephemeral_enabled: true`, then run "
+            "`tunetool provision`" % path
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError("`%s` cannot be read: %s. hint: run `site.yml` on this node" % (path, error)) from None
+        raise ConfigError(
+            "`%s` cannot be read: %s. hint: run `tunetool provision` for this node" % (path, error)
+        ) from None
     problems = _problems(document)
     if problems:
-        raise ConfigError("`%s`: %s. hint: run `site.yml` on this node" % (path, problems[0]))
+        raise ConfigError("`%s`: %s. hint: run `tunetool provision` for this node" % (path, problems[0]))
     return dict(document)
 
 

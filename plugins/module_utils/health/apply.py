@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Mapping
+from typing import Iterator, Mapping
 
+from ..common.commands import CommandError
 from ..common.drift import diff_entry
 from . import health_units
 
@@ -40,6 +42,27 @@ def converge(
     for each in changed:
         health_units.put(each)
     return diff
+
+
+@contextlib.contextmanager
+def halted(acting: bool) -> Iterator[list[dict[str, str]]]:
+    """Stop what runs of it, and give the diff; ``remove`` then takes the files. What ran runs again if the block fails.
+
+    Raises ``CommandError``.
+    """
+    running = health_units.active()
+    diff = [diff_entry(unit, "active\n", "") for unit in running]
+    if not acting or not health_units.installed():
+        yield diff
+        return
+    health_units.stop(False, False)
+    try:
+        yield diff
+    except BaseException:
+        # Its own error would hide the first one.
+        with contextlib.suppress(CommandError):
+            health_units.start(running)
+        raise
 
 
 def remove(program: str, acting: bool) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Sequence
 
 from ..common.commands import Result, run
 from ..common.files import content, replace_file
@@ -214,9 +214,16 @@ def running(socket: bool) -> bool:
     """Whether what must run runs; True if systemd does not run."""
     if not os.path.isdir("/run/systemd/system"):
         return True
-    units = [TIMER, *([SOCKET] if socket else [])]
-    shown = run(["systemctl", "is-active", *units], accept=range(256)).stdout.split()
-    return shown == ["active"] * len(units)
+    return {TIMER, *([SOCKET] if socket else [])} <= set(active())
+
+
+def active() -> list[str]:
+    """The timer and the socket, where they run; none if systemd does not. Raises ``CommandError``."""
+    if not os.path.isdir("/run/systemd/system"):
+        return []
+    units = [TIMER, SOCKET]
+    states = run(["systemctl", "is-active", *units], accept=range(256)).stdout.split()
+    return [unit for unit, state in zip(units, states) if state == "active"]
 
 
 def to_stop(enabled: bool, socket: bool) -> list[str]:
@@ -233,6 +240,12 @@ def stop(enabled: bool, socket: bool) -> None:
     if gone and os.path.isdir("/run/systemd/system"):
         # 5: one that is not loaded.
         run(["systemctl", "stop", *gone], accept=(0, 5))
+
+
+def start(units: Sequence[str]) -> None:
+    """Start them again, with their files as they are. Raises ``CommandError``."""
+    if units:
+        run(["systemctl", "start", *units])
 
 
 def revive_socket(root: str = "/", call: Callable[..., Result] = run) -> None:

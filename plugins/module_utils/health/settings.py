@@ -37,16 +37,18 @@ class SettingsError(Exception):
 
 def load(path: str = CONFIG_PATH) -> dict[str, Any]:
     """The settings, checked. Raises ``SettingsError``."""
-    hint = "hint: set `node_health_enabled: true`, then run `site.yml`"
+    hint = "hint: set `node_health_enabled: true`, then run `tunetool provision`"
     try:
         document = documents.read(path)
     except FileNotFoundError:
         raise SettingsError("`%s` is not there: the health check is off. %s" % (path, hint)) from None
     except (OSError, ValueError) as error:
-        raise SettingsError("`%s` cannot be read: %s. hint: run `site.yml` on this node" % (path, error)) from None
+        raise SettingsError(
+            "`%s` cannot be read: %s. hint: run `tunetool provision` for this node" % (path, error)
+        ) from None
     problems = validate(document, SCHEMA, "settings")
     if problems:
-        raise SettingsError("`%s`: %s. hint: run `site.yml` on this node" % (path, problems[0]))
+        raise SettingsError("`%s`: %s. hint: run `tunetool provision` for this node" % (path, problems[0]))
     return dict(document)
 
 

@@ -85,7 +85,7 @@ def _manifest(path: str) -> tuple[dict[str, Any] | None, str]:
     try:
         return load(path), ""
     except FileNotFoundError:
-        return None, "there is no manifest `%s`: run `site.yml` on the node, or give `--target DIR`" % path
+        return None, "there is no manifest `%s`: run `tunetool provision` for the node, or give `--target DIR`" % path
     except ManifestError as error:
         return None, "%s; %s" % (error, error.hint)
 

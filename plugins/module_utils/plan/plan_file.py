@@ -21,10 +21,10 @@ ARRAY_ACTIONS = {
     REPLACE: ("remove", "nothing", "refuse"),
 }
 """Possible actions on a host's array, by the plan's job."""
-PLAYBOOKS = {
-    PROVISION: "site.yml",
-    TEARDOWN: "playbooks/teardown.yml",
-    REPLACE: "playbooks/replace_drive.yml",
+COMMANDS = {
+    PROVISION: "tunetool provision",
+    TEARDOWN: "ansible-playbook tunetool.node.teardown",
+    REPLACE: "ansible-playbook tunetool.node.replace_drive",
 }
 _HASH = re.compile(r"^[0-9a-f]{64}$")
 _AGAIN = "make a new one: `--tags plan -e plan_file=plan.json`"
@@ -35,8 +35,8 @@ class PlanError(Exception):
 
     def __init__(self, message: str, hint: str = _AGAIN) -> None:
         self.message = on_one_line(message)
-        super().__init__("%s. hint: %s" % (self.message, hint))
-        self.hint = hint
+        self.hint = on_one_line(hint)
+        super().__init__("%s. hint: %s" % (self.message, self.hint))
 
 
 def host_part(
@@ -116,8 +116,8 @@ def parse(text: str, name: str, job: str = PROVISION) -> dict[str, Any]:
         raise PlanError("plan file `%s` is for no job of this version: `%s`" % (name, plan.get("job")))
     if plan["job"] != job:
         raise PlanError(
-            "plan file `%s` is for `%s`, not for `%s`" % (name, PLAYBOOKS[plan["job"]], PLAYBOOKS[job]),
-            "apply it with `%s`, or make a new one" % PLAYBOOKS[plan["job"]],
+            "plan file `%s` is for `%s`, not for `%s`" % (name, COMMANDS[plan["job"]], COMMANDS[job]),
+            "apply it with `%s`, or make a new one" % COMMANDS[plan["job"]],
         )
     if not isinstance(plan.get("hosts"), dict):
         raise PlanError("plan file `%s` names no hosts" % name)

@@ -120,7 +120,7 @@ def find_program(module: Any) -> str:
     on_path = module.get_bin_path("tunetool")
     if on_path is None:
         module.fail_json(
-            msg="`%s` is not installed. hint: run site.yml, whose role tunetool installs it" % program,
+            msg="`%s` is not installed. hint: run `tunetool provision`, whose role tunetool installs it" % program,
             rc=3,
             stderr_tail=[],
         )

@@ -31,6 +31,16 @@ from .facts import shown
 from .wipe_drives import contents_text, refuse_unless_wipeable, wipe
 
 
+def remove_remains(program: str, acting: bool) -> list[dict[str, str]]:
+    """Remove what a teardown would, where no volume is left to remove. Returns the diff.
+
+    With a manifest the health check stays: it checks the node against that. Raises ``CommandError`` and ``OSError``.
+    """
+    if os.path.lexists(MANIFEST_PATH):
+        return []
+    return health_apply.remove(program, acting)
+
+
 class Job:
     """The steps in order; collects the diff as it goes."""
 
@@ -82,16 +92,19 @@ class Job:
         """
         if self.removal.incoming is not None:
             refuse_unless_wipeable([self.removal.incoming], allowed)
-        self.unmount()
-        if self.teardown:
-            self.forget()
-            self.forget_services()
-            # Before the wipe: a check of what is gone would drain the node.
-            self.diff += health_apply.remove(self.program, acting=not self.check_mode)
-        self.wipe()
         if not self.teardown:
+            self.unmount()
+            self.wipe()
             self.forget()
             return
+        # A check of a volume that is gone would drain the node in Slurm: it stops before, and no boot starts it after.
+        with health_apply.halted(acting=not self.check_mode) as stopped:
+            self.diff += stopped
+            self.unmount()
+        self.diff += health_apply.remove(self.program, acting=not self.check_mode)
+        self.forget()
+        self.forget_services()
+        self.wipe()
         self.rebuild_initramfs()
         self.remove_mount_point()
         self.remove_manifest()

@@ -31,7 +31,9 @@ def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) 
         return replace(
             removal,
             done=False,
-            problems=("there is no manifest, so the members are unknown. hint: `site.yml` builds, and writes it",),
+            problems=(
+                "there is no manifest, so the members are unknown. hint: `tunetool provision` builds, and writes it",
+            ),
         )
     serials = removal.volume.serials
     wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)

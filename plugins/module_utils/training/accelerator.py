@@ -66,7 +66,8 @@ def choose(wish: str, gpus: int, driver: Optional[str], torch: str, lock_cuda: O
         )
     if driver is None:
         raise Refusal(
-            "no NVIDIA driver is loaded, and %d GPUs are on the PCI bus. hint: install the driver, run site.yml "
+            "no NVIDIA driver is loaded, and %d GPUs are on the PCI bus. hint: install the driver, run "
+            "`tunetool provision` "
             "again, or set `training_environment_accelerator: cpu`" % gpus
         )
     newest = newest_cuda(driver)

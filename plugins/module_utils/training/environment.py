@@ -141,7 +141,7 @@ def build(wish: Wish, received: Sequence[str], needed_beside: int = 0) -> None:
         _check(wheels[str(each["name"])], each)
     if _is_locked(os.path.join(wish.path, STAMP)):
         raise Refusal(
-            "%s, and a job still runs in this environment. hint: run site.yml again when the job has ended"
+            "%s, and a job still runs in this environment. hint: run `tunetool provision` again when the job has ended"
             % (damage(wish.path) or "`%s` does not answer" % wish.python)
         )
     shutil.rmtree(wish.path, ignore_errors=True)

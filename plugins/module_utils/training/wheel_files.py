@@ -86,7 +86,7 @@ def check(path: str, entry: Mapping[str, Any]) -> None:
     if actual != entry["sha256"]:
         raise Refusal(
             "`%s` has the hash %s..., not %s... as the wheelhouse's manifest has it. hint: run "
-            "`tunetool build-wheelhouse` on its directory, which fetches the file again, then site.yml"
+            "`tunetool build-wheelhouse` on its directory, which fetches the file again, then `tunetool provision`"
             % (path, actual[:16], str(entry["sha256"])[:16])
         )
 
@@ -119,7 +119,7 @@ def unpack(archive: str, directory: str) -> None:
                 os.replace(path + ".new", path)
     except tarfile.TarError as error:
         raise Refusal(
-            "`%s` is damaged: %s. hint: run site.yml again, which sends it again" % (archive, error)
+            "`%s` is damaged: %s. hint: run `tunetool provision` again, which sends it again" % (archive, error)
         ) from None
     finally:
         with contextlib.suppress(OSError):

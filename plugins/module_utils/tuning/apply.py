@@ -116,9 +116,11 @@ class TuningJob(Job):
         gone = [serial for serial in self.serials if serial not in self.machine.drives]
         if asked_of_drives and (gone or not self.serials):
             what = ", ".join("`%s`" % serial for serial in gone) or "no drive is known"
-            raise Refusal("%s cannot be set: %s. hint: run `site.yml`" % (", ".join(asked_of_drives), what))
+            raise Refusal("%s cannot be set: %s. hint: run `tunetool provision`" % (", ".join(asked_of_drives), what))
         if "read_ahead_bytes" in self.tuning and not self.machine.arrays and self.array_uuid != NEW_ARRAY:
-            raise Refusal("read-ahead cannot be set: array %s does not run. hint: run `site.yml`" % self.array_uuid)
+            raise Refusal(
+                "read-ahead cannot be set: array %s does not run. hint: run `tunetool provision`" % self.array_uuid
+            )
         if self.tuning.get(FSTRIM) and fstrim_state(self.root) == "absent":
             raise Refusal("there is no `fstrim.timer` here. hint: it is part of util-linux")
         problems = impossible(self.tuning, self.machine)

@@ -26,7 +26,7 @@ def tuning_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
             checks.append(_check(setting, value, tuning, machine))
     if FSTRIM in tuning:
         state = fstrim_state(root)
-        remedy = "run `site.yml`, or `systemctl enable --now fstrim.timer`"
+        remedy = "run `tunetool provision`, or `systemctl enable --now fstrim.timer`"
         holds = state == tuning[FSTRIM]
         checks.append(
             Check(PREFIX + FSTRIM, PASS if holds else FAIL, str(tuning[FSTRIM]), state, "" if holds else remedy)
@@ -52,6 +52,6 @@ def _check(setting: str, value: str, tuning: Tuning, machine: Machine) -> Check:
 
 def _remedy(who: Sequence[Rival]) -> str:
     if not who:
-        return "no known file overrules ours, so a person or a program changed it: run `site.yml`"
+        return "no known file overrules ours, so a person or a program changed it: run `tunetool provision`"
     lines = "; ".join(map(str, who))
-    return "%s, after ours: remove that or change what the inventory asks for, then run `site.yml`" % lines
+    return "%s, after ours: remove that or change what the inventory asks for, then run `tunetool provision`" % lines

@@ -9,6 +9,7 @@ from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, UNKNOWN, Check
 from ..common.files import read_text
+from ..common.refusal import on_one_line
 from ..machine.block_stack import read_stack
 from ..machine.drives import read_drives
 from ..machine.hardware_hash import hardware, hardware_changes, hardware_hash
@@ -31,9 +32,8 @@ class TunedError(Exception):
     """The variable has a value that DeepSpeed would not accept. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = on_one_line(message), on_one_line(hint)
+        super().__init__(self.message)
 
 
 def facts_of(mount_point: str, root: str = "/") -> dict[str, Any]:
@@ -74,13 +74,13 @@ def check_tuned(wanted: Mapping[str, Any], mount_point: str, root: str = "/") ->
     expected = "`%s` as tuned on hardware like this" % wanted["path"]
     text = read_text(root.rstrip("/") + wanted["path"])
     if text is None:
-        return Check(CHECK_ID, FAIL, expected, "the file is missing", "run `site.yml`")
+        return Check(CHECK_ID, FAIL, expected, "the file is missing", "run `tunetool provision`")
     try:
         same = json.loads(text) == {"aio": wanted["block"]}
     except ValueError:
         same = False
     if not same:
-        return Check(CHECK_ID, FAIL, expected, "the file holds something else", "run `site.yml`")
+        return Check(CHECK_ID, FAIL, expected, "the file holds something else", "run `tunetool provision`")
     try:
         changes = hardware_changes(wanted["hardware"], facts_of(mount_point, root))
     except OSError as error:
@@ -91,7 +91,7 @@ def check_tuned(wanted: Mapping[str, Any], mount_point: str, root: str = "/") ->
             FAIL,
             expected,
             "tuned on other hardware: %s" % "; ".join(changes),
-            "run `tunetool tune --store-vars` on this node, then `site.yml`",
+            "run `tunetool tune --store-vars` on this node, then `tunetool provision`",
         )
     return Check(CHECK_ID, PASS, expected, "as tuned")
 

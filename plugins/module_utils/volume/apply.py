@@ -77,7 +77,7 @@ class Volume(MountPoint):
         if (not signatures or half) and os.path.exists(self._path(MANIFEST_PATH)):
             hint = (
                 "nothing is made over it: `xfs_repair -n %s` looks for what was there; to start again without it, "
-                "`playbooks/teardown.yml`, then `site.yml`" % self.array.path
+                "`ansible-playbook tunetool.node.teardown`, then `tunetool provision`" % self.array.path
             )
             expected = "xfs UUID %s" % self.built.get("uuid", "of the manifest")
             refusal = "array `%s` of a built node holds nothing. hint: %s" % (name, hint)
@@ -107,7 +107,8 @@ class Volume(MountPoint):
         # xfs_info reads a mounted file system through its mount point, an unmounted one through its device.
         geometry = parse_xfs_info(run(["xfs_info", mount_points[0] if mount_points else array.path]).stdout)
         hint = (
-            "geometry cannot be changed in place. Save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for "
+            "geometry cannot be changed in place. Save the data, `ansible-playbook tunetool.node.teardown`, "
+            "then `tunetool provision`; or ask for "
             "what is there"
         )
         wrong = apart(self.geometry, geometry)
@@ -179,7 +180,7 @@ class Volume(MountPoint):
         fixed = [option for option in missing if at_mount_only(option)]
         if fixed:
             hint = (
-                "XFS takes it only when it is mounted: stop what uses it, `umount %s`, run `site.yml` again"
+                "XFS takes it only when it is mounted: stop what uses it, `umount %s`, run `tunetool provision` again"
                 % self.point
             )
             refusal = "`%s` is mounted without %s. hint: %s" % (

@@ -118,7 +118,7 @@ def check_boot(filesystem: Mapping[str, Any], root: str = "/") -> Check:
     except ForeignDropIn as error:
         problems.append(str(error).partition(". hint: ")[0])
     found = "; ".join(problems) or "both"
-    return Check(CHECK_ID, FAIL if problems else PASS, expected, found, "run `site.yml`" if problems else "")
+    return Check(CHECK_ID, FAIL if problems else PASS, expected, found, "run `tunetool provision`" if problems else "")
 
 
 def in_words(change: Change) -> tuple[str, str]:

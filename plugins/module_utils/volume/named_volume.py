@@ -62,5 +62,5 @@ def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/"
         FAIL,
         expected,
         found + (", another file system" if uuid != wanted["uuid"] else ""),
-        "unmount what hides `%s`; if the volume was replaced, run `site.yml` again" % point,
+        "unmount what hides `%s`; if the volume was replaced, run `tunetool provision` again" % point,
     )

@@ -147,12 +147,12 @@ def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
     """
     try:
         # transformers 5 writes the language model's sizes into a block of their own.
-        sizes, vision = decoder(configuration), configuration["vision_config"]
-        check_sizes(path, sizes.layers, sizes.hidden, sizes.intermediate, sizes.vocabulary, sizes.heads)
+        text, vision = decoder(configuration), configuration["vision_config"]
+        check_sizes(path, text.layers, text.hidden, text.intermediate, text.vocabulary, text.heads)
         check_sizes(
             path, size_of(vision, "depth"), size_of(vision, "hidden_size"), size_of(vision, "intermediate_size")
         )
-        return (*_tower(vision), *sizes.tensors())
+        return (*_tower(vision), *text.tensors())
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError) as error:
         raise UsageProblem(
             f"`{path}`: {error} is missing or not a number", "is it a Qwen2.5-VL's config.json?"
@@ -160,7 +160,7 @@ def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
 
 
 def decoder(configuration: Mapping[str, Any]) -> Decoder:
-    """The sizes of the language model. Raises ``KeyError`` and others of a size that is missing or no number."""
+    """The sizes of the language model. Raises as ``size_of`` does where one is missing."""
     text = configuration.get("text_config") or configuration
     hidden, heads = size_of(text, "hidden_size"), size_of(text, "num_attention_heads")
     return Decoder(

@@ -1,2 +1,2 @@
-"""The benchmarks, timed with proof: checkpoint, experts, finetune, offload, staging, strategies, reference, ds-io. It
-may import ``training``, ``launch``, ``fleet`` and what lies under them, but no page and no command."""
+"""The benchmarks, timed with proof: checkpoint, experts, finetune, inference, offload, staging, strategies, reference,
+ds-io, api. It may import ``training``, ``launch``, ``fleet`` and what lies under them, but no page and no command."""

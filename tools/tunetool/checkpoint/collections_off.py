@@ -1,4 +1,5 @@
-"""No garbage collection while very many objects are made that are all kept."""
+"""No garbage collection while very many objects are made that are all kept, or while threads read. Nothing else of the
+package turns it off."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ os.register_at_fork(after_in_child=_on_in_child)
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Disable garbage collection: it would look at the new objects again and again, and all of them are kept.
+    """Disable garbage collection: it would look at the new objects again and again, and hold up all threads meanwhile.
 
     Whoever turns it off turns it on again, and nobody else touches it, so no order of threads leaves it off. It may be
     on early, where two threads are here at the same time.

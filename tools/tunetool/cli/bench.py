@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from tunetool.cli.bench_api import api
 from tunetool.cli.bench_checkpoint import checkpoint
 from tunetool.cli.bench_dataset import dataset
 from tunetool.cli.bench_ds_io import ds_io
 from tunetool.cli.bench_experts import experts
 from tunetool.cli.bench_finetune import finetune
+from tunetool.cli.bench_inference import inference
 from tunetool.cli.bench_loading import loading
 from tunetool.cli.bench_offload import offload
 from tunetool.cli.bench_reference import reference
@@ -32,3 +34,5 @@ command.add_command(reference)
 command.add_command(strategies)
 command.add_command(ds_io)
 command.add_command(experts)
+command.add_command(inference)
+command.add_command(api)

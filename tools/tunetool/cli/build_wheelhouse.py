@@ -72,8 +72,9 @@ class Options(Dry):
 def command(given: Options) -> int:
     """Fetch the wheels of training environments into DIR, once, for nodes without a package index.
 
-    site.yml takes them from there: `training_environment_wheelhouse: DIR`. A call that is cut off goes on where it was;
-    a file whose hash is wrong is fetched again. DIR holds the wheels and wheelhouse.json, which has their hashes.
+    `tunetool provision` takes them from there: `training_environment_wheelhouse: DIR`. A call that is cut off goes on
+    where it was; a file whose hash is wrong is fetched again. DIR holds the wheels and wheelhouse.json, which has their
+    hashes.
 
     Exit codes: 0 all files are there; 2 the call was wrong; 3 something cannot be fetched.
     """

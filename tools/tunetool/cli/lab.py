@@ -14,7 +14,7 @@ import click
 
 from tunetool.cli.groups import Group
 from tunetool.cli.options import option, takes
-from tunetool.cli.values import Value
+from tunetool.cli.values import NEW_FILE, Value
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def down(node: str | None) -> None:
 @command.command()
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     metavar="FILE",
     help="File for the inventory. Default: inventory/lab/hosts.yml.",
 )

@@ -16,6 +16,7 @@ import click
 from tunetool import __version__
 from tunetool.cli.groups import HELP_OPTIONS, Group, ReaderGone, nearest
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError, fault_of_ours
+from tunetool.node.common.refusal import on_one_line
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
@@ -26,7 +27,7 @@ COMMANDS = {
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
     "ds-config": "Write a whole DeepSpeed configuration for a model and a node.",
     "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
-    "bench": "Run a benchmark: checkpoints, fine-tuning, staging, ZeRO strategies, DeepSpeed's I/O, or all of them.",
+    "bench": "Run a benchmark, such as checkpoints, loading weights or fine-tuning, or the whole chain.",
     "advise": "Compute before a run: how often to save, what a model needs, who reads what, what a network costs.",
     "report": "Show, list or compare records.",
     "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
@@ -138,10 +139,11 @@ def _usage(error: click.ClickException) -> tuple[str, str | None]:
 
 
 def _leave(message: str, hint: str | None, code: ExitCode) -> NoReturn:
+    message = on_one_line(message)
     try:
         click.echo(f"error: {message}" if code != ExitCode.INTERRUPTED else message, err=True)
         if hint:
-            click.echo(f"hint: {hint}", err=True)
+            click.echo(f"hint: {on_one_line(hint)}", err=True)
         sys.stdout.flush()
     except BrokenPipeError:
         _leave_in_silence(code)

@@ -75,8 +75,8 @@ class Options(AsJson, OnManyHosts):
 def command(given: Options) -> int:
     """Build the scratch volume and the host around it on every host of an inventory.
 
-    Runs playbooks/provision.yml, or playbooks/plan.yml with --plan, and ends with one line for each host. Refuses
-    drives that hold anything unless an applied plan names them.
+    Runs the playbook `tunetool.node.provision`, or `tunetool.node.plan` with --plan, and ends with one line for each
+    host. Refuses drives that hold anything unless an applied plan names them.
 
     Exit codes: 0 all hosts are done; 1 a host failed or was refused; 2 the call was wrong; 3 a host could not be
     reached.

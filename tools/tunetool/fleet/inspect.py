@@ -69,7 +69,7 @@ def member(host: str, event: Mapping[str, Any] | None) -> FleetMember:
             host=host,
             reason=f"its tunetool {version or 'of an unknown version'} answers with another document than "
             f"`{SCHEMA_NAME}` of {__version__} ({format_count(error.error_count(), 'error')}); install the same "
-            "version there: `site.yml`, role tunetool",
+            "version there: `tunetool provision`, role tunetool",
         )
 
 

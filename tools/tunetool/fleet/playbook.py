@@ -99,7 +99,7 @@ def need_ansible() -> None:
 
 def need_inventory(inventory: Path) -> None:
     """Raise ``UsageProblem`` where there is no such inventory, or where Ansible would wait for its end."""
-    hint = "`-i` takes an inventory file or directory, such as `inventory/lab`"
+    hint = "`-i` takes an inventory file or directory, such as `tunetool init` writes"
     try:
         mode = inventory.stat().st_mode
     except FileNotFoundError:
@@ -167,7 +167,8 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
     if limit is not None and "limit" in done.stderr:
         raise UsageProblem(f"`--limit {limit}` matches no host of `{inventory}`", f"see `{' '.join(argv[:5])}`")
     complaints = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
-    hint = one_line(complaints[0]) if complaints else "`inventory/lab` is filled by `tunetool lab up`"
+    ours = "put hosts into its hosts.yml; that of inventory/lab is written by `tunetool lab up`"
+    hint = one_line(complaints[0]) if complaints else ours
     raise UsageProblem(f"`{inventory}` names no hosts", hint)
 
 

@@ -63,7 +63,9 @@ def _checks(path: Path, locker: Locker) -> tuple[Mapping[str, Any] | None, list[
     try:
         manifest: Mapping[str, Any] = manifests.load(str(path))
     except FileNotFoundError:
-        return None, [Check("manifest", UNKNOWN, "a manifest", "there is none", "run `site.yml` on this node")]
+        return None, [
+            Check("manifest", UNKNOWN, "a manifest", "there is none", "run `tunetool provision` for this node")
+        ]
     except manifests.ManifestError as error:
         return None, [Check("manifest", UNKNOWN, "a manifest that can be read", error.message, error.hint)]
     return manifest, [*manifest_checks(path, manifest, locker), *static_checks(manifest, os.environ)]

@@ -127,7 +127,8 @@ def _different_drives(facts: Facts) -> Iterator[Finding]:
             "drives.lba",
             "logical blocks",
             [(drive, f"{drive.lba_bytes} B") for drive in data],
-            "give all one LBA format with `nvme format --lbaf`, which erases them; `site.yml` prints the command",
+            "give all one LBA format with `nvme format --lbaf`, which erases them; `tunetool provision` "
+            "prints the command",
         ),
         (
             "drives.size",
@@ -151,7 +152,8 @@ def _different_drives(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             id="drives.metadata",
             found=f"{serials}: metadata bytes in every block, which md and XFS cannot use",
-            remedy="format without metadata (`nvme format --lbaf`), which erases; `site.yml` prints the command",
+            remedy="format without metadata (`nvme format --lbaf`), which erases; `tunetool provision` "
+            "prints the command",
         )
 
 
@@ -169,14 +171,14 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
             cure = DEAD_STATES.get(array.state) or HALTED_STATES.get(array.state)
             remedy = (not gone and cure) or (
                 "look for the drive in the kernel's log; a RAID0 that lost one is rebuilt by "
-                "`playbooks/replace_drive.yml`"
+                "`ansible-playbook tunetool.node.replace_drive`"
             )
             yield Finding(id="array.state", found=f"{name} does not serve: {reason}", remedy=remedy)
         elif f"/dev/{array.device}" not in mounted and facts.shown.host.container is None:
             yield Finding(
                 id="array.mount",
                 found=f"{name} is not mounted",
-                remedy="`mount` it by its line in /etc/fstab, or build the volume with `site.yml`",
+                remedy="`mount` it by its line in /etc/fstab, or build the volume with `tunetool provision`",
             )
 
 
@@ -189,7 +191,8 @@ def _nothing_built(facts: Facts) -> list[Finding]:
         Finding(
             id="volume",
             found=f"{len(free)} free drives of {sizes}, but no array over them",
-            remedy="`site.yml` builds the scratch volume; with `--check` it only prints what it would do to each drive",
+            remedy="`tunetool provision` builds the scratch volume; with `--check` it only prints what it "
+            "would do to each drive",
         )
     ]
 
@@ -215,7 +218,8 @@ def _filesystems(facts: Facts) -> list[Finding]:
             Finding(
                 id="filesystem.alignment",
                 found=sentence,
-                remedy="rebuild it for the array (`playbooks/teardown.yml`, then `site.yml`); move its data first",
+                remedy="rebuild it for the array (`ansible-playbook tunetool.node.teardown`, then "
+                "`tunetool provision`); move its data first",
             )
         )
     return misaligned
@@ -274,14 +278,14 @@ def _manifest(facts: Facts) -> Iterator[Finding]:
     manifest = facts.manifest
     if manifest is None:
         if facts.manifest_problem:
-            remedy = "run `site.yml` on this node, which writes it again"
+            remedy = "run `tunetool provision` for this node, which writes it again"
             yield Finding(id="manifest.damaged", found=facts.manifest_problem, remedy=remedy)
         return
     if manifest.get("reboot_required"):
         yield Finding(
             id="node.reboot",
-            found="changes of the last `site.yml` run take effect at the next boot",
-            remedy="reboot the node, then run `site.yml` again",
+            found="changes of the last `tunetool provision` take effect at the next boot",
+            remedy="reboot the node, then run `tunetool provision` again",
         )
     point = manifest["filesystem"]["mount_point"]
     mounted = {filesystem.mount_point for filesystem in facts.shown.filesystems}

@@ -31,19 +31,27 @@ class Kind:
     """The same, as a share of the larger value."""
 
 
-_SITE = "run `site.yml` with `--limit` on it"
+_SITE = "run `tunetool provision` with `--limit` on it"
 KINDS: Sequence[Kind] = (
     Kind(r"drives\.count", "number of data drives", "find the lost drive by the serial numbers of `tunetool inspect`"),
     Kind(
         r"gpus\.count", "number of GPUs", "look for the lost GPU in the kernel's log (`dmesg`, Xid 79), then reseat it"
     ),
     Kind(r"arrays\.([^|]+)", "array `{}`", _SITE),
-    Kind(r"arrays\.([^|]+)\|drives", "drives in array `{}`", "replace the lost one: `playbooks/replace_drive.yml`"),
+    Kind(
+        r"arrays\.([^|]+)\|drives",
+        "drives in array `{}`",
+        "replace the lost one: `ansible-playbook tunetool.node.replace_drive`",
+    ),
     Kind(
         r"arrays\.([^|]+)\|state", "state of array `{}`", "`tunetool verify --level config` there says what is broken"
     ),
     Kind(r"mounts\.([^|]+)", "mount `{}`", "`tunetool verify --level config` there says what is missing below it"),
-    Kind(r"drives\.health", "health of the data drives", "replace a failing drive: `playbooks/replace_drive.yml`"),
+    Kind(
+        r"drives\.health",
+        "health of the data drives",
+        "replace a failing drive: `ansible-playbook tunetool.node.replace_drive`",
+    ),
     Kind(r"ceilings\.(.+)", "ceiling of the {}, from their links", "the links that differ are the cause", share=0.001),
     Kind(
         r"drives\.link",
@@ -56,8 +64,16 @@ KINDS: Sequence[Kind] = (
         "inspect again under load: an idle GPU may slow its link down; if it stays slow, reseat it",
     ),
     Kind(r"gds\.mode", "path of GPUDirect Storage", "`tunetool inspect --gds` there names each blocker"),
-    Kind(r"drives\.model", "model of the data drives", "replace the drive that differs: `playbooks/replace_drive.yml`"),
-    Kind(r"drives\.size", "size of the data drives", "replace the drive that differs: `playbooks/replace_drive.yml`"),
+    Kind(
+        r"drives\.model",
+        "model of the data drives",
+        "replace the drive that differs: `ansible-playbook tunetool.node.replace_drive`",
+    ),
+    Kind(
+        r"drives\.size",
+        "size of the data drives",
+        "replace the drive that differs: `ansible-playbook tunetool.node.replace_drive`",
+    ),
     Kind(r"drives\.firmware", "firmware of the data drives", "`nvme fw-download` and `nvme fw-commit`, then a reset"),
     Kind(r"drives\.lba", "block size of the data drives"),
     Kind(r"drives\.numa", "NUMA nodes of the data drives", "compare which slots are used"),

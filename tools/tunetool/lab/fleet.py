@@ -14,7 +14,8 @@ from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
 SYSTEM_DEVICE = "/dev/nvme0n1"
 BOOT_ATTEMPTS = 3
-"""Boots per node: Linux 6.4 and later probe drives at the same time, and the first slot's is not always nvme0."""
+"""Boots per node: Linux 6.4 and later probe drives at the same time, and the first slot's is not always nvme0. QEMU
+crashes now and then, too (7.2.22 without KVM: a general protection fault, seen once)."""
 
 STATE_BYTES = 2**30
 """Free space below which no node starts: the drives are sparse, and a full disk stops a node dead."""
@@ -121,7 +122,13 @@ def reboot(
                 faults.after_reboot(state)
                 renewal.apply(lab, state, change, say)
             say(f"{name}: booting what its disk holds ({state.accel})")
-            node.start_booted(lab, state)
+            try:
+                node.start_booted(lab, state)
+            except ssh.EndedWhileBooting as error:
+                if attempt == BOOT_ATTEMPTS - 1:
+                    raise
+                say(f"{name}: {error.message}")
+                continue
             if node.finish_preparing(state, node.start_preparing(lab, state)) == SYSTEM_DEVICE:
                 break
             say(f"{name}: its drives were numbered in another order than by slot")

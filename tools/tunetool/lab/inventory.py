@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tunetool.errors import CannotJudge
 from tunetool.lab import guest, ssh
 from tunetool.lab.state import Lab, NodeState
 from tunetool.node.common.files import replace_file
+from tunetool.regular_files import open_regular
 
 DEFAULT_PATH = Path("inventory/lab/hosts.yml")
 GROUP = "lab"
@@ -33,7 +35,7 @@ def render(lab: Lab, nodes: list[NodeState]) -> str:
 
 def write(lab: Lab, path: Path) -> None:
     """Write the inventory and record its path, so that ``down`` removes it."""
-    if path.exists() and not path.read_text(errors="replace").startswith(_HEADER):
+    if path.exists() and not _begins(path, _HEADER):
         raise CannotJudge(f"`{path}` was not written by the lab", "name another file with `--output`")
     replace_file(str(path), render(lab, lab.nodes()), sync=False)
     written = {*generated(lab), str(path.absolute())}
@@ -43,7 +45,7 @@ def write(lab: Lab, path: Path) -> None:
 def refresh(lab: Lab) -> None:
     """Update every inventory that this lab wrote and that no other lab has overwritten."""
     for name in generated(lab):
-        if _is_ours(lab, Path(name)):
+        if _begins(Path(name), _header(lab)):
             write(lab, Path(name))
 
 
@@ -51,13 +53,14 @@ def remove(lab: Lab) -> None:
     """Remove every inventory that this lab wrote and that no other lab has overwritten."""
     for name in generated(lab):
         path = Path(name)
-        if _is_ours(lab, path):
+        if _begins(path, _header(lab)):
             path.unlink()
 
 
-def _is_ours(lab: Lab, path: Path) -> bool:
+def _begins(path: Path, text: str) -> bool:
     try:
-        return path.read_text(errors="replace").startswith(_header(lab))
+        with os.fdopen(open_regular(path), "rb") as stream:
+            return stream.read(len(text.encode())) == text.encode()
     except OSError:
         return False
 

@@ -96,12 +96,16 @@ def finish(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
+class EndedWhileBooting(CannotJudge):
+    """QEMU itself ended: it crashed, or the node switched itself off. Another boot may do."""
+
+
 def wait_for_server(node: NodeState, seconds: float, alive: Callable[[], bool]) -> None:
     """Wait until the node's ssh server sends its banner; QEMU itself accepts connections long before that."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not alive():
-            raise CannotJudge(f"QEMU of `{node.name}` ended while it booted", "tunetool lab up")
+            raise EndedWhileBooting(f"QEMU of `{node.name}` ended while it booted", "tunetool lab up")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", node.ssh_port), 2) as greeting:
             greeting.settimeout(5)
             if greeting.recv(4) == b"SSH-":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -119,19 +117,6 @@ class Filling:
 def loading_threads() -> int:
     """Default number of threads that read: this rank's share of the cores, from 4 to 12."""
     return min(_MOST_THREADS, default_threads())
-
-
-@contextlib.contextmanager
-def collecting_later() -> Iterator[None]:
-    """In this context Python's garbage collector does not run. A full collection beside torch takes 50 ms, a seventh of
-    a load from memory, and threads that read wait for the interpreter's lock meanwhile."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _size(want: Want) -> int:

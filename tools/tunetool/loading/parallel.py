@@ -25,7 +25,7 @@ def load_parallel(
     ``UsageProblem`` if the files do not fit the model.
     """
     config = model_class.config_class.from_pretrained(directory)
-    with _parameters_on_meta():
+    with parameters_on_meta():
         model = model_class._from_config(config, dtype=dtype)
     # Whichever version has tied them by now.
     model.tie_weights()
@@ -39,7 +39,7 @@ def load_parallel(
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Modules created in this context have parameters without memory, but buffers with memory.
 
     Not ``torch.device("meta")``, which would lose computed values that no file stores, such as rotary frequencies.

@@ -25,7 +25,7 @@ from tunetool.loading.safetensors_files import INDEX, SINGLE
 
 BYTES_PER_ELEMENT = 2
 """Of bfloat16, the dtype in which Qwen2.5-VL is published."""
-_PIECE = 4 << 20
+PIECE = 4 << 20
 """Elements that one thread generates at a time."""
 _EMBEDDING_STD = 0.02
 """As Qwen2.5-VL's ``initializer_range``; a tied output layer then has logits of about 1 too."""
@@ -95,17 +95,23 @@ def spread(tensor: Tensor, layers: Mapping[str, int]) -> float | None:
     return std / math.sqrt(2 * layers[tensor.name.partition(".")[0]]) if residual else std
 
 
+def layers_of(tensors: Sequence[Tensor]) -> dict[str, int]:
+    """Number of layers, by first part of the tensors' names: a model may have several towers."""
+    layers: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor.layer is not None:
+            tower = tensor.name.partition(".")[0]
+            layers[tower] = max(layers.get(tower, 0), int(tensor.layer) + 1)
+    return layers
+
+
 def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: int, tick: Callable[[int], None]) -> None:
     """Write the files and, if there are several, their index. ``tick`` gets the number of bytes written so far.
 
     Raises ``OSError``.
     """
     shards = lay_out(tensors, shard_bytes)
-    layers: dict[str, int] = {}
-    for tensor in tensors:
-        if tensor.layer is not None:
-            tower = tensor.name.partition(".")[0]
-            layers[tower] = max(layers.get(tower, 0), int(tensor.layer) + 1)
+    layers = layers_of(tensors)
 
     def write_piece(handle: int, tensor: Tensor, at: int, first: int, count: int) -> int:
         data = memoryview(draw(tensor, seed, spread(tensor, layers), first, count)).cast("B")
@@ -139,8 +145,8 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
 
 def _pieces(shard: Shard) -> Iterator[tuple[Tensor, int, int, int]]:
     for tensor, at in shard.tensors:
-        for first in range(0, tensor.numel, _PIECE):
-            yield tensor, at, first, min(_PIECE, tensor.numel - first)
+        for first in range(0, tensor.numel, PIECE):
+            yield tensor, at, first, min(PIECE, tensor.numel - first)
 
 
 def draw(tensor: Tensor, seed: int, std: float | None, first: int, count: int) -> Any:

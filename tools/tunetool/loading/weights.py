@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import release_buffers
 from tunetool.checkpoint.raw_bytes import BLOCK
 from tunetool.errors import UsageProblem
 from tunetool.loading.device_memory import device_of, give_memory, rounded, taking
-from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, collecting_later, want
+from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, want
 from tunetool.loading.ranks import Ranks
 from tunetool.loading.safetensors_files import Listing, list_tensors, shown
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_into", "release_buffers"]
 
 
-@collecting_later()
+# A full collection beside torch takes 50 ms, a seventh of a load from memory, and threads that read wait for the
+# interpreter's lock meanwhile.
+@without_collections()
 def load(
     path: str | os.PathLike[str],
     device: str | torch.device = "cpu",
@@ -62,7 +65,7 @@ def load(
     return tensors
 
 
-@collecting_later()
+@without_collections()
 def load_into(
     module: Any,
     path: str | os.PathLike[str],

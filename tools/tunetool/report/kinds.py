@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PRINTERS: Mapping[str, str] = {
+    "bench.api": "api.print_api",
     "bench.checkpoint": "checkpoint.print_checkpoint",
     "bench.dataset": "dataset.print_dataset",
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.experts": "experts.print_experts",
     "bench.finetune": "finetune.print_finetune",
+    "bench.inference": "inference.print_inference",
     "bench.loading": "loading.print_loading",
     "bench.offload": "offload.print_offload",
     "bench.reference": "reference.print_reference",
@@ -35,11 +37,13 @@ PRINTERS: Mapping[str, str] = {
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
 PAGES: Mapping[str, str] = {
+    "bench.api": "record_page.write_page",
     "bench.checkpoint": "checkpoint_page.write_page",
     "bench.dataset": "dataset_page.write_page",
     "bench.ds-io": "ds_io_page.write_page",
     "bench.experts": "record_page.write_page",
     "bench.finetune": "finetune_page.write_page",
+    "bench.inference": "inference_page.write_page",
     "bench.loading": "loading_page.write_page",
     "bench.offload": "offload_page.write_page",
     "bench.reference": "reference_page.write_page",

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tunetool.node.common.refusal import on_one_line
 from tunetool.record import Record
 
 WIDTH = 100
@@ -27,8 +28,8 @@ def number(value: float) -> str:
 
 
 def line_of(text: str) -> Text:
-    """A line that is never wrapped."""
-    return Text(text, overflow="ignore", no_wrap=True)
+    """A line that is never wrapped, without a terminal's commands: what a record says may be anybody's."""
+    return Text(on_one_line(text), overflow="ignore", no_wrap=True)
 
 
 def print_block(console: Console, text: str, indent: int) -> None:
@@ -60,7 +61,7 @@ class PlainTable(Table):
 
 
 def _plain(cell: Any) -> Any:
-    return Text(cell) if isinstance(cell, str) else cell
+    return Text("\n".join(map(on_one_line, cell.split("\n")))) if isinstance(cell, str) else cell
 
 
 def new_table(gap: int = 1) -> Table:

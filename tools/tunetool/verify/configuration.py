@@ -36,6 +36,6 @@ def _unsigned(path: Path | None) -> list[Check]:
             SKIP,
             "the manifest as it was written",
             f"`{path or MANIFEST_PATH}` is unsigned: an earlier version wrote it, or the checksum was removed",
-            "run `site.yml` on this node, which writes it again",
+            "run `tunetool provision` for this node, which writes it again",
         )
     ]

@@ -240,22 +240,31 @@ class Mover:
     def _write(self, path: str) -> None:
         if self.device == "cuda":
             self.pinned.copy_(self.memory)
-        source = self.memory if self.device == "gds" else self.pinned
-        self._done(self.handle.pwrite(source, path, False, True))
+        self._transfer("pwrite", self.memory if self.device == "gds" else self.pinned, path)
 
     def _read(self, path: str) -> None:
-        target = self.memory if self.device == "gds" else self.pinned
-        self._done(self.handle.pread(target, path, False, True))
+        self._transfer("pread", self.memory if self.device == "gds" else self.pinned, path)
         if self.device == "cuda":
             self.memory.copy_(self.pinned)
             self._settle()
 
-    def _done(self, submitted: int) -> None:
-        if submitted != 0:
-            raise OSError("the handle refused the transfer (it returned %s)" % submitted)
-        completed = self.handle.wait()
-        if completed != 1:
-            raise OSError("the handle completed %s transfers of 1" % completed)
+    def _transfer(self, name: str, buffer: Any, path: str) -> None:
+        """Move the whole buffer by the handle's method ``name``, in the way that the order asks for."""
+        call, pending = self.order.get("call", "pwrite"), self.order.get("pending", 1)
+        if call == "sync":
+            completed = getattr(self.handle, "sync_" + name)(buffer, path)
+        else:
+            size = self.bytes // pending
+            for offset in range(0, self.bytes, size):
+                if call == "async":
+                    submitted = getattr(self.handle, "async_" + name)(buffer[offset : offset + size], path, offset)
+                else:
+                    submitted = getattr(self.handle, name)(buffer, path, False, True)
+                if submitted != 0:
+                    raise OSError("the handle refused the transfer (it returned %s)" % submitted)
+            completed = self.handle.wait()
+        if completed != pending:
+            raise OSError("the handle completed %s transfers of %s" % (completed, pending))
 
     def _settle(self) -> None:
         if self.device != "cpu":

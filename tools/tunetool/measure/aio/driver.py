@@ -129,7 +129,7 @@ class _Run:
             "file": str(spec.file),
             **{name: getattr(spec, name) for name in ("io_bytes", "device", "block_bytes", "queue_depth")},
             **{name: getattr(spec, name) for name in ("single_submit", "overlap_events", "intra_op_parallelism")},
-            "pinned_by": spec.pinned_by,
+            **{name: getattr(spec, name) for name in ("pinned_by", "call", "pending")},
         }
         facts = self.child.ask(order, START_SECONDS)
         unit = granule(1, self.sector)

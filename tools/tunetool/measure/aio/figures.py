@@ -42,6 +42,8 @@ def figure(
         "medium": stack.medium,
         "file_bytes": spec.io_bytes,
         "pinned_by": spec.pinned_by,
+        "call": spec.call,
+        "pending": spec.pending,
         "python": str(spec.python),
         "repeated_samples": outcome.repeated[direction].taken,
         **tester.cpu_share(

@@ -13,6 +13,9 @@ from tunetool.measure.worker import Failed
 from tunetool.node.units import format_size, format_size_binary
 
 Device = Literal["cpu", "cuda", "gds"]
+Call = Literal["pwrite", "sync", "async"]
+"""What moves a pass: pwrite and pread with one wait each; sync_pwrite and sync_pread; or async_pwrite and async_pread
+of its parts, all in flight until one wait."""
 
 SECTOR = 512
 FILE = "aio.data"
@@ -46,6 +49,9 @@ class Spec:
     """Each sample's box; None: a sample is one pass over the file."""
     warm_ups: int = 1
     """Passes before the first sample of a direction; a write's come after the one that lays out the file."""
+    call: Call = "pwrite"
+    pending: int = 1
+    """Parts of a pass that are in flight at once; more than one with ``async`` alone."""
 
     @property
     def file(self) -> Path:
@@ -83,7 +89,9 @@ def check_shape(spec: Spec, sector_bytes: int) -> None:
     """Raises ``Failed`` for values on which the op would do nothing, abort or divide by zero."""
     if min(spec.intra_op_parallelism, spec.queue_depth, spec.block_bytes) < 1:
         raise Failed("block size, queue depth and parallelism must be at least 1")
-    hint = misfit(spec.io_bytes, spec.intra_op_parallelism, sector_bytes)
+    if spec.pending < 1 or (spec.pending > 1 and spec.call != "async"):
+        raise Failed(f"`{spec.pending}` parts cannot be in flight by `{spec.call}`", "use `async`")
+    hint = misfit(spec.io_bytes, spec.intra_op_parallelism * spec.pending, sector_bytes)
     if hint:
         raise Failed(f"`{spec.io_bytes}` bytes cannot be moved exactly", hint)
     if spec.block_bytes % max(sector_bytes, SECTOR):

@@ -159,7 +159,7 @@ def _slow_drive(step: Step, facts: Facts) -> Cause | None:
         "slow-drive",
         speeds,
         f"look at {names}: `nvme smart-log` for wear, temperature and media errors; replace it if it stays slow "
-        "(`playbooks/replace_drive.yml`)",
+        "(`ansible-playbook tunetool.node.replace_drive`)",
     )
 
 
@@ -208,7 +208,8 @@ def _misaligned(step: Step, facts: Facts) -> Cause | None:
     return (
         "misalignment",
         f"the file system has {has}, the array chunks of {format_size_binary(chunk)} over {len(facts.drives)} drives",
-        "rebuild the file system for the array (`playbooks/teardown.yml`, then `site.yml`): `raid_array_chunk` sets "
+        "rebuild the file system for the array (`ansible-playbook tunetool.node.teardown`, then "
+        "`tunetool provision`): `raid_array_chunk` sets "
         "both; its data must move",
     )
 
@@ -231,7 +232,7 @@ def _mount_options(step: Step, facts: Facts) -> Cause | None:
     if not bad:
         return None
     effects = "; ".join(f"it is mounted with `{option}`: {costs[option]}" for option in bad)
-    return "mount-options", effects, "remove it from `scratch_filesystem_mount_options`, then run `site.yml`"
+    return "mount-options", effects, "remove it from `scratch_filesystem_mount_options`, then run `tunetool provision`"
 
 
 def _cpu(step: Step, facts: Facts) -> Cause | None:

@@ -1,0 +1,1 @@
+"""DeepNVMe's documented calls, each made and checked bit for bit."""

@@ -1,0 +1,1 @@
+"""``tunetool bench inference``: generation by a model whose weights stay on drives, in host memory or on the device."""

@@ -1,0 +1,196 @@
+"""From generations to the record's measurements, its checks and its verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from tunetool.bench.checkpoint.ratios import ratio
+from tunetool.bench.defaults import SGLANG_BATCH
+from tunetool.bench.inference.predict import Work
+from tunetool.bench.inference.samples import TITLES, Place, Row, Served, different, reference
+from tunetool.measure.evidence import doubt, obstacles
+from tunetool.measure.figure import Quantity, What, computed, figure, measured
+from tunetool.record import CheckResult, Measurement, Scalar
+from tunetool.verdict import Case
+
+PREFIX = "inference."
+FEWEST_ROUNDS = 5
+"""Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
+_EXPECTED = "the same tokens wherever the weights lie"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """DeepSpeed's handle alone, in the same run."""
+
+    measurements: Sequence[Measurement]
+    unproven: Mapping[str, str]
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of its reads."""
+        return next((each.value for each in self.measurements), None)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that a run has."""
+
+    rows: Sequence[Row]
+    served: Sequence[Served]
+    rung: Rung | None
+    work: Work
+
+    def floors(self) -> tuple[Work, str]:
+        """The work with the least times of its passes: those of the row that moves its weights least, and its name."""
+        for place in ("device", "dram"):
+            row = next((each for each in self.rows if each.place == place and each.readings), None)
+            if row is not None:
+                first = median(reading.passes[0] for reading in row.readings.values())
+                after = median(reading.next_pass for reading in row.readings.values())
+                return replace(self.work, first_floor=first, next_floor=after), place
+        return self.work, "none"
+
+
+def measurements(run: Measured, conditions: Mapping[str, Scalar]) -> list[Measurement]:
+    """Every figure of all that was measured."""
+    figures = list(run.rung.measurements) if run.rung is not None else []
+    for row in run.rows:
+        if row.readings:
+            figures += _of_row(row, run, {**conditions, **row.facts, "repeated_samples": row.repeated.taken})
+    for served in run.served:
+        if served.result:
+            figures.append(_of_sglang(served, run, conditions))
+    return figures
+
+
+def _of_row(row: Row, run: Measured, common: dict[str, Scalar]) -> Iterator[Measurement]:
+    readings = list(row.readings.values())
+    engine = "transformers" if row.place == "device" else "DeepSpeed ZeRO-Inference"
+
+    def what(name: str, quantity: Quantity, **more: Scalar) -> What:
+        return What(f"{PREFIX}{row.place}.{name}", quantity, engine, row.medium, "framework", {**common, **more})
+
+    rates = [reading.rate for reading in readings]
+    reads = any(reading.claimed_bytes for reading in readings)
+    about = what("tokens", "rate")
+    yield measured(about, row.stack, readings, rates) if reads else figure(about, rates)
+    yield figure(what("first_pass", "duration"), [reading.passes[0] for reading in readings])
+    yield figure(what("next_pass", "duration"), [reading.next_pass for reading in readings])
+    if any(reading.peak_bytes for reading in readings):
+        yield figure(what("peak_memory", "memory"), [float(reading.peak_bytes) for reading in readings])
+    yield from _versus(row, run, what)
+    if reads:
+        yield from _of_drives(row, run, what)
+
+
+def _versus(row: Row, run: Measured, what: Any) -> Iterator[Measurement]:
+    """Times the speed of the drives, in pairs of a round."""
+    drives = next((each for each in run.rows if each.place == "nvme" and each.readings), None)
+    compared = ratio("nvme", drives.seconds(), row.seconds()) if drives is not None and drives is not row else None
+    if compared is not None:
+        decided = compared.decided and compared.pairs >= FEWEST_ROUNDS
+        about = what("versus_nvme", "ratio", against="nvme", decided=decided, pairs=compared.pairs)
+        yield computed(about, compared.value, compared.interval)
+
+
+def _of_drives(row: Row, run: Measured, what: Any) -> Iterator[Measurement]:
+    """What was read, beside DeepSpeed's handle alone and what that promises."""
+    readings = list(row.readings.values())
+    counted = [reading.counted.counted_bytes if reading.counted else reading.claimed_bytes for reading in readings]
+    per_token = [count / reading.count for count, reading in zip(counted, readings, strict=True)]
+    about = what("bytes_per_token", "memory", expected=run.work.bytes_per_token)
+    yield measured(about, row.stack, readings, per_token)
+    speeds = [reading.claimed_bytes / reading.seconds for reading in readings]
+    yield measured(what("read", "bandwidth", direction="read"), row.stack, readings, speeds)
+    alone = run.rung.bandwidth if run.rung is not None else None
+    if alone is None:
+        return
+    yield figure(what("read_share", "ratio", handle=alone), [speed / alone for speed in speeds])
+    floored, floor = run.floors()
+    expected = floored.rate(alone)
+    batch = floored.balanced_batch(alone)
+    known: dict[str, Scalar] = {"floor": floor, "handle": alone, **({"balanced_batch": batch} if batch else {})}
+    yield computed(what("predicted", "rate", **known), expected)
+    yield figure(what("of_predicted", "ratio", **known), [reading.rate / expected for reading in readings])
+
+
+def _of_sglang(served: Served, run: Measured, conditions: Mapping[str, Scalar]) -> Measurement:
+    parameters: dict[str, Scalar] = {**conditions, "batch": SGLANG_BATCH, "mode": served.mode}
+    medium = run.rows[0].stack.medium
+    about = What(
+        f"{PREFIX}sglang-{served.mode}.tokens", "rate", "SGLang ZeRO-Inference", medium, "framework", parameters
+    )
+    return figure(about, [float(served.result["output_throughput"])])
+
+
+def checks(run: Measured) -> list[CheckResult]:
+    """Whether the tokens are the same everywhere; what was left out."""
+    trusted = reference(run.rows)
+    return [*(_check(row, trusted, run.rows) for row in run.rows), *map(_sglang_check, run.served)]
+
+
+def _check(row: Row, trusted: Row | None, rows: Sequence[Row]) -> CheckResult:
+    name = check_id(row.place)
+    if row.left_out is not None:
+        return CheckResult(id=name, status="skip", expected=_EXPECTED, found=row.left_out, remedy=row.remedy)
+    if row.failed is not None:
+        return CheckResult(id=name, status="unknown", expected=_EXPECTED, found=row.failed)
+    if not row.readings or trusted is None:
+        return CheckResult(id=name, status="skip", expected=_EXPECTED, found="nothing was generated")
+    if row is trusted and len(row.readings) == 1 and not any(each.readings for each in rows if each is not row):
+        found = "there is nothing to compare its tokens with"
+        return CheckResult(id=name, status="skip", expected=_EXPECTED, found=found, remedy="`--weights nvme,dram`")
+    wrong, count = different(row, trusted), sum(len(reading.tokens) for reading in row.readings.values())
+    where = "of the first round" if row is trusted else f"of {TITLES[trusted.place]}"
+    if not wrong:
+        return CheckResult(id=name, status="pass", expected=_EXPECTED, found=f"all {count} sequences are those {where}")
+    text = f"{wrong} of {count} sequences are not those {where}"
+    remedy = "weights came back wrong, or other kernels computed: see `dmesg | tail`, `tunetool verify`"
+    return CheckResult(id=name, status="fail", expected=_EXPECTED, found=text, remedy=remedy)
+
+
+def check_id(place: Place) -> str:
+    """Of the check of a row."""
+    return f"{PREFIX}{place}.tokens"
+
+
+def _sglang_check(served: Served) -> CheckResult:
+    name, expected = f"{PREFIX}sglang-{served.mode}", "SGLang's offline benchmark runs"
+    if served.absent is not None:
+        return CheckResult(
+            id=name, status="skip", expected=expected, found=served.absent.why, remedy=served.absent.remedy
+        )
+    if served.failed is not None:
+        return CheckResult(id=name, status="unknown", expected=expected, found=served.failed)
+    return CheckResult(
+        id=name, status="pass", expected=expected, found=f"{served.result.get('total_output_tokens', '?')} tokens"
+    )
+
+
+def case(run: Measured, conditions: Mapping[str, Scalar], doubts: Sequence[str]) -> Case:
+    """The case for the verdict: the tokens are judged, not the speed."""
+    failed = {check_id(row.place): f"{row.place}: {row.failed}" for row in run.rows if row.failed is not None}
+    failed |= {f"{PREFIX}sglang-{each.mode}": each.failed for each in run.served if each.failed is not None}
+    return Case(
+        measurements=measurements(run, conditions),
+        checks=checks(run),
+        failed=failed,
+        doubts=[*doubts, *unproven_reasons(run)],
+        judged="checks",
+    )
+
+
+def unproven_reasons(run: Measured) -> list[str]:
+    """Why figures prove nothing."""
+    known = list(run.rung.unproven.values()) if run.rung is not None else []
+    for row in run.rows:
+        if row.place == "nvme" and row.readings:
+            known += obstacles(row.stack)
+            counted = [reading.counted for reading in row.readings.values()]
+            if line := doubt(row.stack, "read", counted, "DeepSpeed"):
+                known.append(line)
+    return list(dict.fromkeys(known))

@@ -1,0 +1,116 @@
+"""The generations of every row, by round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from tunetool.measure.evidence import Counted
+from tunetool.measure.sampling import Repeats
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.record import Scalar
+
+Place = Literal["nvme", "dram", "device"]
+Mode = Literal["aio", "gds"]
+MODES: tuple[Mode, ...] = ("aio", "gds")
+"""How SGLang reads weights from drives."""
+SCRIPTS: Mapping[Mode, str] = {"aio": "sglang-aio.sh", "gds": "sglang-gds.sh"}
+"""Files beside the record that start its benchmark."""
+PLACES: tuple[Place, ...] = ("nvme", "dram", "device")
+TITLES: Mapping[Place, str] = {
+    "nvme": "drives",
+    "dram": "host memory",
+    "device": "device memory",
+}
+_TRUSTED: tuple[Place, ...] = ("device", "dram", "nvme")
+"""Whose tokens the others must give: what moves its weights least comes first."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One call of ``model.generate``."""
+
+    seconds: float
+    passes: Sequence[float]
+    """Seconds until each token was known; the first pass is that over the prompts."""
+    tokens: Sequence[Sequence[int]]
+    """Of each sequence, without its prompt."""
+    claimed_bytes: int = 0
+    """Of weights that DeepSpeed reads from drives: those of a pass, times the passes."""
+    counted: Counted | None = None
+    moment: float = 0.0
+    peak_bytes: int = 0
+    """Of the GPU's memory; 0 on a CPU."""
+
+    @property
+    def count(self) -> int:
+        """Tokens of all sequences."""
+        return sum(map(len, self.tokens))
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, the pass over the prompts included."""
+        return self.count / self.seconds
+
+    @property
+    def next_pass(self) -> float:
+        """Median seconds of a pass after the first; with a single token that of the first."""
+        return median(self.passes[1:] or self.passes)
+
+
+@dataclass
+class Row:
+    """The generations with the weights in one place."""
+
+    place: Place
+    stack: BlockStack
+    medium: str
+    left_out: str | None = None
+    """Why it is not measured."""
+    remedy: str = ""
+    failed: str | None = None
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    readings: dict[int, Generation] = field(default_factory=dict)
+    """By round."""
+    repeated: Repeats = field(default_factory=Repeats)
+
+    def seconds(self) -> dict[int, float]:
+        """By round."""
+        return {number: reading.seconds for number, reading in self.readings.items()}
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Why SGLang's benchmark cannot run here, and what helps."""
+
+    why: str
+    remedy: str
+
+
+@dataclass
+class Served:
+    """SGLang's benchmark in one mode."""
+
+    mode: Mode
+    absent: Absent | None = None
+    failed: str | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    """As it wrote it: ``output_throughput`` in tokens per second, ``total_output_tokens``."""
+
+
+def reference(rows: Sequence[Row]) -> Row | None:
+    """The row whose tokens the others must give; None without any generation."""
+    by_place = {row.place: row for row in rows if row.readings}
+    return next((by_place[place] for place in _TRUSTED if place in by_place), None)
+
+
+def different(row: Row, trusted: Row) -> int:
+    """Sequences of ``row``, of all rounds, that are not those of the first round of ``trusted``."""
+    expected = next(iter(trusted.readings.values())).tokens
+    return sum(
+        list(ours) != list(theirs)
+        for reading in row.readings.values()
+        for ours, theirs in zip(reading.tokens, expected, strict=True)
+    )

@@ -1,0 +1,79 @@
+"""``tunetool bench inference``: its options, and the call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import click
+
+from tunetool.bench.defaults import (
+    INFERENCE_BATCH,
+    INFERENCE_MODEL,
+    INFERENCE_PROMPT,
+    INFERENCE_ROUNDS,
+    INFERENCE_TOKENS,
+)
+from tunetool.cli import options
+from tunetool.cli.options import Measuring, number, option, takes
+from tunetool.cli.output import finish
+from tunetool.cli.values import FILE, NAMES
+
+
+@dataclass(frozen=True)
+class Options(Measuring):
+    """What the call says."""
+
+    target: Path = options.target(
+        "Directory on drives for the swap files, which are removed at the end.", required=True
+    )
+    model: str = options.model("Model that generates, with random weights", default=INFERENCE_MODEL)
+    weights: tuple[str, ...] = option(
+        "--weights",
+        type=NAMES,
+        default="*",
+        metavar="GLOB,...",
+        help="Places of the weights to measure: nvme (drives), dram (host memory), device (the GPU's memory).",
+    )
+    batch: int = number("--batch", default=INFERENCE_BATCH, help="Number of sequences generated at the same time.")
+    prompt: int = number("--prompt", default=INFERENCE_PROMPT, help="Number of tokens in a prompt.")
+    new_tokens: int = number(
+        "--new-tokens", default=INFERENCE_TOKENS, help="Number of tokens generated for each sequence."
+    )
+    aio: Path | None = option(
+        "--aio",
+        type=FILE,
+        help="JSON file with the `aio` block, such as `tunetool tune -o` writes. Default: that of `verify`.",
+    )
+    device: str = options.device("What computes. auto: a GPU where there is one.")
+    rounds: int = options.rounds(INFERENCE_ROUNDS)
+    python: str | None = options.python()
+    seed: int = options.seed("the weights, the prompts and the order of measurements")
+
+
+@click.command("inference")
+@takes(Options)
+def inference(given: Options) -> int:
+    """Generate text by a model whose weights lie on drives, in host memory, or in the GPU's memory.
+
+    ZeRO-Inference of DeepSpeed reads the weights for every pass; transformers generates. Measures tokens per second in
+    turns, the bytes that drives read for each token, and DeepSpeed's handle alone, from which a speed is predicted.
+    Published figures stand beside them. Weights are random: nothing is downloaded. Only one thing is judged: that the
+    tokens are the same wherever the weights lie. Writes a record, a page and launch lines for SGLang's offline
+    benchmark into the runs directory, and runs those where SGLang is installed.
+
+    Exit codes: 0 measured, and all tokens are the same; 1 they differ; 2 the call was wrong; 3 the model does not fit,
+    or it could not be measured or proven.
+    """
+    from tunetool.bench.inference.preflight import check_call
+    from tunetool.bench.inference.request import Request
+    from tunetool.bench.inference.run import bench
+    from tunetool.cli.under_python import go_on_under
+    from tunetool.report.progress import best_progress
+
+    # The options have the names of the request's fields.
+    asked = {each.name: getattr(given, each.name) for each in fields(Request) if each.name != "run"}
+    request = Request(**asked, run=given.run())
+    check_call(request)
+    go_on_under(given.python)
+    return finish(bench(request, best_progress()), given.json_to)

@@ -1,0 +1,185 @@
+"""The result of `bench inference` for people: what was measured, what was published, and a sentence of advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tunetool.bench.inference import published
+from tunetool.bench.inference.figures import PREFIX
+from tunetool.bench.inference.samples import PLACES, SCRIPTS, TITLES
+from tunetool.node.units import format_count, format_size
+from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.table import print_verdict_line
+
+HEADS = ("tokens/s", "interval", "first s", "next s", "MB/token", "GB/s", "of handle", "predicted", "same")
+PUBLISHED_HEADS = ("tokens/s", "ds_io GB/s", "predicted", "of predicted")
+SCRIPT = SCRIPTS["aio"]
+_SAME: Mapping[str, str] = {"pass": "yes", "fail": "NO"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """The figures of one place of the weights, by the last part of their names."""
+
+    key: str
+    figures: Mapping[str, Measurement]
+    check: CheckResult | None
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        titles: Mapping[str, str] = {place: TITLES[place] for place in PLACES}
+        return titles.get(self.key, self.key)
+
+    @property
+    def tokens(self) -> Measurement:
+        """Tokens per second."""
+        return self.figures["tokens"]
+
+    def shown(self, name: str, unit: float = 1.0) -> str:
+        """The median."""
+        figure = self.figures.get(name)
+        return "-" if figure is None else number(figure.value / unit)
+
+    def cells(self) -> tuple[str, ...]:
+        """Of the table, after the title: those of ``HEADS``."""
+        interval = self.tokens.confidence
+        share = self.figures.get("read_share")
+        return (
+            self.shown("tokens"),
+            f"{number(interval.low)} to {number(interval.high)}" if interval else "-",
+            self.shown("first_pass"),
+            self.shown("next_pass"),
+            self.shown("bytes_per_token", 1e6),
+            self.shown("read", 1e9),
+            "-" if share is None else f"{share.value:.0%}",
+            self.shown("predicted"),
+            _SAME.get(self.check.status if self.check else "", "-"),
+        )
+
+
+def lines(record: Record) -> list[Line]:
+    """The places that were measured, in the record's order, and SGLang's modes."""
+    by_key: dict[str, dict[str, Measurement]] = {}
+    for measurement in record.measurements:
+        if measurement.name.startswith(PREFIX):
+            key, _, figure = measurement.name.removeprefix(PREFIX).rpartition(".")
+            by_key.setdefault(key, {})[figure] = measurement
+    checks = {check.id.removeprefix(PREFIX).removesuffix(".tokens"): check for check in record.checks}
+    return [Line(key, figures, checks.get(key)) for key, figures in by_key.items() if "tokens" in figures]
+
+
+def left_out(record: Record) -> list[str]:
+    """What was not measured, the reason, and what helps."""
+    shown = {line.key for line in lines(record)}
+    reasons: dict[str, list[str]] = {}
+    for check in record.checks:
+        key = check.id.removeprefix(PREFIX).removesuffix(".tokens")
+        if key not in shown and check.status in ("skip", "unknown"):
+            text = f"{check.found}; {check.remedy}" if check.remedy else check.found
+            reasons.setdefault(text, []).append(key)
+    return [f"left out: {', '.join(keys)}: {text}" for text, keys in reasons.items()]
+
+
+def print_inference(record: Record, path: Path | None, console: Console) -> None:
+    """Print the tables with their notes and the advice, then the verdict. ``path``: where the record is."""
+    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+    known = lines(record)
+    if known:
+        console.print(_table("weights", HEADS, [(line.title, *line.cells()) for line in known]))
+        for text in notes(known):
+            print_block(console, text, 2)
+    for text in left_out(record):
+        print_block(console, text, 2)
+    if path is not None and (path.parent / SCRIPT).is_file():
+        # A command to copy, so that it is not folded.
+        console.print(Text(f"SGLang's benchmark: sh {path.parent / SCRIPT}"), soft_wrap=True)
+    console.print(_table("published", PUBLISHED_HEADS, list(published_rows())))
+    for text in [*published.remarks(), *advice(known)]:
+        print_block(console, text, 2)
+    print_verdict_line(record, path, console)
+
+
+def _table(first: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = new_table()
+    table.add_column(first)
+    add_number_columns(table, *heads)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def published_rows() -> Iterator[tuple[str, ...]]:
+    """Drives, and what ``PUBLISHED_HEADS`` say."""
+    for each in published.RESULTS:
+        share = f"{each.tokens / each.predicted:.0%}"
+        yield (
+            f"{published.MODEL}, {each.drives}",
+            f"{each.tokens:g}",
+            number(each.read / 1e9),
+            number(each.predicted),
+            share,
+        )
+
+
+def notes(known: Sequence[Line]) -> Iterator[str]:
+    """Lines under the table: what was generated, on which media, and its evidence."""
+    first = known[0].tokens
+    size = {name: int(first.parameters[name]) for name in ("batch", "prompt", "new_tokens", "weight_bytes")}
+    yield (
+        f"medians of {format_count(len(first.samples or []), 'round')}; `{first.parameters['model']}`, "
+        f"{format_size(size['weight_bytes'])} of random weights in bf16, on {first.parameters['device']}; prompt "
+        f"{size['prompt']}, {size['new_tokens']} new tokens, batch {size['batch']}; first and next: seconds of the "
+        "pass over the prompts and of one after it; MB/token: read from the drives; weights on drives and in host "
+        "memory by DeepSpeed's ZeRO-Inference"
+    )
+    yield "; ".join(f"{line.key}: {line.tokens.medium}" for line in known)
+    for line in known:
+        predicted = line.figures.get("predicted")
+        if predicted is None:
+            continue
+        floor = str(predicted.parameters["floor"])
+        least = f"the times of `{floor}` as the least" if floor != "none" else "without the time to compute"
+        handle = float(predicted.parameters["handle"])
+        share = line.figures["of_predicted"].value
+        yield (
+            f"predicted: a pass takes its bytes over the {number(handle / 1e9)} GB/s of DeepSpeed's handle here, "
+            f"{least}; {share:.0%} of that was measured"
+        )
+        proof = line.tokens.evidence
+        if proof is not None and proof.ratio is not None:
+            yield f"evidence: {proof.kind}, the drives counted {proof.ratio:.4f} of the bytes of all passes"
+
+
+def advice(known: Sequence[Line]) -> list[str]:
+    """The sentence where to keep the weights, and how large the batch should be. Empty without weights on drives."""
+    by_key = {line.key: line for line in known}
+    drives = by_key.get("nvme")
+    if drives is None:
+        return []
+    gains = [
+        (by_key[place], by_key[place].figures.get("versus_nvme")) for place in ("device", "dram") if place in by_key
+    ]
+    better = [(line, gain) for line, gain in gains if gain is not None and gain.value > 1]
+    if better:
+        decided = all(bool(gain.parameters["decided"]) for _, gain in better)
+        words = ", else in ".join(f"{line.title} ({gain.value:.2f} times the drives)" for line, gain in better)
+        where = f"keep the weights in {words}" + ("" if decided else ", which these rounds do not decide")
+    elif gains:
+        where = "weights on drives cost nothing here: computing takes longer than reading"
+    else:
+        where = "where the weights belong is not decided: nothing was measured beside the drives"
+    per_pass = float(drives.figures["bytes_per_token"].parameters["expected"]) * int(drives.tokens.parameters["batch"])
+    how = f"each pass reads {format_size(int(per_pass))} whatever the batch is, so take the largest that fits"
+    predicted = drives.figures.get("predicted")
+    batch = predicted.parameters.get("balanced_batch") if predicted is not None else None
+    if batch is not None and int(batch) > int(drives.tokens.parameters["batch"]):
+        how += f": up to about {int(batch)} reading takes longer than computing"
+    return [f"{where}; from drives {how}"]
