@@ -8,16 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pythons import bare_python
+from trained import train, train_without_offload
 from tunetool.advise import zero
 from tunetool.advise.ds_config import KINDS, plan
 from tunetool.advise.ds_config_plan import Job, Node
 from tunetool.advise.shapes import preset
+from tunetool.bench.offload.samples import NEAR
 from tunetool.errors import CannotJudge
+from tunetool.launch.local import RankFailed
 from tunetool.measure.aio import Probe
 from tunetool.origin import install_hint
 from tunetool.tune import configs
@@ -29,7 +31,6 @@ from waiting import PATIENCE
 pytest_plugins = ["disks"]
 
 TUNETOOL = [sys.executable, "-m", "tunetool"]
-ROOT = Path(__file__).resolve().parents[2]
 BLOCK = {**DEFAULTS.block(), "queue_depth": 16, "intra_op_parallelism": 2}
 H100 = Node(memory_bytes=2**41)
 
@@ -108,19 +109,17 @@ def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe,
     assert document["aio"] == BLOCK
     assert f"`{document['zero_optimization']['offload_param']['buffer_size']}` | elements" in explained
 
-    # CPUAdam, which every offload uses: seconds if it is built, otherwise a minute.
-    subprocess.run([*TUNETOOL, "build-ops", "--op", "cpu_adam"], check=True, capture_output=True, timeout=PATIENCE)
-    result = train(config, "--reference")
-    losses = result["losses"]
+    build_adam()
+    result = train(config, ready)
+    losses = result.losses
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.3
     # Nothing may have come back wrong from the disk.
-    for ours, theirs in zip(losses, result["reference"], strict=True):
-        assert ours == pytest.approx(theirs, rel=0.002)
+    assert losses == pytest.approx(train_without_offload(config, ready).losses, rel=0.002)
     parts = zero.partitions(preset("llama-tiny"), 2)
-    swapped = sum(result["swap_files"].values())
+    swapped = sum(result.swapped.values())
     assert swapped == pytest.approx(2 * zero.nvme_bytes(parts, states=True, parameters=True), rel=0.01)
-    folders = {str(Path(folder).relative_to(disk)) for folder in result["swap_files"]}
+    folders = set(result.swapped)
     assert folders == {f"zero_stage_3/{part}/rank{rank}" for part in ("optimizer", "bfloat16params") for rank in (0, 1)}
 
 
@@ -131,7 +130,8 @@ def test_the_other_kinds_train(ready: Probe, disk: Path, kind: str) -> None:
     done = ds_config(disk, *options, measured=False)
     assert done.returncode == 0, done.stderr
     assert "settings, mix" not in done.stderr, "there is no block to measure for"
-    losses = train(disk.parent / "ds_config.json")["losses"]
+    build_adam()
+    losses = train(disk.parent / "ds_config.json", ready).losses
     assert losses[-1] < losses[0] - 0.3
 
 
@@ -139,27 +139,21 @@ def test_the_other_kinds_train(ready: Probe, disk: Path, kind: str) -> None:
 def test_inference_reads_its_parameters_from_disk(ready: Probe, disk: Path) -> None:
     done = ds_config(disk, "zero-inference", "--model", "llama-tiny", "--world-size", "2")
     assert done.returncode == 0, done.stderr
-    result = train(disk.parent / "ds_config.json", "--reference")
-    assert result["losses"] == pytest.approx(result["reference"], rel=0.002)
-    assert {Path(folder).name for folder in result["swap_files"]} == {"rank0", "rank1"}
+    build_adam()
+    config = disk.parent / "ds_config.json"
+    result = train(config, ready)
+    assert result.losses == pytest.approx(train_without_offload(config, ready).losses, rel=0.002)
+    assert {Path(folder).name for folder in result.swapped} == {"rank0", "rank1"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        # Why stage3_max_reuse_distance is 0 and the odd shapes are refused: when DeepSpeed mends these, so may we.
-        ({"stage3_max_reuse_distance": 10**9, "buffer_count": 5}, "Not enough buffers"),
-        ({"model": "odd"}, "the losses are not those of the run without offload"),
-    ],
-)
-def test_deepspeed_still_has_the_faults_that_are_planned_around(
-    ready: Probe, disk: Path, change: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize("change", ["reuse", "odd"])
+def test_deepspeed_still_has_the_faults_that_are_planned_around(ready: Probe, disk: Path, change: str) -> None:
+    # Why stage3_max_reuse_distance is 0 and the odd shapes are refused: when DeepSpeed mends these, so may we.
     document = render(plan(Job("zero3-nvme", preset("llama-tiny"), BLOCK, str(disk), world=2), Node(2**34, gpu=False)))
     zero_block = document["zero_optimization"]
-    zero_block["stage3_max_reuse_distance"] = change.get("stage3_max_reuse_distance", 0)
-    zero_block["offload_param"]["buffer_count"] = change.get("buffer_count", 14)
+    zero_block["stage3_max_reuse_distance"] = 10**9 if change == "reuse" else 0
+    zero_block["offload_param"]["buffer_count"] = 5 if change == "reuse" else 14
     # Two misaligned tensors and more in a tile.
     zero_block["sub_group_size"] = 8 * 10**6
     zero_block["offload_param"]["buffer_size"] = 3 * 10**6
@@ -169,21 +163,16 @@ def test_deepspeed_still_has_the_faults_that_are_planned_around(
     sizes = {"hidden_size": 1032, "num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 129}
     odd = disk.parent / "config.json"
     odd.write_text(json.dumps({"model_type": "llama", **sizes, "intermediate_size": 2817, "vocab_size": 4097}))
-    model = str(odd) if change.get("model") else "llama-tiny"
-    done = run_training(config, "--model", model, "--reference")
-    assert done.returncode != 0
-    assert message in done.stdout + done.stderr
+    build_adam()
+    if change == "reuse":
+        with pytest.raises(RankFailed) as error:
+            train(config, ready)
+        assert "Not enough buffers" in error.value.message + error.value.raw
+        return
+    losses = train(config, ready, str(odd)).losses
+    assert losses != pytest.approx(train_without_offload(config, ready, str(odd)).losses, rel=NEAR)
 
 
-def run_training(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, str(ROOT / "perf/offload_steps.py"), "--config", str(config), "--processes", "2"]
-    command = [*program, "--warm-ups", "1", "--steps", "3", "--tokens", "64", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-
-
-def train(config: Path, *arguments: str) -> dict[str, Any]:
-    answer = config.with_name("steps.json")
-    done = run_training(config, "--json", str(answer), *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    answers: dict[str, Any] = json.loads(answer.read_text())
-    return answers
+def build_adam() -> None:
+    """CPUAdam, which every offload uses: seconds if it is built, otherwise a minute."""
+    subprocess.run([*TUNETOOL, "build-ops", "--op", "cpu_adam"], check=True, capture_output=True, timeout=PATIENCE)

@@ -164,7 +164,8 @@ def _tiles(plan: Plan, parts: list[int], budget: int) -> None:
     parallelism, block = int(job.aio["intra_op_parallelism"]), int(job.aio["block_size"])
     available = budget - plan.rank_bytes("host", "locked")
     lockable = None if node.memlock is None else node.memlock - plan.rank_bytes("locked")
-    smallest = max(parts)
+    # Smaller tiles than a block would never be swapped.
+    smallest = max(*parts, -(-max(zero.MIN_AIO_BYTES, block) // zero.FP32))
     for pipeline in (True, False):
         count = zero.optimizer_buffer_count(pipeline, pipeline)
         size = min(zero.DEFAULT_SUB_GROUP, max(sum(parts) // TILES, smallest))

@@ -181,7 +181,8 @@ def _optimizer(plan: Plan) -> dict[str, Explanation]:
     return {
         "sub_group_size": Explanation(
             "elements",
-            f"a rank's {sum(parts):,} / 16, at most 1e9, at least the largest partition; halved until it fits",
+            f"a rank's {sum(parts):,} / 16, at most 1e9, at least the largest partition and a block; "
+            "halved until it fits",
             f"{tiles} sub-group(s) per optimizer step, the largest of {largest:,} elements: the tensor that fills a "
             "sub-group is its last (stage3.py)",
         ),

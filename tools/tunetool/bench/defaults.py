@@ -19,6 +19,8 @@ STATE_BYTES = "8GB"
 """Of a checkpoint in ``bench reference``."""
 EXPERT_BYTES, EXPERTS, EXPERT_THREADS, TOP_K = "19MB", 64, 8, 8
 """Of ``bench experts``: an expert of Qwen3-235B-A22B in FP8 has 18.9 MB (3 x 4,096 x 1,536), and a token wants 8."""
+OFFLOAD_TOKENS = 512
+"""Of a sequence in ``bench offload``."""
 INFERENCE_MODEL, INFERENCE_BATCH, INFERENCE_PROMPT, INFERENCE_TOKENS = "70b", 96, 512, 32
 """Of ``bench inference``: as DeepSpeed published ZeRO-Inference of LLAMA-3-70B."""
 INFERENCE_ROUNDS = 3

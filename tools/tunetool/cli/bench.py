@@ -13,6 +13,7 @@ from tunetool.cli.bench_experts import experts
 from tunetool.cli.bench_finetune import finetune
 from tunetool.cli.bench_inference import inference
 from tunetool.cli.bench_loading import loading
+from tunetool.cli.bench_offload import offload
 from tunetool.cli.bench_reference import reference
 from tunetool.cli.bench_staging import staging
 from tunetool.cli.bench_strategies import strategies
@@ -26,6 +27,7 @@ def command() -> None:
 
 command.add_command(checkpoint)
 command.add_command(loading)
+command.add_command(offload)
 command.add_command(dataset)
 command.add_command(finetune)
 command.add_command(staging)

@@ -11,10 +11,10 @@ from tunetool.bench.engine_choice import choose
 from tunetool.bench.loading.engines import ENGINES
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import State
+from tunetool.bench.media import medium_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading.safetensors_files import list_tensors
 from tunetool.measure.fio import Fio, find_fio
-from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_size
@@ -63,16 +63,8 @@ def media(request: Request) -> list[Medium]:
 
 
 def _medium(option: str, path: Path) -> Medium:
-    try:
-        check_target(path)
-    except UsageProblem as error:
-        raise UsageProblem(error.message, f"`{option}` takes a writable directory") from None
-    stack = read_stack(str(path.resolve()))
-    if stack.in_memory != (option == "--memory-target"):
-        other = "--target" if option == "--memory-target" else "--memory-target"
-        where = "in memory" if stack.in_memory else "not in memory"
-        raise UsageProblem(f"`{path}` lies on {stack.medium}, {where}", f"name it by `{other}`")
-    return Medium(path.resolve(), stack, _states(stack), is_made=True)
+    directory, stack = medium_of(option, path)
+    return Medium(directory, stack, _states(stack), is_made=True)
 
 
 def _states(stack: BlockStack) -> Sequence[State]:

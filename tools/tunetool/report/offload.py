@@ -1,0 +1,215 @@
+"""The result of `bench offload` for people: a table of steps, one of what the swap moves, and a sentence of advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from tunetool.advise.ds_config import MEMORY_SHARE
+from tunetool.advise.zero_memory import ON_HOST
+from tunetool.bench.offload.figures import PREFIX
+from tunetool.bench.offload.preflight import TARGET
+from tunetool.bench.offload.samples import DRAM
+from tunetool.node.units import format_count, format_size
+from tunetool.record import Measurement, Record
+from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.table import print_verdict_line
+
+STEP_HEADS = ("step s", "interval", "compute s", "read s", "write s", "of default", "of DRAM")
+SWAP_HEADS = ("read GB/s", "aio", "share", "write GB/s", "aio", "share")
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Line:
+    """The figures of one row, by what follows its place and block in their names. Each has a step."""
+
+    key: str
+    figures: Mapping[str, Measurement]
+
+    @property
+    def step(self) -> Measurement:
+        """Seconds of a step."""
+        return self.figures["step"]
+
+    @property
+    def block(self) -> str:
+        """``default``, ``tuned``, or empty for DRAM."""
+        return str(self.step.parameters.get("block", ""))
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.step.medium}, {self.block}" if self.block else self.step.medium
+
+    def shown(self, name: str, unit: float = 1.0) -> str:
+        """The median."""
+        figure = self.figures.get(name)
+        return "-" if figure is None else number(figure.value / unit)
+
+    def ratio(self, name: str) -> str:
+        """The median, in brackets where the rounds do not decide it."""
+        figure = self.figures.get(name)
+        if figure is None:
+            return "-"
+        return number(figure.value) if figure.parameters["decided"] else f"({number(figure.value)})"
+
+    def decided(self, name: str) -> Measurement | None:
+        """The ratio, where the rounds decide it."""
+        figure = self.figures.get(name)
+        return figure if figure is not None and figure.parameters["decided"] else None
+
+    def step_cells(self) -> list[str]:
+        """The row of the first table: its name, and what ``STEP_HEADS`` names."""
+        interval = self.step.confidence
+        spread = f"{number(interval.low)} to {number(interval.high)}" if interval else "-"
+        waits = [self.shown(name) for name in ("compute", "read", "write")]
+        return [self.name, self.shown("step"), spread, *waits, self.ratio("gain"), self.ratio("against_dram")]
+
+    def swap_cells(self) -> list[str]:
+        """The row of the second table: its name, and what ``SWAP_HEADS`` names."""
+        cells = [self.name]
+        for direction in ("read", "write"):
+            speeds = [self.shown(f"{direction}.{name}", 1e9) for name in ("bandwidth", "rung")]
+            cells += [*speeds, self.ratio(f"{direction}.share")]
+        return cells
+
+
+def lines(record: Record) -> list[Line]:
+    """The rows of the record, in its order."""
+    by_key: dict[str, dict[str, Measurement]] = {}
+    for measurement in record.measurements:
+        parameters = measurement.parameters
+        key = ".".join(str(parameters[name]) for name in ("place", "block") if name in parameters)
+        figure = measurement.name.removeprefix(f"{PREFIX}{key}.")
+        by_key.setdefault(key, {})[figure] = measurement
+    return [Line(key, figures) for key, figures in by_key.items() if "step" in figures]
+
+
+def print_offload(record: Record, path: Path | None, console: Console) -> None:
+    """Print the tables with their notes and the advice, then the verdict. ``path``: where the record is."""
+    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+    known = lines(record)
+    for title, heads, rows in tables(known):
+        table = new_table()
+        table.add_column(title, overflow="fold")
+        add_number_columns(table, *heads)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for text in [*notes(record, known), *advice(record, known)]:
+        print_block(console, text, 2)
+    print_verdict_line(record, path, console)
+
+
+def tables(known: Sequence[Line]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """Title, heads and rows of each table that has rows."""
+    if known:
+        yield "a step", STEP_HEADS, [line.step_cells() for line in known]
+    swapped = [line.swap_cells() for line in known if "read.bandwidth" in line.figures or "read.rung" in line.figures]
+    if swapped:
+        yield "the swap", SWAP_HEADS, swapped
+
+
+def notes(record: Record, known: Sequence[Line]) -> Iterator[str]:
+    """Lines under the tables: what was trained and moved, what the columns mean, the evidence, the checks."""
+    if known:
+        first = known[0].step
+        parameters = first.parameters
+        swapped = "optimizer and parameters" if parameters["parameters_on"] == "nvme" else "the optimizer"
+        yield (
+            f"{parameters['model']}: {int(parameters['parameters']):,} parameters, "
+            f"{format_count(int(parameters['ranks']), 'rank')} on {parameters.get('device', 'the device')}, "
+            f"{parameters['tokens']} tokens a sequence; {swapped} in swap files of "
+            f"{format_size(float(parameters['swap_bytes']))}"
+        )
+        settings = {line.block: line.step.parameters["settings"] for line in known if line.block}
+        if settings:
+            yield "aio blocks: " + "; ".join(f"{name} {shown}" for name, shown in settings.items())
+        yield (
+            f"medians of {format_count(len(first.samples or []), 'round')}; read and write: seconds for which a step "
+            "waits for them; compute: all the rest; GB/s: while transfers are in flight, beside computation; aio: the "
+            "handle alone, on a file beside the swap files in the same round; of default, of DRAM: its speed; in "
+            "brackets: not decided"
+        )
+        yield from _evidence(known)
+    yield from (f"{check.id}: {check.status}, {check.found}" for check in record.checks if check.status != "skip")
+    for check in record.checks:
+        if check.status == "skip":
+            yield f"{check.id}: left out, {check.found}" + (f"; {check.remedy}" if check.remedy else "")
+
+
+def _evidence(known: Sequence[Line]) -> Iterator[str]:
+    proofs = [figure.evidence for line in known for figure in line.figures.values() if figure.evidence is not None]
+    ratios = [proof.ratio for proof in proofs if proof.kind == "block" and proof.ratio is not None]
+    if ratios:
+        yield f"evidence: block, {min(ratios):.4f} to {max(ratios):.4f} of the bytes that DeepSpeed's handles moved"
+    if any(proof.kind == "memory" for proof in proofs):
+        yield "what lies in memory is proven by no drive"
+
+
+def advice(record: Record, known: Sequence[Line]) -> list[str]:
+    """The sentence where to offload to, by which block, and when DRAM suffices. Empty without a figure."""
+    swapped = [line for line in known if line.block]
+    if not swapped:
+        return []
+    return [f"advice: {_where(known, swapped)}; {_which_block(swapped)}{_dram_room(record, known[0])}."]
+
+
+def _where(known: Sequence[Line], swapped: Sequence[Line]) -> str:
+    if not any(line.step.medium == DRAM for line in known):
+        media = " or ".join(dict.fromkeys(line.step.medium for line in swapped))
+        return f"offload to {media}: DRAM was not measured beside it"
+    speeds = {line.step.medium: line.decided("against_dram") for line in swapped if line.block == _DEFAULT}
+    slower = {medium: speed for medium, speed in speeds.items() if speed is not None and speed.value < 1}
+    open_ones = [medium for medium, speed in speeds.items() if speed is None]
+    parts = [f"{medium} has {_times(speed)} its speed" for medium, speed in slower.items()]
+    if open_ones:
+        parts.append(f"these rounds do not decide whether DRAM is faster than {' and '.join(open_ones)}")
+    faster = [medium for medium in speeds if medium not in slower and medium not in open_ones]
+    parts += [f"{medium} is faster than DRAM, which something else must have slowed" for medium in faster]
+    drives = next((line.step.medium for line in swapped if line.step.parameters["place"] == TARGET), None)
+    if drives is None:
+        head = "offload to DRAM: a tmpfs is memory too, and saves none"
+    elif drives in slower:
+        head = f"offload to DRAM while the states fit there, else to {drives}"
+    else:
+        head = f"offload to {drives} where memory is short"
+    return f"{head}: {'; '.join(parts)}"
+
+
+def _which_block(swapped: Sequence[Line]) -> str:
+    """The block to use, by the ratio of the first place that has one: that on drives."""
+    gains = [line for line in swapped if "gain" in line.figures]
+    if not gains:
+        return "use DeepSpeed's default `aio` block, the only one that was measured"
+    line = gains[0]
+    gain = line.decided("gain")
+    shown = line.step.parameters["settings"]
+    if gain is None:
+        return f"keep the default `aio` block on {line.step.medium}: these rounds do not decide that {shown} is faster"
+    if gain.value < 1:
+        return f"keep the default `aio` block on {line.step.medium}: {shown} has {_times(gain)} its speed"
+    return f"use the tuned block, {shown}, on {line.step.medium}: {_times(gain)} the default's speed"
+
+
+def _dram_room(record: Record, line: Line) -> str:
+    """When DRAM suffices, by what DeepSpeed keeps there for each parameter."""
+    memory = record.node.memory_bytes
+    if not memory:
+        return ""
+    kept = sum(ON_HOST.values()) - (ON_HOST["parameters"] if line.step.parameters["parameters_on"] != "nvme" else 0)
+    most = MEMORY_SHARE * memory / kept
+    return (
+        f"; DRAM suffices on this node up to {number(most / 1e9)} billion parameters ({kept} bytes each, in "
+        f"{MEMORY_SHARE:.0%} of {format_size(memory)})"
+    )
+
+
+def _times(ratio: Measurement) -> str:
+    interval = ratio.confidence
+    spread = f" ({number(interval.low)} to {number(interval.high)})" if interval else ""
+    return f"{number(ratio.value)} times{spread}"
