@@ -459,7 +459,7 @@ def test_cufile_reads_directly_and_its_counters_prove_it(tmp_path: Path, stand_i
         (
             "counts",
             "cuFile's counters, which prove the way of the bytes, cannot be read: No module named 'cuda'",
-            "AUTO",
+            "OFF",
         ),
     ],
 )
