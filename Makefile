@@ -1,8 +1,9 @@
 # Every target sets up what it needs by itself, which is quick when done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-# Every group of tests/timeboxes.toml, in the order in which they run.
-GROUPS := lint unit pages fresh containers measurement tune checkpoint frameworks finetune node
+# The groups of tests/timeboxes.toml, in the order in which they run, and what only `make test-all` has time for.
+GROUPS := lint unit pages fresh containers measurement tune checkpoint finetune node
+SLOW_GROUPS := frameworks
 comma := ,
 empty :=
 GROUPS_COMMA := $(subst $(empty) $(empty),$(comma),$(GROUPS))
@@ -31,7 +32,7 @@ test: ## everything that must hold
 
 test-all: ## the same and what exceeds its time box
 	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
-	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow $(GROUPS)
+	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow $(GROUPS) $(SLOW_GROUPS)
 
 bench: ## what tunetool itself costs, and its goals without a GPU: perf/README.md; BENCH="stage tune": these alone; TARGET: a directory on the disk
 	@tools/dev/setup.sh --deepspeed --cluster
