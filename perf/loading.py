@@ -53,13 +53,21 @@ class Goal:
         return [each / other for each, other in zip(ours, others, strict=True)] if len(ours) == len(others) else []
 
 
+MEMORY = {"tmpfs": "tmpfs", "huge": "tmpfs with huge pages"}
+
+
+def of_memory(medium: str, title: str) -> tuple[Goal, ...]:
+    warm, first = f"{medium}.{DIRECT}.warm", f"{medium}.{DIRECT}.first"
+    return (
+        Goal(f"{title}, warm, share of pinned copies", warm, f"{medium}.pinned", 0.9),
+        Goal(f"{title}, warm, against InstantTensor", warm, f"{medium}.{PEER}.warm", 1),
+        Goal(f"{title}, first in a process, against InstantTensor", first, f"{medium}.{PEER}.first", 1),
+        Goal(f"{title}, first in a process, share of warm (1 / 1.2)", first, warm, 1 / 1.2),
+    )
+
+
 GOALS = (
-    Goal("tmpfs, warm, share of pinned copies", f"tmpfs.{DIRECT}.warm", "tmpfs.pinned", 0.9),
-    Goal("tmpfs, warm, against InstantTensor", f"tmpfs.{DIRECT}.warm", f"tmpfs.{PEER}.warm", 1),
-    Goal("tmpfs, first in a process, against InstantTensor", f"tmpfs.{DIRECT}.first", f"tmpfs.{PEER}.first", 1),
-    Goal(
-        "tmpfs, first in a process, share of warm (1 / 1.2)", f"tmpfs.{DIRECT}.first", f"tmpfs.{DIRECT}.warm", 1 / 1.2
-    ),
+    *(goal for medium, title in MEMORY.items() for goal in of_memory(medium, title)),
     Goal("cold from drives, share of fio's read", f"cold.{DIRECT}.first", "cold.fio", 0.95),
 )
 
