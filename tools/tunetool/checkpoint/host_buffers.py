@@ -7,16 +7,17 @@ this process grows to the needs of its largest save. ``release_buffers`` returns
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
 
 from tunetool.checkpoint import gpu_copy
 from tunetool.checkpoint.raw_bytes import pages
+from tunetool.checkpoint.workers import Workers
 from tunetool.errors import CannotJudge
 
 _FEWER = "check `ulimit -l` and the available memory; reduce `buffer_bytes` or `threads`"
@@ -67,6 +68,37 @@ class Buffer:
             self.pinned = False
 
 
+def _add_new(count: int, size: int, gpu: torch.device | None, buffers: list[Buffer]) -> None:
+    """Add ``count`` new buffers to ``buffers``; several threads allocate them. Raises the first error of any thread
+    after all threads have ended; what they made until then is in ``buffers``.
+
+    Not with an executor: an async save may begin while the interpreter ends, which waits for the save, but from then on
+    executors take no work.
+    """
+    number_of_threads = min(8, count)
+    errors: list[BaseException] = []
+
+    def add(number: int) -> None:
+        try:
+            use_gpu(gpu)
+            for _ in range(number, count, number_of_threads):
+                if errors:
+                    return
+                buffers.append(Buffer(size, pinned=gpu is not None))
+        except BaseException as error:
+            errors.append(error)
+
+    workers = Workers([functools.partial(add, number) for number in range(number_of_threads)], "tunetool-pin")
+    try:
+        workers.start()
+        workers.wait()
+    except BaseException as error:
+        errors.append(error)
+        workers.wait()
+    if errors:
+        raise errors[0]
+
+
 class Pool:
     """Idle buffers of this process, by size and whether they are pinned."""
 
@@ -85,20 +117,13 @@ class Pool:
         with self._lock:
             idle = self._idle.setdefault((size, pinned), [])
             buffers = [idle.pop() for _ in range(min(count, len(idle)))]
-        missing = count - len(buffers)
-        futures: list[Future[Buffer]] = []
         try:
-            if missing:
-                with ThreadPoolExecutor(min(8, missing), "tunetool-pin", use_gpu, (gpu,)) as workers:
-                    futures += [workers.submit(Buffer, size, pinned) for _ in range(missing)]
-                    # Not in the executor's exit, which an interruption ends too early.
-                    wait(futures)
-            return [*buffers, *(future.result() for future in futures)]
+            _add_new(count - len(buffers), size, gpu, buffers)
         except BaseException:
             # Pinned memory that nobody holds any more would be unmapped while the driver still knows it.
-            made = [future for future in futures if future.done() and not future.exception()]
-            self.give_back([*buffers, *(future.result() for future in made)])
+            self.give_back(buffers)
             raise
+        return buffers
 
     def one(self, size: int, pinned: bool) -> Buffer:
         """One buffer, allocated by this thread if none is idle; a pinned one, under its current GPU."""
