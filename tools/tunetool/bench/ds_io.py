@@ -17,7 +17,7 @@ from tunetool.measure.evidence import obstacles
 from tunetool.measure.progress import Progress
 from tunetool.measure.session import Findings, Result, Run, Session
 from tunetool.measure.target import check_target
-from tunetool.measure.worker import preloads
+from tunetool.measure.worker import foreign_code
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.units import UnitError, format_size, parse_size
 from tunetool.record import Measurement
@@ -183,7 +183,4 @@ def _figures(request: Request, spec: aio.Spec, stack: BlockStack, outcome: aio.O
 
 
 def _doubts(stack: BlockStack, environment: Mapping[str, str]) -> list[str]:
-    preloaded = [
-        f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(environment)
-    ]
-    return [*obstacles(stack), *preloaded]
+    return [*obstacles(stack), *foreign_code(environment)]

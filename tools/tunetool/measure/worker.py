@@ -85,6 +85,11 @@ def preloads(environment: Mapping[str, str], root: str = "/") -> list[str]:
     return [*names, f"/{_PRELOAD_FILE}"] if everywhere else names
 
 
+def foreign_code(environment: Mapping[str, str]) -> list[str]:
+    """Why the figures of a process in ``environment`` may be wrong: a line for each of its ``preloads``."""
+    return [f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(environment)]
+
+
 def without_preloads(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment less the variables that put foreign code into a program."""
     return {name: value for name, value in environment.items() if name not in _PRELOADS}

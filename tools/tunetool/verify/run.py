@@ -28,7 +28,7 @@ from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_directory, refuse_unanswering
-from tunetool.measure.worker import preloads
+from tunetool.measure.worker import foreign_code
 from tunetool.node.array.md_arrays import HALTED_STATES
 from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.node.machine.block_stack import BlockStack, read_stack
@@ -110,10 +110,7 @@ class _Verification:
         stack = self.scene.stack
         session.subject = stack.directory
         self.collected.doubts += obstacles(stack)
-        self.collected.doubts += [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it and verify again"
-            for name in preloads(session.environment)
-        ]
+        self.collected.doubts += [f"{doubt} and verify again" for doubt in foreign_code(session.environment)]
         self.fio = find_fio(session.environment)
         session.hold(_watched(stack, self.collected.checks))
         _run(self.request, self.scene, self.fio, self.results, self.collected, session)

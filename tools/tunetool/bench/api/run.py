@@ -20,7 +20,7 @@ from tunetool.measure.aio.spec import script
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.worker import Missing, Worker, child_command, preloads
+from tunetool.measure.worker import Missing, Worker, child_command, foreign_code
 from tunetool.training_python import TrainingPython
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -63,10 +63,7 @@ class _Api:
         installed = self.plan.installed
         if installed is None:
             return
-        self.doubts += [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it"
-            for name in preloads(session.environment)
-        ]
+        self.doubts += foreign_code(session.environment)
         directory = session.directory(self.request.target, self.plan.stack)
         if not takes_direct_io(directory):
             raise CannotJudge(

@@ -19,7 +19,7 @@ from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.worker import preloads
+from tunetool.measure.worker import foreign_code
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.memory_left import bytes_left
 from tunetool.record import Scalar
@@ -109,9 +109,7 @@ class _Checkpoints:
                 "consolidated_every": loop.consolidated_every,
                 "step_seconds": loop.step_seconds,
             }
-        doubts = [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(self.environment)
-        ]
+        doubts = foreign_code(self.environment)
         return Findings(
             figures.case(self.matrices, conditions, doubts),
             target=", ".join(stack.directory for _, stack in self.targets),

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from tunetool.measure.residency import resident_bytes
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.stored import incomplete
-from tunetool.measure.worker import Failed, Worker, child_command, preloads
+from tunetool.measure.worker import Failed, Worker, child_command, foreign_code
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Scalar
 
@@ -99,7 +99,7 @@ class _Dataset:
         if preflight.fills_pool(request, self.engines) and os.geteuid() == 0:
             session.hold(huge_pool.pool_lock(session.environment))
         directory = session.directory(request.target, self.stack)
-        self.doubts = [*_preloaded(session.environment)]
+        self.doubts = [*foreign_code(session.environment)]
         tokens = directory / "tokens"
         tokens.mkdir()
         self.tokens = files.make_tokens(request, self.extent, tokens, self.progress)
@@ -292,8 +292,3 @@ def plain_sum(path: Path, numbers: list[int], size: int) -> str:
             stream.seek(number * size)
             whole.update(stream.read(size))
     return whole.hexdigest()
-
-
-def _preloaded(environment: Mapping[str, str]) -> Iterator[str]:
-    for name in preloads(environment):
-        yield f"`{name}` was set, so foreign code ran in tunetool itself: unset it"

@@ -32,7 +32,7 @@ from tunetool.measure.sampling import Counting, again, judgement, judgement_of_f
 from tunetool.measure.sequential import Sample, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.stored import incomplete
-from tunetool.measure.worker import Failed, preloads
+from tunetool.measure.worker import Failed, foreign_code
 from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
@@ -94,10 +94,7 @@ class _Drives:
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
-        self.doubts += [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it"
-            for name in preloads(session.environment)
-        ]
+        self.doubts += foreign_code(session.environment)
         if not self.plan.volumes:
             return
         volumes = self._standing() if self.plan.mode == "standing" else self._to_be_made()

@@ -24,7 +24,7 @@ from tunetool.measure.sampling import Counting, again, judgement
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.stored import incomplete
-from tunetool.measure.worker import Worker, child_command, preloads
+from tunetool.measure.worker import Worker, child_command, foreign_code
 from tunetool.record import Scalar
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -68,10 +68,7 @@ class _Experts:
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
-        self.doubts += [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it"
-            for name in preloads(session.environment)
-        ]
+        self.doubts += foreign_code(session.environment)
         session.lock([place.stack for place in self.plan.places])
         for place in self.plan.places:
             session.look(place.stack)

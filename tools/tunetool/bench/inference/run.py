@@ -21,7 +21,7 @@ from tunetool.measure.aio import Probe
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, again, judgement
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.worker import Failed, Worker, child_command, preloads
+from tunetool.measure.worker import Failed, Worker, child_command, foreign_code
 from tunetool.node.units import format_size
 from tunetool.record import Scalar
 
@@ -61,10 +61,7 @@ class _Inference:
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
-        self.doubts += [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it"
-            for name in preloads(session.environment)
-        ]
+        self.doubts += foreign_code(session.environment)
         directory = session.directory(self.plan.directory, self.plan.stack)
         for place in self.plan.places:
             why, remedy = self.plan.left_out.get(place, (None, ""))

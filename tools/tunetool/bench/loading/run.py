@@ -22,7 +22,7 @@ from tunetool.measure.fio import Fio, FioFailed
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.worker import Failed, preloads
+from tunetool.measure.worker import Failed, foreign_code
 from tunetool.record import Scalar
 from tunetool.training.model import reference_model
 
@@ -175,9 +175,7 @@ class _Loading:
             "seed": self.request.seed,
             **self.facts,
         }
-        doubts = [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(self.environment)
-        ]
+        doubts = foreign_code(self.environment)
         return Findings(
             figures.case(self.matrices, conditions, doubts),
             target=", ".join(medium.stack.directory for medium in self.media),

@@ -20,7 +20,7 @@ from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.sequential import free_bytes, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.worker import preloads
+from tunetool.measure.worker import foreign_code
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.record import Scalar
@@ -290,9 +290,7 @@ class _Offload:
                 "rung_bytes": self.plan.rung_bytes,
                 "swap_bytes": self.configured.file_bytes,
             }
-        doubts = [
-            f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(self.environment)
-        ]
+        doubts = foreign_code(self.environment)
         return Findings(
             figures.case(self.rows, self.places, conditions, self.plan.blocks, doubts, self.missing),
             target=", ".join(store.stack.directory for store in self.plan.stores),
