@@ -259,8 +259,8 @@ def flags(context: Any) -> str:
 
 
 def two_handles(context: Any) -> str:
-    # The op warns of the endurance of drives at the first write of a process. It holds a lock of its own meanwhile and
-    # waits for Python's: two threads whose first writes meet wait for each other for ever.
+    # Two threads whose first writes of the process met did not end, once. By the source, the op warns of the endurance
+    # of drives then, and holds a lock of its own while it waits for Python's.
     _move(context, context.handle(), SIZE, "alone")
     faults: list[str] = []
 
