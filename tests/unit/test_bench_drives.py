@@ -30,7 +30,7 @@ from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
 from tunetool.measure.tester import without_storage
 from tunetool.node.common import manifest
-from tunetool.node.machine.block_stack import Counters
+from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
 from tunetool.report.drives import advice, curves, print_drives
@@ -76,6 +76,21 @@ def test_files_of_all_drives_are_one_fio_with_a_null_target_for_all_of_them() ->
     assert "--ioengine=io_uring" not in null
 
 
+@pytest.fixture
+def on_a_drive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary directory lies on a drive, also where it is a container's overlay."""
+    read = preflight.read_stack
+
+    def one_drive(directory: str) -> BlockStack:
+        stack = read(directory)
+        if stack.in_memory or stack.leaves:
+            return stack
+        return stack_of([made.virtual_drive("sda", "SERIAL", 2**40)], "disk", Path(directory))
+
+    monkeypatch.setattr(preflight, "read_stack", one_drive)
+
+
+@pytest.mark.usefixtures("on_a_drive")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -105,6 +120,7 @@ def request(**fields: Any) -> Request:
     return Request(**{"engines": ("fio-libaio",), **fields})
 
 
+@pytest.mark.usefixtures("on_a_drive")
 def test_only_root_makes_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CannotJudge, match="only root"):
