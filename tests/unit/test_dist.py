@@ -29,7 +29,7 @@ from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 INSIDE = f"{node_wheel.COLLECTION}/"
-MOST_BYTES = 2_500_000
+MOST_BYTES = 2_100_000
 
 
 @pytest.fixture(scope="module")
