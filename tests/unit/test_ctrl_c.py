@@ -1,7 +1,8 @@
-"""Ctrl-C while something is ended or removed: that is finished, and then Ctrl-C counts."""
+"""Ctrl-C while something is started, ended or removed: that is finished, and then Ctrl-C counts."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -66,3 +67,60 @@ def test_a_tree_is_removed_and_ctrl_c_counts(
     with pytest.raises(KeyboardInterrupt):
         remove(tree)
     assert not tree.exists()
+
+
+def said(program: str, mark: str = "") -> list[str]:
+    """What it prints, in a process of its own, where Ctrl-C and what is registered do no harm."""
+    # A shell's background jobs ignore Ctrl-C, and what they start does so too.
+    begin = "import os, signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    environment = {**os.environ, "TUNETOOL_TEST_MARK": mark}
+    command = [sys.executable, "-c", begin + program]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("moment", ["before", "after_in_parent"])
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_while_a_program_starts_counts_and_ends_it(number: str, moment: str, tmp_path: Path) -> None:
+    program = f"""
+from tunetool import ctrl_c
+from tunetool.measure import marked_processes, worker
+signal.signal(signal.SIGTERM, ctrl_c.as_interrupt)
+os.register_at_fork({moment}=lambda: (os.kill(os.getpid(), signal.{number}), None)[1])
+try:
+    worker.start(["sleep", "600"], dict(os.environ))
+except KeyboardInterrupt:
+    print("it counts", marked_processes.marked("TUNETOOL_TEST_MARK", {str(tmp_path)!r}))
+"""
+    assert said(program, str(tmp_path)) == ["it counts []"]
+
+
+def test_ctrl_c_inside_a_destructor_counts() -> None:
+    program = """
+from tunetool import ctrl_c
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+ctrl_c.never_lost()
+try:
+    Interrupted()
+    time.sleep(30)
+    print("it is lost")
+except KeyboardInterrupt:
+    print("it counts")
+"""
+    assert said(program) == ["it counts"]
+
+
+def test_other_errors_of_destructors_are_printed_as_ever(capfd: pytest.CaptureFixture[str]) -> None:
+    program = """
+from tunetool import ctrl_c
+class Broken:
+    def __del__(self):
+        raise OSError("of a destructor")
+ctrl_c.never_lost()
+Broken()
+"""
+    assert said(program) == []
+    assert "OSError: of a destructor" in capfd.readouterr().err

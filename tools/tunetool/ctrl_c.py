@@ -1,9 +1,17 @@
-"""Ctrl-C while something has to be finished."""
+"""Ctrl-C while something has to be finished, and Ctrl-C that Python would lose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+_AGAIN_SECONDS = 0.05
 
 
 class CtrlC:
@@ -27,3 +35,59 @@ class CtrlC:
         """Raise ``KeyboardInterrupt`` if one came."""
         if self._pressed is not None:
             raise self._pressed
+
+
+def uninterrupted(act: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """What ``act`` gives. Ctrl-C or SIGTERM that comes meanwhile counts once it is done, and then ``undo`` is called.
+
+    For what forks: Python runs functions of its libraries before and after, and throws away what they raise.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return act()
+    came: list[int] = []
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if handler is not None and handler != signal.SIG_IGN:
+                before[number] = handler
+                signal.signal(number, keep)
+        done = act()
+    finally:
+        for replaced, handler in before.items():
+            signal.signal(replaced, handler)
+    try:
+        for each in came:
+            signal.raise_signal(each)
+    except BaseException:
+        undo(done)
+        raise
+    return done
+
+
+def never_lost() -> None:
+    """From now on, a Ctrl-C that Python throws away comes again a moment later.
+
+    Python prints "Exception ignored" and goes on when it comes inside a destructor or another function whose errors
+    nobody can catch (https://docs.python.org/3/library/sys.html#sys.unraisablehook).
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # Not at once: this function is one of those whose errors are thrown away.
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        else:
+            before(unraisable)
+
+    signal.signal(signal.SIGALRM, as_interrupt)
+    sys.unraisablehook = hook
+
+
+def as_interrupt(number: int, frame: FrameType | None) -> None:
+    """A signal's handler: what unwinds then is what Ctrl-C unwinds."""
+    raise KeyboardInterrupt

@@ -8,13 +8,13 @@ import re
 import signal
 import sys
 import traceback
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from tunetool import __version__
 from tunetool.cli.groups import HELP_OPTIONS, Group, ReaderGone, nearest
+from tunetool.ctrl_c import as_interrupt, never_lost
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError, fault_of_ours
 from tunetool.node.common.refusal import on_one_line
 
@@ -98,7 +98,9 @@ def cli(ctx: click.Context, debug: bool) -> None:
 def main() -> NoReturn:
     """Entry point of the ``tunetool`` program."""
     debug = "--debug" in sys.argv
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    # SIGTERM unwinds through the same `finally` blocks as Ctrl-C.
+    signal.signal(signal.SIGTERM, as_interrupt)
+    never_lost()
     try:
         ended = cli.main(prog_name="tunetool", standalone_mode=False)
         sys.exit(ended if isinstance(ended, int) else ExitCode.OK)
@@ -157,11 +159,6 @@ def _leave_in_silence(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
     sys.exit(code)
-
-
-def _as_interrupt(signum: int, frame: FrameType | None) -> None:
-    # So that SIGTERM unwinds through the same `finally` blocks as Ctrl-C.
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

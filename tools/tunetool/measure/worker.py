@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tunetool.ctrl_c import CtrlC
+from tunetool.ctrl_c import CtrlC, uninterrupted
 from tunetool.errors import CannotJudge
 from tunetool.node.common.commands import in_c_locale
 from tunetool.node.common.files import read_text
@@ -105,17 +105,21 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a program that dies with tunetool. Raises ``OSError`` where it does not start. ``end`` must follow."""
     _left_behind[:] = [process for process in _left_behind if process.poll() is None]
-    return subprocess.Popen(
-        argv,
-        cwd=directory,
-        env=without_preloads(environment),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        bufsize=0,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
-    )
+
+    def popen() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            cwd=directory,
+            env=without_preloads(environment),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
+        )
+
+    return uninterrupted(popen, _end_and_close)
 
 
 def start_talking(
@@ -153,10 +157,7 @@ def finish(process: subprocess.Popen[bytes], timeout: float, tick: Callable[[], 
                 if time.monotonic() > deadline:
                     raise Overdue("" if end(process, POLITE) else f"; {stuck(process.pid)}") from None
     finally:
-        try:
-            end(process, POLITE)
-        finally:
-            close_pipes(process)
+        _end_and_close(process, POLITE)
 
 
 def end(process: subprocess.Popen[bytes], polite: float = 0.0) -> bool:
@@ -181,6 +182,13 @@ def end(process: subprocess.Popen[bytes], polite: float = 0.0) -> bool:
         _left_behind.append(process)
     ctrl_c.deliver()
     return ended
+
+
+def _end_and_close(process: subprocess.Popen[bytes], polite: float = 0.0) -> None:
+    try:
+        end(process, polite)
+    finally:
+        close_pipes(process)
 
 
 _left_behind: list[subprocess.Popen[bytes]] = []
