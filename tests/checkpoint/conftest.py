@@ -55,6 +55,15 @@ def forks() -> Iterator[Ask]:
         yield ask
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The config.json of a small Llama: 6 MB of state, and an embedding with an odd number of rows."""
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256, "vocab_size": 501}
+    path.write_text(json.dumps({"model_type": "llama", "num_attention_heads": 4, **sizes}))
+    return str(path)
+
+
 @pytest.fixture
 def drains() -> Iterator[Callable[..., Any]]:
     """Starts drains, and ends those that still run after the test."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,22 +18,14 @@ if not find_spec("torch"):
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from rank_programs import run_ranks
 
 from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, ENGINES, REFERENCE, nvidia_resiliency
 from tunetool.bench.checkpoint.engines.base import Context, Engine, State
 from tunetool.bench.checkpoint.engines.tensors import blank, build, equal
 from tunetool.bench.checkpoint.states import Shape, shape
-from waiting import PATIENCE
 
 PAIR = Path(__file__).with_name("engines_pair.py")
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 256,
-    "vocab_size": 501,
-}
 # Packages that the engines of a family need beside torch.
 NEEDS = {
     "safetensors": "safetensors",
@@ -53,14 +42,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),  # JAX's, once Orbax is imported
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """6 MB of state; its embedding has an odd number of rows."""
-    path = tmp_path_factory.mktemp("model") / "config.json"
-    path.write_text(json.dumps(SMALL))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -290,27 +271,9 @@ def test_a_checkpoint_of_another_state_is_refused_by_name(states: list[State], t
 
 
 def test_two_ranks_save_and_restore_shards_and_replicas_with_every_engine(model: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PAIR), model, str(tmp_path)],
-            env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=PATIENCE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (stdout, stderr) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, stderr[-3000:]
-        results = json.loads(stdout.splitlines()[-1])
+    for rank in run_ranks(PAIR, model, str(tmp_path)):
+        assert rank.code == 0, rank.stderr[-3000:]
+        results = json.loads(rank.stdout.splitlines()[-1])
         assert {what.split()[1] for what in results if what.startswith("sharded ")} == set(ENGINES)
         for what, result in results.items():
             engine = ENGINES[what.split()[1]]()

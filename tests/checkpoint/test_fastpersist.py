@@ -7,10 +7,6 @@ give `bench checkpoint` an engine for what works now.
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +17,9 @@ import pytest
 if not find_spec("deepspeed"):
     pytest.skip("deepspeed is not installed", allow_module_level=True)
 
+from rank_programs import run_ranks
+
 from tunetool.measure.aio import Probe
-from waiting import PATIENCE
 
 pytest_plugins = ["disks"]
 
@@ -43,28 +40,11 @@ def train(
     machines: Mapping[str, str] = MACHINES,
 ) -> list[dict[str, Any]]:
     """The result of every rank."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **machines}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), str(directory), json.dumps(writer), str(stage), *files],
-            env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=PATIENCE) for rank in started]
-    finally:
-        for rank in started:
-            rank.kill()
+    arguments = (str(directory), json.dumps(writer), str(stage), *files)
     results = []
-    for stdout, stderr in outputs:
-        lines = [line for line in stdout.splitlines() if line.startswith('{"failed"')]
-        assert lines, stderr[-3000:]
+    for rank in run_ranks(RANK, *arguments, world=ranks, variables=machines):
+        lines = [line for line in rank.stdout.splitlines() if line.startswith('{"failed"')]
+        assert lines, rank.stderr[-3000:]
         results.append(json.loads(lines[-1]))
     return results
 

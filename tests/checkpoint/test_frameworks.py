@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,6 @@ from tunetool.bench.checkpoint.engines.orbax_engine import manager
 from tunetool.bench.checkpoint.engines.tensors import blank, build, equal
 from tunetool.bench.checkpoint.states import shape
 from tunetool.measure import page_cache
-
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 256,
-    "vocab_size": 501,
-}
 
 
 def saved_by(kept: Any, step: int) -> bool:
@@ -61,10 +51,8 @@ def test_orbax_async_replaces_the_checkpoint_before_and_says_when_all_is_durable
     engine.close()
 
 
-def test_orbax_compresses_one_model_that_torch_writes_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(SMALL))
-    form = shape(str(path))
+def test_orbax_compresses_one_model_that_torch_writes_as_it_is(model: str, tmp_path: Path) -> None:
+    form = shape(model)
     state = build(form, "cpu", seed=1)
     sizes = {}
     made = not dist.is_initialized()

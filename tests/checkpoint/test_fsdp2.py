@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-from waiting import PATIENCE
+from rank_programs import run_ranks
 
 if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -21,25 +17,10 @@ NAMES = ("fsdp2-dcp", "fsdp2-direct", "fsdp2-consolidated")
 
 
 def test_two_ranks_load_a_trained_model_and_its_optimizer_and_one_rank_reads_the_same(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS), str(tmp_path)],
-            env={**os.environ, "WORLD_SIZE": "2", "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=PATIENCE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
     results = []
-    for rank, (stdout, stderr) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, stderr[-3000:]
-        results.append(json.loads(stdout.splitlines()[-1]))
+    for rank in run_ranks(RANKS, str(tmp_path)):
+        assert rank.code == 0, rank.stderr[-3000:]
+        results.append(json.loads(rank.stdout.splitlines()[-1]))
     for each in results:
         # Two layers of 12 parameters, the embedding and the output; each with AdamW's two moments and its step.
         assert each["parts"] == 26 * 4

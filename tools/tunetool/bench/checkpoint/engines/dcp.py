@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch.distributed.checkpoint as dcp
 
@@ -22,6 +23,20 @@ def finish(directory: Path) -> None:
         fsync(directory / METADATA)
     fsync_names(directory)
     barrier()
+
+
+def commit(writer: Any, metadata: Any, ranks: Any) -> None:
+    """End a save by nvidia-resiliency-ext's or Megatron-core's writer, whose processes write, on every rank: all learn
+    whether all have written, and the first writes `.metadata`.
+    """
+
+    def written() -> Any:
+        results = writer.retrieve_write_results()
+        if isinstance(results, tuple):
+            raise results[0]
+        return results
+
+    ranks.all_reduce("write", written, lambda results: writer.finish(metadata, results))
 
 
 def load_dcp(like: State, directory: Path) -> State:

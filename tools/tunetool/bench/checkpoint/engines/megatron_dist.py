@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
-from tunetool.bench.checkpoint.engines.dcp import finish
+from tunetool.bench.checkpoint.engines.dcp import commit, finish
 from tunetool.bench.checkpoint.engines.files import fsync_below
 from tunetool.bench.checkpoint.engines.ranks import (
     alone,
@@ -104,17 +104,7 @@ def _without_gpu() -> Any:
         def _get_save_and_finalize_callbacks(self, writer: Any, planned: Any) -> Any:
             _, metadata, ranks = planned
             write, preload, arguments = writer.get_save_function_and_args()
-
-            def written() -> Any:
-                results = writer.retrieve_write_results()
-                if isinstance(results, tuple):
-                    raise results[0]
-                return results
-
-            def commit() -> None:
-                ranks.all_reduce("write", written, lambda results: writer.finish(metadata, results))
-
             copy = None if preload is None else partial(preload.func, writer.write_buckets, False)
-            return AsyncRequest(write, arguments, [commit], preload_fn=copy)
+            return AsyncRequest(write, arguments, [partial(commit, writer, metadata, ranks)], preload_fn=copy)
 
     return OnTheCpu("torch_dist", 1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tunetool.bench.checkpoint.engines.base import Context, State, Waiting
-from tunetool.bench.checkpoint.engines.dcp import finish, load_dcp
+from tunetool.bench.checkpoint.engines.dcp import commit, finish, load_dcp
 from tunetool.bench.checkpoint.engines.files import allow_open_files
 from tunetool.bench.checkpoint.engines.ranks import alone, device_of, host_bytes, lacks_memory
 
@@ -77,17 +77,11 @@ class NvidiaResiliency:
         )
         write, copy, arguments = writer.get_save_function_and_args()
 
-        def written() -> Any:
-            results = writer.retrieve_write_results()
-            if isinstance(results, tuple):
-                raise results[0]
-            return results
-
-        def commit() -> None:
-            ranks.all_reduce("write", written, lambda results: writer.finish(metadata, results))
+        def done() -> None:
+            commit(writer, metadata, ranks)
             finish(directory)
 
-        self._queue.schedule_async_request(core.AsyncRequest(write, arguments, [commit], {}, copy))
+        self._queue.schedule_async_request(core.AsyncRequest(write, arguments, [done], {}, copy))
         return Waiting(lambda: self._queue.maybe_finalize_async_calls(blocking=True, no_dist=True))
 
     def load(self, like: State, directory: Path) -> State:
