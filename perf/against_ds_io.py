@@ -25,7 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from goals import line_within, status
+from goals import line_within, program, status
 
 LOOPS, WARM_UPS = 3, 1
 DIRECTIONS = ("write", "read")
@@ -132,4 +132,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from goals import line, status
+from goals import line, program, status
 
 DIRECTIONS = ("read", "write")
 SHARE = 0.97
@@ -81,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from goals import line, status
+from goals import line, program, status
 from tunetool import record as records
 from tunetool.fleet.run_on_hosts import host_result
 from tunetool.fleet.verify import FleetRequest, fleet_record, name_outliers
@@ -143,4 +143,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from goals import line, status
+from goals import line, program, status
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, commit
 from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.packed import PackedItems, PackedStored, Results
@@ -231,4 +231,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

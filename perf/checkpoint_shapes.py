@@ -42,7 +42,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from goals import figure, line, status
+from goals import figure, line, program, status
 from tunetool.bench.checkpoint.engines import ENGINES
 from tunetool.bench.checkpoint.engines.base import Context, Engine
 from tunetool.bench.checkpoint.fio_best import FioBest
@@ -341,4 +341,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

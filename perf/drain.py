@@ -13,7 +13,6 @@ import contextlib
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 import warnings
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
+from goals import program
 from tunetool.checkpoint import drain, saving
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.node.units import parse_size
@@ -102,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

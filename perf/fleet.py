@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from aggregate import node_record
-from goals import line, status
+from goals import line, program, status
 from tunetool import record as records
 
 ALLOWED = 0.1
@@ -83,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import MISSED, OPEN, figure, line, status
+from goals import MISSED, OPEN, figure, line, program, status
 from tunetool.bench.dataset.engines import FIO, GPU_DIRECT, KVIKIO
 from tunetool.bench.dataset.figures import PREFIX, READ
 from tunetool.node.units import parse_size
@@ -144,4 +144,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    program(lambda: main(sys.argv[1:]))

@@ -38,7 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import line, status
+from goals import line, program, status
 from tunetool.node.machine.memory import SHMEM_ENABLED, tmpfs_policies
 from tunetool.node.units import format_size_binary, parse_size
 
@@ -335,4 +335,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    program(lambda: main(sys.argv[1:]))

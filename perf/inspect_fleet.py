@@ -11,11 +11,10 @@ with 3 where that is not decided.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
-from goals import line, status
+from goals import line, program, status
 from tunetool.inspect.collect import inspect
 from tunetool.inspect.fleet_compare import compare
 from tunetool.inspect.model import Inspection
@@ -59,4 +58,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

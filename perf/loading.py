@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import MISSED, OPEN, line, status
+from goals import MISSED, OPEN, line, program, status
 from tunetool.bench.loading.engines import DIRECT
 from tunetool.bench.loading.figures import PREFIX
 
@@ -181,4 +181,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    program(lambda: main(sys.argv[1:]))

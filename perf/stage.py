@@ -34,7 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import ROUNDS, figure, line, status
+from goals import ROUNDS, figure, line, program, status
 from installed import keep_compiled
 from tunetool.measure.statistics import estimate
 from tunetool.node.units import parse_size
@@ -286,4 +286,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from goals import OPEN, figure, line, status
+from goals import OPEN, figure, line, program, status
 from tunetool.measure import aio, rundir
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.tune.pool import Pool
@@ -240,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

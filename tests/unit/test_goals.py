@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import goals
 from goals import HELD, MISSED, OPEN, VERDICT, line, line_within, status, verdict
 from host_memory import GOALS, Goal
 
@@ -70,3 +76,24 @@ def test_huge_pages_are_compared_within_a_round() -> None:
     # Without a GPU, or without torch, there is no such figure.
     assert by_figure["register"].ratios(rounds) == []
     assert Goal("write", "inverse", 1.0, inverse=True).ratios(rounds) == pytest.approx([1 / 3, 1.0])
+
+
+def test_a_program_that_is_ended_removes_what_it_made(tmp_path: Path) -> None:
+    text = f"""
+import tempfile, time
+from goals import program
+def main():
+    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
+        print(flush=True)
+        time.sleep(600)
+        return 0
+program(main)
+"""
+    paths = {"PYTHONPATH": f"{Path(goals.__file__).parent}:{':'.join(sys.path)}"}
+    with subprocess.Popen([sys.executable, "-c", text], env=paths, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert list(tmp_path.iterdir())
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir())
