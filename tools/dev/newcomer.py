@@ -42,6 +42,8 @@ PRINTED = "printed.txt"
 PAGE = re.compile(r"^page: (\S+)$", re.MULTILINE)
 ROW = re.compile(r'<tr data-status="(\w+)"[^>]*><td>([^<]+)</td>')
 """A node of a fleet's page, the first ones on top."""
+WIDTH, HEIGHT = 1200, 900
+"""Of the pictures, in pixels: the beginning of a page."""
 
 
 def lines_after(document: Path, words: str) -> list[str]:
@@ -167,9 +169,9 @@ def take_pictures(copies: Sequence[Path]) -> None:
         browser = Browser(Path(temporary))
         try:
             for page in copies:
-                browser.open(page, width=1200)
+                browser.open(page, width=WIDTH)
                 taken = Path(temporary) / "taken.png"
-                browser.picture(taken, whole=False)
+                browser.picture(taken, {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": 1})
                 target = ROOT / f"docs/pictures/page-{page.stem}.png"
                 with Image.open(taken) as picture:
                     picture.convert("RGB").quantize(48).save(target, optimize=True)
