@@ -118,7 +118,7 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
-from ..module_utils.plan.plan_file import COMMANDS, REPLACE, TEARDOWN  # noqa: E402
+from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import consent_problem, plan_removal  # noqa: E402
@@ -174,8 +174,8 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     problem = consent_problem(removal, allowed, wanted["volume"])
     if problem:
         raise Refusal(
-            "%s. hint: nothing was changed; `%s --tags plan -e plan_file=plan.json`, read it, then "
-            "`-e apply_plan=plan.json`" % (problem, COMMANDS[wanted["job"]])
+            "%s. hint: nothing was changed; `%s`, read it, then `%s`"
+            % (problem, PLANNING[wanted["job"]], APPLYING[wanted["job"]])
         )
     job.run(allowed)
     for warning in job.warnings:

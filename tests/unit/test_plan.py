@@ -59,7 +59,7 @@ def test_a_plan_proposes_what_the_count_needs_and_a_run_without_it_refuses() -> 
     assert verdicts(pick(FOUR, holding, PLAN)) == {"S1": WIPE, "S2": TAKE, "S3": TAKE, "S4": TAKE}
     plain = pick(FOUR, holding)
     assert plain.problem == "4 drives asked for, 3 usable"
-    assert "--tags plan" in str(plain.hint)
+    assert "`tunetool provision --plan plan.json`, read it" in str(plain.hint)
     assert wipeable(plain.decisions) == []
 
 
@@ -367,7 +367,7 @@ def test_a_host_that_is_refused_gives_nothing_up() -> None:
 
 def test_a_plan_that_was_edited_is_refused_by_name() -> None:
     text = dump(a_plan()).replace('"S1"', '"S2"')
-    with pytest.raises(PlanError, match=r"`p\.json` was edited"):
+    with pytest.raises(PlanError, match=r"`p\.json` was edited .*: `tunetool provision --plan plan\.json`"):
         parse(text, "p.json")
 
 

@@ -22,7 +22,7 @@ from tunetool.fleet.provision import (
     exit_code,
     variables,
 )
-from tunetool.node.plan.plan_file import document, dump
+from tunetool.node.plan.plan_file import TEARDOWN, document, dump
 from tunetool.node.play.host_summary import BUILT, CHECKED, NOT_REACHED, PLANNED, REFUSED, UNCHANGED, UNREACHABLE, Host
 from tunetool.node.play.host_summary import document as document_of_hosts
 from tunetool.report.progress import PlainProgress
@@ -97,6 +97,11 @@ def test_files_are_looked_at_before_any_host(tmp_path: Path) -> None:
     plan.write_text(dump(document({}, "0.1.0")))
     check_request(ProvisionRequest(INVENTORY, apply=plan))
     plan.write_text(plan.read_text().replace("0.1.0", "0.2.0"))
+    other = tmp_path / "teardown.json"
+    other.write_text(dump(document({}, "0.1.0", job=TEARDOWN)))
+    with pytest.raises(UsageProblem) as refused:
+        check_request(ProvisionRequest(INVENTORY, apply=other))
+    assert str(refused.value.hint).startswith("apply it with `ansible-playbook tunetool.node.teardown`")
     for request, word in (
         (ProvisionRequest(INVENTORY, apply=plan), "was edited"),
         (ProvisionRequest(INVENTORY, apply=tmp_path / "none"), "cannot be read"),

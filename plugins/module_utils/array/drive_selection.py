@@ -18,7 +18,7 @@ SIZE_TOLERANCE = 0.01
 
 PLAN_HINT = (
     "see the reason beside each drive; nothing was changed. Drives that may lose what they hold are named by a plan: "
-    "`--tags plan -e plan_file=plan.json`, read it, then `-e apply_plan=plan.json`"
+    "`tunetool provision --plan plan.json`, read it, then `tunetool provision --apply plan.json`"
 )
 ARGUMENTS: dict[str, Any] = {
     "model": {"type": "str"},

@@ -26,17 +26,37 @@ COMMANDS = {
     TEARDOWN: "ansible-playbook tunetool.node.teardown",
     REPLACE: "ansible-playbook tunetool.node.replace_drive",
 }
+PLANNING = {
+    PROVISION: COMMANDS[PROVISION] + " --plan plan.json",
+    TEARDOWN: COMMANDS[TEARDOWN] + " --tags plan -e plan_file=plan.json",
+    REPLACE: COMMANDS[REPLACE] + " --tags plan -e plan_file=plan.json",
+}
+"""Calls that make a plan, by its job."""
+APPLYING = {
+    PROVISION: COMMANDS[PROVISION] + " --apply plan.json",
+    TEARDOWN: COMMANDS[TEARDOWN] + " -e apply_plan=plan.json",
+    REPLACE: COMMANDS[REPLACE] + " -e apply_plan=plan.json",
+}
+"""Calls that apply it, by its job."""
 _HASH = re.compile(r"^[0-9a-f]{64}$")
-_AGAIN = "make a new one: `--tags plan -e plan_file=plan.json`"
 
 
 class PlanError(Exception):
     """A plan file that must not be applied."""
 
-    def __init__(self, message: str, hint: str = _AGAIN) -> None:
+    def __init__(self, message: str, hint: str) -> None:
         self.message = on_one_line(message)
         self.hint = on_one_line(hint)
         super().__init__("%s. hint: %s" % (self.message, self.hint))
+
+
+def _again(job: str) -> str:
+    return "make a new one: `%s`" % PLANNING[job]
+
+
+def _forged(plan: Mapping[str, Any], host: str) -> PlanError:
+    message = "the plan's entry for `%s` is not one that was written by a plan" % host
+    return PlanError(message, _again(plan.get("job", PROVISION)))
 
 
 def host_part(
@@ -95,9 +115,9 @@ def load(path: str, job: str = PROVISION) -> dict[str, Any]:
     try:
         text = documents.read_bytes(path).decode("utf-8")
     except OSError as error:
-        raise PlanError("plan file `%s` cannot be read: %s" % (path, error.strerror)) from error
+        raise PlanError("plan file `%s` cannot be read: %s" % (path, error.strerror), _again(job)) from error
     except UnicodeDecodeError:
-        raise PlanError("`%s` is not a plan file: it is not UTF-8" % path) from None
+        raise PlanError("`%s` is not a plan file: it is not UTF-8" % path, _again(job)) from None
     return parse(text, path, job)
 
 
@@ -106,21 +126,23 @@ def parse(text: str, name: str, job: str = PROVISION) -> dict[str, Any]:
     try:
         plan = documents.parse(text)
     except ValueError as error:
-        raise PlanError("`%s` is not a plan file: it is not JSON (%s)" % (name, error)) from None
+        raise PlanError("`%s` is not a plan file: it is not JSON (%s)" % (name, error), _again(job)) from None
     if not isinstance(plan, dict) or plan.get("schema") != SCHEMA_NAME:
         schema = plan.get("schema") if isinstance(plan, dict) else None
-        raise PlanError("`%s` is not a plan file: expected schema `%s`, found `%s`" % (name, SCHEMA_NAME, schema))
+        raise PlanError(
+            "`%s` is not a plan file: expected schema `%s`, found `%s`" % (name, SCHEMA_NAME, schema), _again(job)
+        )
     if plan.get("sha256") != seal(plan):
-        raise PlanError("plan file `%s` was edited after it was written" % name)
+        raise PlanError("plan file `%s` was edited after it was written" % name, _again(job))
     if not isinstance(plan.get("job"), str) or plan["job"] not in ARRAY_ACTIONS:
-        raise PlanError("plan file `%s` is for no job of this version: `%s`" % (name, plan.get("job")))
+        raise PlanError("plan file `%s` is for no job of this version: `%s`" % (name, plan.get("job")), _again(job))
     if plan["job"] != job:
         raise PlanError(
             "plan file `%s` is for `%s`, not for `%s`" % (name, COMMANDS[plan["job"]], COMMANDS[job]),
             "apply it with `%s`, or make a new one" % COMMANDS[plan["job"]],
         )
     if not isinstance(plan.get("hosts"), dict):
-        raise PlanError("plan file `%s` names no hosts" % name)
+        raise PlanError("plan file `%s` names no hosts" % name, _again(job))
     for host in plan["hosts"]:
         wipes(plan, host)
         volume(plan, host)
@@ -142,7 +164,7 @@ def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
     except (KeyError, TypeError):
         good, allowed = False, []
     if not good or len({entry["serial"] for entry in allowed}) != len(allowed):
-        raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
+        raise _forged(plan, host)
     return allowed
 
 
@@ -157,5 +179,5 @@ def volume(plan: Mapping[str, Any], host: str) -> dict[str, Any]:
     except (KeyError, TypeError):
         good, allowed = False, {}
     if not good:
-        raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
+        raise _forged(plan, host)
     return allowed

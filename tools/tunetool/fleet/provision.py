@@ -97,7 +97,7 @@ def check_request(request: ProvisionRequest) -> None:
         try:
             load(str(request.apply))
         except PlanError as error:
-            raise UsageProblem(error.message, "make a new one with `--plan FILE`") from None
+            raise UsageProblem(error.message, error.hint) from None
 
 
 def variables(request: ProvisionRequest) -> dict[str, object]:
