@@ -163,6 +163,15 @@ def test_what_does_not_fit_is_said_before() -> None:
     assert "ZeRO-3 does not fit: a GPU: 145.3 GB of 80 GB" in printed("70b", *options)
     fitting = " ".join(answered("70b", *options, "--nvme-space", "4TB")["advice"])
     assert "ZeRO-3, optimizer on NVMe is the first that fits" in fitting
+    assert "not compared" not in fitting
+
+
+def test_what_fits_a_gpu_is_not_said_to_fit_a_node_whose_size_is_unknown() -> None:
+    fitting = answered("70b", "--gpu-memory", "80GB")["advice"]
+    assert "ZeRO-3, offload to memory is the first that fits" in " ".join(fitting)
+    assert "not compared: a node's memory (1.411 TB, `--memory`)" in fitting
+    swapping = answered("70b", "--gpu-memory", "80GB", "--offload", "nvme")["advice"]
+    assert "not compared: a node's memory (141.1 GB, `--memory`), its NVMe (3.245 TB, `--nvme-space`)" in swapping
 
 
 def test_only_what_is_asked_for_is_shown() -> None:

@@ -187,6 +187,7 @@ def advice(model: Model, found: Sequence[Need], machines: Machines, saving: Savi
             sentences.append(
                 f"{fits.strategy.name} is the first that fits, before activations and buffers; those below it move more"
             )
+            sentences += _not_compared(fits, machines)
     swapping = next((each for each in found if each.swap), None)
     if swapping is not None and saving.step is not None:
         rate = swapping.bandwidth(saving.step) / 1e9
@@ -195,6 +196,16 @@ def advice(model: Model, found: Sequence[Need], machines: Machines, saving: Savi
             f"{rate:.3g} GB/s hide them behind a step of {saving.step:.4g} s, less makes the step longer"
         )
     return sentences
+
+
+def _not_compared(need: Need, machines: Machines) -> list[str]:
+    """What the strategy takes of a node beside its GPUs, where the node's own size was not given."""
+    sizes = []
+    if need.memory and machines.memory is None:
+        sizes.append(f"a node's memory ({format_size(need.memory)}, `--memory`)")
+    if need.swap and machines.nvme_space is None:
+        sizes.append(f"its NVMe ({format_size(need.saving)}, `--nvme-space`)")
+    return [f"not compared: {', '.join(sizes)}"] if sizes else []
 
 
 def as_document(model: Model, found: Sequence[Need], machines: Machines, saving: Saving) -> dict[str, Any]:
