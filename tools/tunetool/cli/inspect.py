@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Options(AsJson, OnManyHosts):
     """What the call says."""
 
-    gds: bool = option("--gds", is_flag=True, help="Show GPUDirect Storage alone: each path, obstacle and remedy.")
+    gds: bool = option("--gds", is_flag=True, help="Show GPUDirect Storage alone: each path, blocker and remedy.")
     root: Path | None = option(
         "--root", type=PATH, help="Recording to inspect instead of this node: a directory or *.json."
     )

@@ -15,7 +15,7 @@ from tunetool.record import CheckResult, CheckStatus
 
 CHECK_ID = "gds.path"
 _EXPECTED = "bytes go between drives and GPU without the host's memory, by cuFile's own counters"
-_SEE = "`tunetool inspect --gds` lists the obstacles"
+_SEE = "`tunetool inspect --gds` lists the blockers"
 
 
 @dataclass(frozen=True)
