@@ -168,7 +168,8 @@ def main() -> None:
                 pack(directory, archive)
             except CommandError as error:
                 module.fail_json(
-                    msg="the wheelhouse cannot be built: %s. hint: this machine's pip needs a package index" % error
+                    msg="the wheelhouse cannot be built: %s. hint: this machine's pip needs a package index, or wheels "
+                    "for every Python that `tunetool_python_versions` names" % error
                 )
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
