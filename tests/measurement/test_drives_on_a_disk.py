@@ -4,11 +4,13 @@ left behind."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +18,9 @@ from calls import TUNETOOL, call
 from judged import leaves_nothing, proven, undisturbed
 from pythons import bare_python
 from skips import no_loops, no_xfs
+from tunetool.bench.drives import volume as volume_module
 from tunetool.bench.drives.layouts import LAYOUTS
-from tunetool.bench.drives.made import Made, loops_over
+from tunetool.bench.drives.made import Made, loops_over, undone
 from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.run import bench as bench_drives
 from tunetool.bench.drives.volume import BareDrive, virtual_drives, volume
@@ -252,6 +255,79 @@ def test_what_somebody_else_put_on_a_drive_meanwhile_stays(place: Path) -> None:
     assert loops_over(str(drive.file)) == []
     assert drive.file is not None
     drive.file.unlink()
+
+
+@pytest.mark.parametrize("layout", ["ext4-per-drive", "xfs-per-drive"])
+def test_what_comes_to_a_drive_while_another_gets_its_file_system_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    run = volume_module.run
+    problems: list[str] = []
+    with Made(problems.append) as made:
+        first, second = virtual_drives(made, place, 2, SIZE)
+
+        def and_meanwhile(argv: Sequence[str], **settings: Any) -> Any:
+            done = run(argv, **settings)
+            if argv[0].startswith("mkfs.") and first.drive.path in argv:
+                subprocess.run(["mkfs.xfs", "-q", second.drive.path], check=True)
+            return done
+
+        monkeypatch.setattr(volume_module, "run", and_meanwhile)
+        with (
+            pytest.raises(CannotJudge, match=r"drive `virtual-2` .*holds xfs"),
+            volume(LAYOUTS[layout], [first, second], made, place),
+        ):
+            pytest.fail("it was taken")
+        (problem,) = problems
+        assert "`virtual-2` holds xfs" in problem
+        assert unchanged(second)[:4] == b"XFSB"
+        assert not any(unchanged(first)[1024:2048]), "the other drive is cleared nevertheless"
+    for image in place.glob("*.img"):
+        image.unlink()
+
+
+def test_a_drive_that_was_given_back_is_not_written_again(two: tuple[Made, list[BareDrive]], place: Path) -> None:
+    made, (drive, _) = two
+    with volume(LAYOUTS["ext4-per-drive"], [drive], made, place):
+        entry = next(entry for entry in made.entries if entry["kind"] == "labels")
+    with Path(drive.drive.path).open("r+b") as stream:
+        stream.seek(64 << 20)
+        stream.write(b"data" * 1024)
+    # As the process does that takes things down after a kill: it looks twice.
+    assert undone(entry) is None
+    with Path(drive.drive.path).open("rb") as stream:
+        stream.seek(64 << 20)
+        assert stream.read(4) == b"data"
+
+
+@pytest.mark.parametrize("name", ["line\nbreaks\rin it", "tab\t and blank ", os.fsdecode(b"no \xff text")])
+def test_a_directory_of_any_name_gets_virtual_drives_of_which_nothing_is_left(place: Path, name: str) -> None:
+    directory = place / name
+    directory.mkdir()
+    problems: list[str] = []
+    with Made(problems.append) as made:
+        (drive,) = virtual_drives(made, directory, 1, SIZE)
+        with volume(LAYOUTS["ext4-per-drive"], [drive], made, directory) as (mounted,):
+            assert mounted.is_mount()
+        assert not mounted.is_mount()
+    assert problems == []
+    assert drive.file is not None
+    left = subprocess.run(["losetup", "--associated", drive.file], check=True, capture_output=True)
+    assert left.stdout == b""
+    shutil.rmtree(directory)
+
+
+def test_a_mount_in_a_directory_that_is_named_by_a_link_is_taken_down(
+    two: tuple[Made, list[BareDrive]], place: Path
+) -> None:
+    made, (drive, _) = two
+    (place / "there").mkdir()
+    (place / "link").symlink_to("there")
+    with volume(LAYOUTS["ext4-per-drive"], [drive], made, place / "link") as (mounted,):
+        (mounted / "data").write_text("of the run")
+        assert mounts_below(place) != []
+    assert mounts_below(place) == []
+    assert list((place / "there").iterdir()) == []
 
 
 # -- a standing file system

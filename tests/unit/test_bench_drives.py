@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tunetool.bench.drives.layouts import CHUNK, LAYOUTS, counts, mkfs
 from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.samples import Cell, Reading, Row
 from tunetool.bench.drives.sweeper import last_list, sweep
-from tunetool.bench.drives.volume import BareDrive, stack_of
+from tunetool.bench.drives.volume import BareDrive, as_they_are, stack_of
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.direction import Direction
@@ -30,6 +31,7 @@ from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
 from tunetool.measure.tester import without_storage
 from tunetool.node.common import manifest
+from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
@@ -105,6 +107,7 @@ def on_a_drive(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--target {} --virtual 65", "`--virtual 65` is too many"),
         ("--target {} --virtual 1 --engines nope", "`nope` is not an engine"),
         ("--target {} --virtual 1 --bytes-per-drive 1MiB", "does not fit"),
+        ("--target {} --bytes-per-drive 0", "`--bytes-per-drive 0 B` does not fit"),
         ("--virtual 2", "there is nothing to measure"),
     ],
 )
@@ -161,8 +164,16 @@ def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
     assert planned.volumes == (("raid0-ext4", 1), ("raid0-ext4", 2), ("xfs-per-drive", 1), ("xfs-per-drive", 2))
     said = " ".join(preflight.announcement(request(serials=["S1", "S2"]), planned))
     assert "makes file systems on `S1`, `S2`, which are blank" in said
-    with pytest.raises(CannotJudge, match="serial `S9` is on 0 drives"):
+    with pytest.raises(CannotJudge, match="serial `S9` is on 0 drives") as caught:
         preflight.plan(request(serials=["S9"]), os.environ)
+    assert "lsblk" in str(caught.value.hint)
+
+
+@pytest.mark.usefixtures("on_a_drive")
+def test_virtual_drives_that_are_too_small_are_named_by_the_option_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(CannotJudge, match="there is room for 0 B") as caught:
+        preflight.plan(request(virtual=2, target=tmp_path, virtual_bytes=0), os.environ)
+    assert "`--virtual-size`: 268.4 MB or more" in str(caught.value.hint)
 
 
 def test_a_member_of_the_node_s_own_array_is_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +391,7 @@ def test_a_label_of_somebody_else_is_left_as_it_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(made, "clear_labels", lambda drives: cleared.extend(each.serial for each in drives))
     monkeypatch.setattr(made, "refuse_unless_blank", lambda drives, deep: None)
     monkeypatch.setattr(made, "settle", lambda: None)
-    entry = {"kind": "labels", "drives": [BareDrive(drive).noted], "uuids": [UUID]}
+    entry = {"kind": "labels", "drives": [BareDrive(drive).noted], "uuids": [UUID], "given_back": []}
 
     def label(uuid: str | None) -> None:
         signature = Signature("nvme1n1", "xfs", None, uuid)
@@ -398,4 +409,45 @@ def test_a_label_of_somebody_else_is_left_as_it_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(made, "read_drives", lambda: [drive, drive])
     assert "is on 2 drives" in str(made.undone(entry))
     monkeypatch.setattr(made, "read_drives", list)
-    assert made.undone(entry) is None, "a drive that is gone has nothing to clear"
+    assert made.undone(entry) == "drive `S1` is gone: it may keep what this run made"
+
+
+def test_an_array_of_somebody_else_over_the_same_drives_is_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "md7/md").mkdir(parents=True)
+    monkeypatch.setattr(made, "_SYS_BLOCK", tmp_path)
+    monkeypatch.setattr(made, "disks_under", lambda root, device: {"nvme1n1", "nvme2n1"})
+    ran: list[list[str]] = []
+    monkeypatch.setattr(made, "run", ran.append)
+    entry = {"kind": "array", "members": ["nvme1n1", "nvme2n1"], "uuids": [UUID]}
+
+    def labels_of_the_members(uuid: str) -> None:
+        # Nothing was made on the array itself yet.
+        members = [Signature(name, "linux_raid_member", None, uuid) for name in ("nvme1n1", "nvme2n1")]
+        monkeypatch.setattr(made, "read_signatures", lambda names: [each for each in members if each.device in names])
+
+    labels_of_the_members("99999999-2222-3333-4444-555555555555")
+    assert "which this run did not make: it was left as it is" in str(made.undone(entry))
+    assert ran == []
+    labels_of_the_members(UUID)
+    assert made.undone(entry) is None
+    assert ran[-1] == ["mdadm", "--stop", "/dev/md7"]
+
+
+def test_a_drive_that_came_under_another_name_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    drives = [builders.nvme_drive(1), builders.nvme_drive(2)]
+    bare = [BareDrive(drive) for drive in drives]
+    monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: drives)
+    assert as_they_are(bare) == drives
+    # The second is where the first was: by its name it would be formatted in its place.
+    swapped = [replace(drives[0], name="nvme2n1"), replace(drives[1], name="nvme1n1")]
+    monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: swapped)
+    with pytest.raises(Refusal, match="drive `S1` was `nvme1n1` and is `nvme2n1` now"):
+        as_they_are(bare)
+    used = [replace(drives[0], uses=("mounted at `/data`",)), drives[1]]
+    monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: used)
+    assert as_they_are(bare)[0].uses == ("mounted at `/data`",), "as it is now, not as it was before the run"
+    monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: drives[:1])
+    with pytest.raises(Refusal, match="serial `S2` is on 0 drives"):
+        as_they_are(bare)

@@ -16,7 +16,8 @@ def members_by_serial(serials: list[str]) -> list[Drive]:
     for serial in serials:
         matching = [drive for drive in drives if drive.serial == serial]
         if len(matching) != 1:
-            raise Refusal("serial `%s` is on %d drives. hint: every member needs its own" % (serial, len(matching)))
+            cure = "every member needs its own" if matching else "see `lsblk -do NAME,SERIAL`"
+            raise Refusal("serial `%s` is on %d drives. hint: %s" % (serial, len(matching), cure))
         chosen.append(matching[0])
     return chosen
 

@@ -22,9 +22,9 @@ from tunetool.errors import CannotJudge
 from tunetool.node.array.adopt_or_wipe import plain_uuid
 from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.common.commands import CommandError, NotInstalled, run
-from tunetool.node.common.files import read_text
+from tunetool.node.common.files import exact_text
 from tunetool.node.common.refusal import Refusal
-from tunetool.node.machine.drive_contents import UnreadableDevice, claim_problem, read_signatures
+from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, claim_problem, read_signatures
 from tunetool.node.machine.drives import Drive, Link, disks_under, read_drives
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.removal.wipe_drives import clear_labels
@@ -62,7 +62,8 @@ def loops_over(file: str) -> list[str]:
     """Kernel names of the loop devices over a file, be it deleted by now."""
     names = []
     for backing in sorted(_SYS_BLOCK.glob("loop*/loop/backing_file")):
-        if (read_text(str(backing)) or "").removesuffix(" (deleted)") == file:
+        # A name may hold any byte, line breaks too.
+        if exact_text(str(backing)).removesuffix("\n").removesuffix(" (deleted)") == file:
             names.append(backing.parents[1].name)
     return names
 
@@ -173,7 +174,8 @@ def _stop_array(entry: Entry) -> None:
         device = base.parent.name
         below = disks_under("/", device)
         if below and below <= members:
-            _refuse_others([device], entry["uuids"], device)
+            # Also an array that holds nothing yet is somebody's work.
+            _refuse_others([*sorted(below), device], entry["uuids"], device)
             # Otherwise a later array at the same place would show the old file system again.
             run(["wipefs", "--all", "--quiet", f"/dev/{device}"])
             run(["mdadm", "--stop", f"/dev/{device}"])
@@ -183,21 +185,44 @@ def _clear(entry: Entry) -> None:
     drives = [drive for each in entry["drives"] if (drive := _present(each)) is not None]
     # An event of a member may have made udev assemble the array again.
     _stop_array({"members": [drive.name for drive in drives], "uuids": entry["uuids"]})
+    problems, ours = [], []
     for drive in drives:
-        _refuse_others([drive.name, *drive.partitions], entry["uuids"], drive.serial)
-        if problem := claim_problem(drive.path):
-            raise NotTakenDown(f"drive `{drive.serial}` keeps what this run made: {problem}")
-    clear_labels(drives)
+        try:
+            if _is_left(drive, entry):
+                ours.append(drive.serial)
+        except NotTakenDown as error:
+            # The other drives are cleared nevertheless.
+            problems.append(str(error))
+    clear_labels([drive for drive in drives if drive.serial in ours])
     settle()
-    refuse_unless_blank([drive for each in entry["drives"] if (drive := _present(each)) is not None], deep=True)
+    known = [each for each in entry["drives"] if each["serial"] in ours]
+    refuse_unless_blank([drive for each in known if (drive := _present(each)) is not None], deep=True)
+    entry["given_back"].extend(ours)
+    # A loop device that is gone took its file along; a drive has what was written to it.
+    gone = {each["serial"] for each in entry["drives"] if each["file"] is None} - {drive.serial for drive in drives}
+    problems += [f"drive `{serial}` is gone: it may keep what this run made" for serial in sorted(gone)]
+    if problems:
+        raise NotTakenDown("; ".join(problems))
 
 
-def _refuse_others(names: Sequence[str], uuids: Sequence[str], what: str) -> None:
-    """Raises ``NotTakenDown`` for labels that this run did not write."""
-    ours = {plain_uuid(uuid) for uuid in uuids}
-    strange = [each for each in read_signatures(names) if plain_uuid(each.uuid) not in ours]
+def _is_left(drive: Drive, entry: Entry) -> bool:
+    """Whether the drive still has to be cleared. Raises ``NotTakenDown`` where it must not be."""
+    labels = _refuse_others([drive.name, *drive.partitions], entry["uuids"], drive.serial)
+    if drive.serial in entry["given_back"] and not labels:
+        # It was blank: what is on it now without a label is somebody else's.
+        return False
+    if problem := claim_problem(drive.path):
+        raise NotTakenDown(f"drive `{drive.serial}` keeps what this run made: {problem}")
+    return True
+
+
+def _refuse_others(names: Sequence[str], uuids: Sequence[str], what: str) -> list[Signature]:
+    """The labels, all of which this run wrote. Raises ``NotTakenDown`` for others."""
+    ours, labels = {plain_uuid(uuid) for uuid in uuids}, read_signatures(names)
+    strange = [each for each in labels if plain_uuid(each.uuid) not in ours]
     if strange:
         raise NotTakenDown(f"`{what}` holds {strange[0]}, which this run did not make: it was left as it is")
+    return labels
 
 
 def _present(known: Mapping[str, Any]) -> Drive | None:

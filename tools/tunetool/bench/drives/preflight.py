@@ -57,9 +57,13 @@ _START, _MAKE = 1.0, 5.0
 _GUESS = 1e9
 """Assumed bytes per second of a drive before the first measurement."""
 
-_FEWER = "use fewer `--counts`, or `sysctl fs.aio-max-nr=1048576`"
-
 Mode = Literal["standing", "blank", "virtual"]
+_ROOM: Mapping[Mode, str] = {
+    "standing": "free some, or use another `--target`",
+    "blank": "use larger drives",
+    "virtual": f"use a larger `--virtual-size`: {format_size(4 * _LEAST)} or more",
+}
+_FEWER = "use fewer `--counts`, or `sysctl fs.aio-max-nr=1048576`"
 
 
 @dataclass(frozen=True)
@@ -314,7 +318,12 @@ def _bytes_per_drive(request: Request, mode: Mode, drives: Sequence[BareDrive], 
         assert request.target is not None  # noqa: S101  (by the mode)
         assert stack is not None  # noqa: S101
         most = int(free_bytes(request.target) * FREE_SHARE) // len(stack.leaves)
-    chosen = request.bytes_per_drive or min(_LARGEST, most)
+    if most < _LEAST:
+        raise CannotJudge(
+            f"a drive's files take {format_size(_LEAST)} or more, and there is room for {format_size(most)}",
+            _ROOM[mode],
+        )
+    chosen = min(_LARGEST, most) if request.bytes_per_drive is None else request.bytes_per_drive
     if chosen < _LEAST or chosen > most:
         raise UsageProblem(
             f"`--bytes-per-drive {format_size(chosen)}` does not fit",

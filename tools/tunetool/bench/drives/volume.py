@@ -12,12 +12,12 @@ from uuid import uuid4
 from tunetool.bench.drives.layouts import CHUNK, MOUNT_OPTIONS, Layout, mkfs
 from tunetool.bench.drives.made import Made, down_to_here, settle, virtual_drive
 from tunetool.errors import CannotJudge
-from tunetool.node.array.create import create, refuse_unless_blank, settled
+from tunetool.node.array.create import create, members_by_serial, refuse_unless_blank, settled
 from tunetool.node.common.commands import CommandError, run
 from tunetool.node.common.files import read_int, read_text
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
-from tunetool.node.machine.drive_contents import UnreadableDevice
+from tunetool.node.machine.drive_contents import UnreadableDevice, read_signatures
 from tunetool.node.machine.drives import Drive
 
 VIRTUAL = "virtual-{number}"
@@ -107,23 +107,43 @@ def _counted_by(drive: Drive, directory: Path | None) -> tuple[str, ...]:
 @contextlib.contextmanager
 def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) -> Iterator[list[Path]]:
     """File systems on drives that are blank at this moment: a directory for each drive. Raises ``CannotJudge``."""
-    drives = [each.drive for each in bare]
+    # mount(8) shows where a path leads, and what is taken down is looked for by that.
+    base = base.resolve()
     with down_to_here(made), cannot_judge():
+        drives = as_they_are(bare)
         refuse_unless_blank(drives, deep=True)
         uuids = [str(uuid4()) for _ in range(len(drives) + 1)]
-        made.note("labels", drives=[each.noted for each in bare], uuids=uuids)
+        made.note("labels", drives=[each.noted for each in bare], uuids=uuids, given_back=[])
         if layout.striped and len(drives) > 1:
             device = _array(drives, uuids, made)
+            if old := read_signatures([Path(device).name]):
+                # What an array over the same drives once held: mkfs.ext4 would overwrite it without a question.
+                raise CannotJudge(f"the drives hold {old[0]}, which an array over them shows: they are not blank")
             root = _mounted(layout, device, uuids[0], len(drives), made, base / "volume")
             directories = [root / f"part-{number}" for number in range(1, len(drives) + 1)]
             for directory in directories:
                 directory.mkdir()
         else:
-            directories = [
-                _mounted(layout, drive.path, uuid, 1, made, base / f"volume-{number}")
-                for number, (drive, uuid) in enumerate(zip(drives, uuids, strict=False), 1)
-            ]
+            directories = []
+            for number, (drive, uuid) in enumerate(zip(drives, uuids, strict=False), 1):
+                # Making the one before took its time; mkfs.ext4 asks nobody where it has no terminal.
+                refuse_unless_blank([drive], deep=True)
+                directories.append(_mounted(layout, drive.path, uuid, 1, made, base / f"volume-{number}"))
         yield directories
+
+
+def as_they_are(bare: Sequence[BareDrive]) -> list[Drive]:
+    """The drives with their users and partitions at this moment. Raises ``Refusal`` for one that is gone, and for one
+    that has another kernel name, which may be another drive's now."""
+    now = iter(members_by_serial([each.drive.serial for each in bare if each.file is None]))
+    drives = [each.drive if each.file is not None else next(now) for each in bare]
+    for each, drive in zip(bare, drives, strict=True):
+        if drive.name != each.drive.name:
+            raise Refusal(
+                f"drive `{drive.serial}` was `{each.drive.name}` and is `{drive.name}` now. hint: nothing was written "
+                "to it since; run it again"
+            )
+    return drives
 
 
 def _array(drives: Sequence[Drive], uuids: Sequence[str], made: Made) -> str:
