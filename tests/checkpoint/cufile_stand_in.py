@@ -39,6 +39,21 @@ class Settings:
         self._kept.update(self._before)
 
 
+class Opened:
+    """An open file, which is closed once nothing refers to it; its reads do not keep it."""
+
+    def __init__(self, of: StandIn, path: str, way: str) -> None:
+        self._of, self._path, self._way = of, path, way
+        self._handle = os.open(path, os.O_RDONLY)
+
+    def pread(self, memory: Any, size: int, offset: int) -> Reading:
+        """As kvikio's."""
+        return self._of.begin(self._path, self._way, self._handle, (memory.data_ptr(), size, offset))
+
+    def __del__(self) -> None:
+        os.close(self._handle)
+
+
 class StandIn:
     """kvikio over a cuFile that takes files and moves their bytes directly, unless it is told otherwise."""
 
@@ -69,20 +84,17 @@ class StandIn:
             raise RuntimeError("cuFile error:\n  file descriptor is not registered")
         way = "posix" if not self.takes_files or not self.goes_directly else "direct"
 
-        def pread(memory: Any, size: int, offset: int) -> Reading:
-            self.requests.append((path, size, offset))
-            return Reading(self._pool.submit(self._read, path, way, memory.data_ptr(), size, offset))
+        return Opened(self, path, way)
 
-        return SimpleNamespace(pread=pread)
+    def begin(self, path: str, way: str, handle: int, target: tuple[int, int, int]) -> Reading:
+        """A read of the open file ``handle``; ``target``: address, size, offset."""
+        self.requests.append((path, *target[1:]))
+        return Reading(self._pool.submit(self._read, handle, way, *target))
 
-    def _read(self, path: str, way: str, address: int, size: int, offset: int) -> int:
+    def _read(self, handle: int, way: str, address: int, size: int, offset: int) -> int:
         if self.delay is not None:
             self.delay.wait()
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            content = os.pread(handle, size, offset)
-        finally:
-            os.close(handle)
+        content = os.pread(handle, size, offset)
         ctypes.memmove(address, content, len(content))
         if self.takes_files:
             self._bytes[way] += len(content)

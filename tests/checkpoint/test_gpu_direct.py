@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.loading import GpuDirectDataset, standing_reads
+from tunetool.loading import GpuDirectDataset, cufile_reads, standing_reads
 from tunetool.loading.cufile_reads import CuFileReads
 from tunetool.loading.gpu_direct import BouncingBytes, by_kvikio, refuse_worker
 from tunetool.loading.sample_files import SampleFiles
@@ -295,6 +295,22 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path, device: str, monkeypatch: 
         assert str(paths[1]) in caught.value.message
 
 
+def test_a_file_that_is_replaced_is_named_and_not_mixed_with_the_one_before(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing_reads, "_MOST_OPEN", 1)
+    paths, samples = made(tmp_path, [2, 2], 4096)
+    with GpuDirectDataset(paths, 4096, device=device) as dataset:
+        # The first file is closed when the second is read.
+        assert content(dataset.read([0, 2])) == samples[0] + samples[2]
+        (tmp_path / "new").write_bytes(bytes(2 * 4096))
+        (tmp_path / "new").replace(paths[0])
+        with pytest.raises(CannotJudge, match="was replaced by another file meanwhile") as caught:
+            dataset.read([1])
+        assert "make the dataset again" in str(caught.value.hint)
+        assert content(dataset.read([3])) == samples[3]
+
+
 def test_few_files_stay_open(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing_reads, "_MOST_OPEN", 3)
     paths, samples = made(tmp_path, [1] * 12, 4096)
@@ -311,6 +327,14 @@ def test_few_files_stay_open(tmp_path: Path, device: str, monkeypatch: pytest.Mo
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"sample_bytes": 0}, "`sample_bytes=0`: a sample has at least one byte"),
+    ({"sample_bytes": float("nan")}, "`sample_bytes=nan` is no whole number"),
+    ({"sample_bytes": 1000.0}, "`sample_bytes=1000.0` is no whole number"),
+    ({"dtype": "int16"}, "`dtype='int16'` is not a dtype of torch"),
+    ({"threads": 1.5}, "`threads=1.5` is no whole number"),
+    ({"most_bytes": float("inf")}, "`most_bytes=inf` is no whole number"),
+    ({"buffer_bytes": "64k"}, "`buffer_bytes='64k'` is no whole number"),
+    ({"patience": float("nan")}, "`patience=nan`: at least 0 seconds"),
+    ({"patience": -1}, "`patience=-1`: at least 0 seconds"),
     ({"sample_bytes": 3000}, "is 10000 bytes long: 3 samples of 3000 bytes and 1000 more"),
     ({"sample_bytes": 20_000, "ignore_rest": True}, "1 files have no sample of 20000 bytes"),
     ({"sample_bytes": 5, "dtype": torch.int16}, "`sample_bytes=5` is no multiple of the 2 bytes of `torch.int16`"),
@@ -348,6 +372,12 @@ def test_wrong_numbers_and_a_closed_dataset_are_refused(tmp_path: Path) -> None:
     for number in (2, -3):
         with pytest.raises(IndexError):
             dataset[number]
+    assert content(dataset.read(torch.tensor([1, 0]))) == samples[1] + samples[0]
+    for wrong in (0.5, "0", slice(0, 1), None):
+        with pytest.raises(UsageProblem, match=re.escape(f"`number={wrong!r}` is no whole number")):
+            dataset[wrong]
+    with pytest.raises(UsageProblem, match="`ahead=nan`"):
+        next(dataset.batches([[0]], ahead=float("nan")))
     with pytest.raises(UsageProblem, match="a batch of no samples"):
         dataset.read([])
     with pytest.raises(UsageProblem, match="`ahead=-1`"):
@@ -509,6 +539,22 @@ def test_a_batch_that_nobody_waits_for_keeps_its_memory_until_it_is_read(tmp_pat
     reads.close()
     assert not reads._unfinished
     assert content(memory) == samples[1]
+
+
+def test_a_batch_from_more_files_than_stay_open_keeps_all_of_them_until_it_is_read(
+    tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cufile_reads, "_MOST_OPEN", 2)
+    files, samples = of(tmp_path, [1] * 9, 4096)
+    reads = CuFileReads(files, CPU, 2)
+    stand_in.delay = threading.Event()
+    memory = torch.zeros(9 * 4096, dtype=torch.uint8)
+    job = reads.submit(memory, [files.where(number) for number in range(9)])
+    # Only now the reads begin.
+    stand_in.delay.set()
+    job.wait()
+    assert content(memory) == b"".join(samples)
+    reads.close()
 
 
 def test_the_warning_has_one_line(tmp_path: Path) -> None:

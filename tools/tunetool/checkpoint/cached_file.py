@@ -32,12 +32,12 @@ class CachedFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._handle = open_regular(path)
-        status = os.fstat(self._handle)
+        self.handle = open_regular(path)
+        status = os.fstat(self.handle)
         self._size, self._address = status.st_size, None
         # Of others' files that this user may not write, the kernel calls every page resident.
         if self._size and (os.geteuid() in (0, status.st_uid) or os.access(path, os.W_OK)):
-            address = _libc.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, self._handle, 0)
+            address = _libc.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, self.handle, 0)
             self._address = None if address == _FAILED else address
 
     def read(self, view: memoryview, offset: int) -> int | None:
@@ -51,7 +51,7 @@ class CachedFile:
         if _libc.mincore(self._address + offset, stop - offset, resident) or resident.raw.count(1) < pages:
             return None
         done = 0
-        while done < len(view) and (count := os.preadv(self._handle, [view[done:]], offset + done)):
+        while done < len(view) and (count := os.preadv(self.handle, [view[done:]], offset + done)):
             done += count
         return done
 
@@ -59,4 +59,4 @@ class CachedFile:
         if self._address is not None:
             _libc.munmap(self._address, self._size)
             self._address = None
-        os.close(self._handle)
+        os.close(self.handle)

@@ -7,9 +7,10 @@ import collections
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tunetool.checkpoint.cached_file import CachedFile
@@ -38,6 +39,8 @@ class Files:
         self._hint = hint
         self._handles: dict[str, int] = {}
         self._cached: dict[str, CachedFile] = {}
+        self._inodes: dict[str, tuple[int, int]] = {}
+        """Of each file that was opened, the file system's number and its own."""
         self._reads_left: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
@@ -172,15 +175,27 @@ class Files:
     def _cached_file(self, name: str) -> CachedFile:
         with self._lock:
             if name not in self._cached:
-                self._cached[name] = CachedFile(self.directory / name)
+                cached = CachedFile(self.directory / name)
+                self._need_same(name, cached.handle, cached.close)
+                self._cached[name] = cached
             return self._cached[name]
 
     def _handle(self, name: str) -> int:
         with self._lock:
             handle = self._handles.get(name)
             if handle is None:
-                handle = self._handles[name] = self._open(name)
+                handle = self._open(name)
+                self._need_same(name, handle, functools.partial(os.close, handle))
+                self._handles[name] = handle
             return handle
+
+    def _need_same(self, name: str, handle: int, close: Callable[[], None]) -> None:
+        """Raises ``CannotJudge`` where another file has the name that was opened before: tensors would be of both."""
+        status = os.fstat(handle)
+        inode = status.st_dev, status.st_ino
+        if self._inodes.setdefault(name, inode) != inode:
+            close()
+            raise CannotJudge(f"`{self.directory / name}` was replaced by another file meanwhile", self._hint)
 
     def _open(self, name: str) -> int:
         path = self.directory / name

@@ -117,12 +117,14 @@ class CuFileReads:
 
     def submit(self, memory: Any, rows: Sequence[Where]) -> CuFileJob:
         """Begin to fill ``memory``, uint8, shape (rows x sample_bytes,), with these samples one after another."""
-        job = CuFileJob(self, memory, [self._file(path) for path in dict.fromkeys(row.path for row in rows)])
+        # Those of the batch itself: of more files than stay open, one that is opened again would be closed too early.
+        files = {path: self._file(path) for path in dict.fromkeys(row.path for row in rows)}
+        job = CuFileJob(self, memory, [*files.values()])
         first = 0
         for last in range(1, len(rows) + 1):
             if last < len(rows) and rows[last] == Where(rows[last - 1].path, rows[last - 1].offset + self._size):
                 continue
-            self._ask(job, memory[first * self._size : last * self._size], rows[first])
+            self._ask(job, files[rows[first].path], memory[first * self._size : last * self._size], rows[first])
             first = last
         return job
 
@@ -159,19 +161,20 @@ class CuFileReads:
         """Read a part of the first sample by cuFile; why that failed, None where it did not."""
         where, count = samples.where(0), min(samples.sample_bytes, _PROBE_BYTES)
         try:
-            job = CuFileJob(self, torch.empty(count, dtype=torch.uint8, device=device), [self._file(where.path)])
-            self._ask(job, job.memory, where)
+            file = self._file(where.path)
+            job = CuFileJob(self, torch.empty(count, dtype=torch.uint8, device=device), [file])
+            self._ask(job, file, job.memory, where)
             job.wait()
         except CannotJudge as error:
             return error.message
         return None
 
-    def _ask(self, job: CuFileJob, target: Any, where: Where) -> None:
-        """Ask kvikio for the bytes from ``where`` on, of which there are as many as ``target`` has."""
+    def _ask(self, job: CuFileJob, file: Any, target: Any, where: Where) -> None:
+        """Ask kvikio for the bytes of ``file`` from ``where`` on, of which there are as many as ``target`` has."""
         # Kept until kvikio writes into its memory no more, whoever else drops it.
         self._unfinished.add(job)
         count = len(target)
-        job.pending.append(_Pending(self._file(where.path).pread(target, count, where.offset), count, where))
+        job.pending.append(_Pending(file.pread(target, count, where.offset), count, where))
         self._claimed += count
 
     def _file(self, path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import warnings
 import weakref
@@ -100,7 +101,15 @@ class GpuDirectDataset(Dataset):  # type: ignore[misc]  # mypy does not follow t
     ) -> None:
         refuse_worker(str(device))
         self.device = device_of(device)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise UsageProblem(f"`dtype={dtype!r}` is not a dtype of torch", "such as `torch.uint16`")
         self.dtype = dtype or torch.uint8
+        sample_bytes = _whole(sample_bytes, "sample_bytes")
+        threads = None if threads is None else _whole(threads, "threads")
+        most_bytes = None if most_bytes is None else _whole(most_bytes, "most_bytes")
+        buffer_bytes = _whole(buffer_bytes, "buffer_bytes")
+        if not patience >= 0:  # NaN is not either
+            raise UsageProblem(f"`patience={patience}`: at least 0 seconds", "leave it out")
         paths = [files] if isinstance(files, str | os.PathLike) else list(files)
         self.samples = SampleFiles(paths, sample_bytes, ignore_rest=ignore_rest)
         if sample_bytes % self.dtype.itemsize:
@@ -137,7 +146,7 @@ class GpuDirectDataset(Dataset):  # type: ignore[misc]  # mypy does not follow t
         """A tensor, shape (samples, elements), for each entry of ``order``, which is a list of numbers (any
         ``BatchSampler`` is such an order). ``ahead`` more batches are read meanwhile, fewer where ``most_bytes`` has no
         room for them."""
-        if ahead < 0:
+        if _whole(ahead, "ahead") < 0:
             raise UsageProblem(f"`ahead={ahead}`: at least 0 batches", "leave it out")
         coming: deque[tuple[int, Job | CuFileJob]] = deque()
         try:
@@ -248,7 +257,7 @@ class GpuDirectDataset(Dataset):  # type: ignore[misc]  # mypy does not follow t
             self._start()
         if not len(numbers):
             raise UsageProblem("a batch of no samples", "give the number of at least one")
-        rows = [self.samples.where(int(number)) for number in numbers]
+        rows = [self.samples.where(_whole(number, "number")) for number in numbers]
         room = self._room(len(rows))
         self._held.wait_for_room(room)
         with named_refusal(self.device, room, f"a batch of {len(rows)} samples"), self._on_stream():
@@ -270,6 +279,14 @@ class GpuDirectDataset(Dataset):  # type: ignore[misc]  # mypy does not follow t
         self._count += count
         self._batches += 1
         return job.memory.view(self.dtype).view(count, -1)
+
+
+def _whole(number: Any, name: str) -> int:
+    """The number, of whatever type it is. Raises ``UsageProblem`` for one that is no whole number."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise UsageProblem(f"`{name}={number!r}` is no whole number", "give one") from None
 
 
 def by_kvikio(
