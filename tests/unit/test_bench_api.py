@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from rich.console import Console
 import builders
 from pythons import bare_python, python_that
 from shown_records import hostile
-from tunetool.bench.api import figures
+from tunetool.bench.api import figures, preflight
 from tunetool.bench.api.catalogue import ROWS, VERSION, version_of
 from tunetool.bench.api.preflight import Plan, Way
+from tunetool.bench.api.request import Request
 from tunetool.bench.api.samples import Answer, Ending, Gathered
 from tunetool.cli.main import cli
-from tunetool.errors import ExitCode, UsageProblem
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.aio import Probe
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Record, parse
@@ -179,6 +181,7 @@ def test_an_older_deepspeed_is_a_skip_that_names_the_version(tmp_path: Path) -> 
     ("arguments", "said"),
     [
         (("--size", "1000B"), "`1000` bytes cannot be moved exactly"),
+        (("--size", "0"), "`--size 0`: there is nothing to time"),
         (("--size", "1MiB", "--pending", "3"), "`1048576` bytes cannot be moved exactly"),
         (("--size", "1MiB", "--parallelism", "5"), "`1048576` bytes cannot be moved exactly"),
         (("--samples", "0"), "--samples"),
@@ -189,6 +192,12 @@ def test_a_wrong_call_does_nothing(tmp_path: Path, arguments: tuple[str, ...], s
     assert isinstance(result.exception, UsageProblem) or result.exit_code == ExitCode.USAGE
     assert said in result.output + str(result.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_more_parts_in_flight_than_a_file_has_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CannotJudge, match="399999996 parts in flight need a file of 419") as caught:
+        preflight.plan(Request(tmp_path, parallelism=4, pending=99_999_999), None, os.environ)
+    assert "`--pending`" in str(caught.value.hint)
 
 
 def test_a_dry_run_says_how_much_and_writes_nothing(tmp_path: Path) -> None:

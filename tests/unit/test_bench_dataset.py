@@ -489,6 +489,8 @@ def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:
         ("--states warm,tepid", "`--states warm,tepid`: not all are known"),
         ("--states warm --engines direct-shuffled", "has nothing to read for these engines"),
         ("--image-side 10", "`--image-side 10` is too small"),
+        ("--threads 99999999999", "`--threads 99999999999` is too many"),
+        ("--num-workers 0,9999", "`--num-workers 9999` is too many"),
         ("--size 1kB", "fewer than one sample of 4096"),
         ("--jsonl {}/none", "none` cannot be read"),
         ("--jsonl {}/empty", "empty` is empty"),

@@ -353,6 +353,7 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
         ("--target {} --experts 9999", "`--experts 9999` is too many"),
         ("--target {} --threads 1000", "`--threads 1000` is too many"),
         ("--target {} --expert-bytes 10", "--expert-bytes"),
+        ("--target {} --expert-bytes 0", "`--expert-bytes 0` is not the size of an expert"),
         ("--target {} --expert-bytes 1kB", "`--expert-bytes 1000` is not the size of an expert"),
         ("--target {} --top-k 65", "a step cannot want 65 of 64 experts"),
         ("--target {} --cached 64", "`--cached 64`: the cache holds"),

@@ -213,6 +213,7 @@ def test_a_model_without_a_large_tensor_never_leaves_memory(machine: dict[str, i
     ("change", "words"),
     [
         ({"weights": ("hbm",)}, "`--weights hbm` is no place for weights"),
+        ({"weights": ()}, "`--weights` names no place for weights"),
         ({"new_tokens": 10**6}, "`--new-tokens 1000000` is too many"),
         ({"model": "huge"}, "neither a decoder"),
     ],

@@ -14,11 +14,12 @@ from rich.console import Console
 
 import builders
 from tunetool.bench.engine_choice import choose
-from tunetool.bench.loading import figures
+from tunetool.bench.loading import figures, preflight
 from tunetool.bench.loading.engines import ENGINES, Engine
+from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
 from tunetool.cli.main import cli
-from tunetool.errors import ExitCode, UsageProblem
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
@@ -124,6 +125,13 @@ def test_a_wrong_call_is_named(arguments: list[str], words: str, tmp_path: Path)
     done = CliRunner().invoke(cli, ["bench", "loading", *called, "--runs-dir", str(tmp_path / "runs")])
     assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
     assert words in str(done.exception) + done.output
+
+
+def test_more_processes_than_memory_has_room_for_are_refused(tmp_path: Path) -> None:
+    request = Request("tiny", tmp_path, device="cpu", gpus=[1, 2])
+    preflight.check_gpus(request)
+    with pytest.raises(CannotJudge, match="`--gpus 999999`: as many processes, each with the whole model, take 3"):
+        preflight.check_gpus(replace(request, gpus=[1, 999_999]))
 
 
 def test_a_cold_load_is_compared_with_fio(tmp_path: Path) -> None:

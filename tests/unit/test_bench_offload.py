@@ -403,6 +403,8 @@ def test_files_and_losses_are_judged(tmp_path: Path) -> None:
         assert statuses(places(*wrong))["target.losses"] == "fail"
         verdict = judge(figures.case(rows(tmp_path), places(*wrong), CONDITIONS, BLOCKS, []))
         assert verdict.status == "fail"
+    nothing = [replace(place, losses=[0.0, 0.0]) for place in places()]
+    assert statuses(nothing)["target.losses"] == "pass", "two losses of 0 are equal"
     made = places()
     made[0].wrong_files = "after target.default-1: rank 0 has 3 swap files"
     assert statuses(made)["target.files"] == "fail"

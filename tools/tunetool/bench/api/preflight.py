@@ -12,8 +12,8 @@ from tunetool.bench.api.request import Request
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Probe, Spec, default_io_bytes, default_parallelism, need, probe
 from tunetool.measure.aio.driver import sector_bytes
-from tunetool.measure.aio.spec import SMALLEST, Call, check_shape
-from tunetool.measure.sequential import free_bytes
+from tunetool.measure.aio.spec import Call, check_shape, largest_io_bytes
+from tunetool.measure.sequential import MIB, free_bytes
 from tunetool.measure.target import check_target
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import BlockStack, read_stack
@@ -81,12 +81,7 @@ def plan(request: Request, chosen: TrainingPython | None, environment: Mapping[s
         Way("parallel", "sync", parallelism=parallelism),
     )
     free = free_bytes(request.target)
-    io_bytes = request.io_bytes or default_io_bytes(free, memory_total(), parallelism * request.pending)
-    if not io_bytes or io_bytes > free:
-        raise CannotJudge(
-            f"`{request.target}` has {format_size(free)} free, {format_size(io_bytes or SMALLEST)} are needed",
-            "free some, or use a smaller `--size`",
-        )
+    io_bytes = _io_bytes(request, free, parallelism * request.pending)
     planned = Plan(stack, sector, io_bytes, ways, None)
     for way in ways:
         try:
@@ -94,6 +89,28 @@ def plan(request: Request, chosen: TrainingPython | None, environment: Mapping[s
         except Failed as error:
             raise UsageProblem(f"`--size {io_bytes}`: {error.message}", error.hint) from None
     return _with_libraries(planned, request, chosen, environment)
+
+
+def _io_bytes(request: Request, free: int, parts: int) -> int:
+    """Of the file that is timed, of which so many ``parts`` may be in flight. Raises ``UsageProblem``, and
+    ``CannotJudge`` where it has no room."""
+    if request.io_bytes is None:
+        io_bytes = default_io_bytes(free, memory_total(), parts)
+        if not io_bytes:
+            raise CannotJudge(
+                f"{parts} parts in flight need a file of {format_size(parts * MIB)}, and `{request.target}` has room "
+                f"for {format_size(largest_io_bytes(free, memory_total()))}, a tenth of the space or of the memory",
+                "free some, use a smaller `--parallelism` or `--pending`, or give `--size`",
+            )
+        return io_bytes
+    if not request.io_bytes:
+        raise UsageProblem("`--size 0`: there is nothing to time", "give the bytes of a file, such as `1GiB`")
+    if request.io_bytes > free:
+        raise CannotJudge(
+            f"`{request.target}` has {format_size(free)} free, {format_size(request.io_bytes)} are needed",
+            "free some, or use a smaller `--size`",
+        )
+    return request.io_bytes
 
 
 def _with_libraries(

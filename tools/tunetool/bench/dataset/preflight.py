@@ -18,6 +18,7 @@ from tunetool.node.units import format_size
 from tunetool.stage.whole_directory import need_room
 
 _SMALLEST_SIDE = 28
+_MOST_PARALLEL = 256
 _GUESS = 1e9
 """Assumed bytes per second before the first measurement."""
 
@@ -41,6 +42,9 @@ def check_call(request: Request) -> None:
             "memory is never cold, and `direct-shuffled` never warm",
             "take a directory on drives, other engines or other states",
         )
+    for option, value in (("--threads", request.threads), ("--num-workers", max(request.workers))):
+        if value > _MOST_PARALLEL:
+            raise UsageProblem(f"`{option} {value}` is too many", f"at most {_MOST_PARALLEL}")
     if request.image_side < _SMALLEST_SIDE:
         raise UsageProblem(f"`--image-side {request.image_side}` is too small", f"at least {_SMALLEST_SIDE} pixels")
 

@@ -62,7 +62,7 @@ def stored_experts(document: Mapping[str, Any], path: str, expert_bytes: int | N
     if not layers:
         raise UsageProblem(f"`{path}`: no layer has experts", "is it the config.json of a mixture-of-experts model?")
     numel = sum(tensor.numel for tensor in decoder.expert(""))
-    stored = expert_bytes or numel * _element_bytes(document, path)
+    stored = numel * _element_bytes(document, path) if expert_bytes is None else expert_bytes
     return StoredExperts(kind, layers, decoder.experts.count, decoder.experts.per_token, stored)
 
 

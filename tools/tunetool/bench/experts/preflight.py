@@ -61,7 +61,9 @@ class Place:
 def plan(request: Request) -> Plan:
     """Raises ``UsageProblem`` for a wrong call, ``CannotJudge`` for a target that answers no I/O."""
     model = _model(request)
-    expert_bytes = request.expert_bytes or (model.bytes if model else parse_size(EXPERT_BYTES))
+    expert_bytes = request.expert_bytes
+    if expert_bytes is None:
+        expert_bytes = model.bytes if model else parse_size(EXPERT_BYTES)
     if not _LEAST_BYTES <= expert_bytes <= _MOST_BYTES:
         raise UsageProblem(
             f"`--expert-bytes {expert_bytes}` is not the size of an expert",

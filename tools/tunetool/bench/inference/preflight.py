@@ -160,6 +160,8 @@ def plan(request: Request) -> Plan:
 
 
 def _asked(request: Request) -> tuple[Place, ...]:
+    if not request.weights:
+        raise UsageProblem("`--weights` names no place for weights", f"known: {', '.join(PLACES)}")
     for pattern in request.weights:
         if not any(fnmatchcase(place, pattern) for place in PLACES):
             raise UsageProblem(f"`--weights {pattern}` is no place for weights", f"known: {', '.join(PLACES)}")

@@ -17,11 +17,14 @@ from tunetool.loading.safetensors_files import list_tensors
 from tunetool.measure.fio import Fio, find_fio
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
+from tunetool.node.machine.memory_left import memory_left
 from tunetool.node.units import format_size
 from tunetool.origin import install_hint
 from tunetool.stage.whole_directory import need_room
 from tunetool.training.model import reference_model
 
+_PROCESS = 300 << 20
+"""About the memory of a process with torch, beside the model."""
 _GUESS = 1e9
 """Assumed bytes per second before the first measurement."""
 
@@ -98,11 +101,19 @@ def need_torch() -> None:
 
 
 def check_gpus(request: Request) -> None:
-    """Raises ``UsageProblem`` for more GPUs than this machine has."""
+    """Raises ``UsageProblem`` for more GPUs than this machine has, and ``CannotJudge`` for more processes than its
+    memory has room for."""
     present = len(device_nodes("nvidia[0-9]*"))
     if on_gpu(request) and present and max(request.gpus) > present:
         raise UsageProblem(
             f"`--gpus {max(request.gpus)}`: this machine has {present}", "name fewer, or use `--device cpu`"
+        )
+    needed, left = max(request.gpus) * (model_bytes(request) + _PROCESS), memory_left()
+    if not on_gpu(request) and left is not None and needed > left[0]:
+        raise CannotJudge(
+            f"`--gpus {max(request.gpus)}`: as many processes, each with the whole model, take {format_size(needed)} "
+            f"of memory, and {format_size(left[0])} are left",
+            "name fewer, or use a smaller `--model`",
         )
 
 

@@ -149,7 +149,8 @@ def _losses(place: Place, reference: Place | None) -> CheckResult:
         found = f"step {far[0]} of {len(pairs)}: {ours:.5g} in place of {theirs:.5g}"
         remedy = "what was swapped came back wrong: see `dmesg | tail`, and `tunetool verify`"
         return CheckResult(id=name, status="fail", expected=expected, found=found, remedy=remedy)
-    most = max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
+    # Two losses of 0 are equal.
+    most = max(abs(ours - theirs) / (abs(theirs) or 1.0) for ours, theirs in pairs)
     found = f"{len(pairs)} steps, at most {most:.2g} apart; from {pairs[0][0]:.4g} to {pairs[-1][0]:.4g}"
     return CheckResult(id=name, status="pass", expected=expected, found=found)
 
