@@ -85,7 +85,8 @@ def test_several_processes_load_from_memory_at_the_same_time(memory: Path, tmp_p
 
 def files(directory: Path) -> Path:
     directory.mkdir()
-    save_file({"a": torch.arange(1000), "b": torch.ones(3, 5)}, directory / "model.safetensors")
+    tensors = {"a": torch.arange(1000), "b": torch.ones(3, 5), "z": torch.zeros(3, 5)}
+    save_file(tensors, directory / "model.safetensors")
     return directory
 
 
@@ -121,12 +122,20 @@ def test_files_of_ones_own_are_read_where_they_are_and_each_load_ends_all_that_i
     assert set(watch.janitors.values()) == {0}, watch.janitors
 
 
-def test_a_loader_that_gives_other_bytes_fails(memory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        "'a': torch.arange(1000).flip(0), 'b': torch.ones(3, 5), 'z': torch.zeros(3, 5)",
+        # All the bytes of the files, under each other's names.
+        "'a': torch.arange(1000), 'b': torch.zeros(3, 5), 'z': torch.ones(3, 5)",
+    ],
+)
+def test_a_loader_that_gives_other_bytes_fails(memory: Path, tmp_path: Path, given: str) -> None:
     model = files(memory / "model")
     library = tmp_path / "library" / "safetensors"
     library.mkdir(parents=True)
     (library / "__init__.py").write_text("")
-    wrong = "return {'a': torch.arange(1000).flip(0), 'b': torch.ones(3, 5)}"
+    wrong = f"return {{{given}}}"
     (library / "torch.py").write_text(f"import torch\n\n\ndef load_file(file, device):\n    {wrong}\n")
     path = os.pathsep.join([str(library.parent), os.environ.get("PYTHONPATH", "")])
     done = bench(

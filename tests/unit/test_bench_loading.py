@@ -91,6 +91,24 @@ def test_a_cold_load_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) 
     assert judge(figures.case([made], CONDITIONS)).status == "unproven"
 
 
+def test_a_load_from_memory_that_the_drives_answered_proves_nothing(tmp_path: Path) -> None:
+    made = matrix(tmp_path, "cached")
+    made.stack = replace(made.stack, in_memory=False, medium="disk")
+    assert figures.unproven_reasons(made) == []
+    whole = Load(0.5, 10**9, is_equal=True, fetched=10**9)
+    why = figures.past_the_cache(made, whole)
+    assert (
+        why == "it fetched 1 GB from the drives for 1 GB: it reads past the page cache, or that does not hold the files"
+    )
+    half = replace(whole, fetched=5 * 10**8)
+    assert figures.past_the_cache(made, half) is None
+    assert figures.past_the_cache(replace(made, state="cold"), whole) is None
+    made.rows["direct"].warm[3] = half
+    (reason,) = figures.unproven_reasons(made)
+    assert reason.startswith("`direct` from the page cache: it fetched 500 MB from the drives for 1 GB;")
+    assert judge(figures.case([made], CONDITIONS)).status == "unproven"
+
+
 def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
     made = matrix(tmp_path)
     text = shown(made)

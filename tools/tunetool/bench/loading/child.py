@@ -153,10 +153,15 @@ def checksum(tensor: torch.Tensor) -> int:
     return total
 
 
-def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Of the bytes, shapes and dtypes of all tensors, whatever their order and names, which transformers changes."""
-    rows = sorted(f"{tensor.dtype} {tuple(tensor.shape)} {checksum(tensor)}" for tensor in tensors)
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Of the bytes, shapes and dtypes of all tensors, whatever their order: ``named``, of which tensor has which, and
+    ``nameless``."""
+    rows = {name: f"{each.dtype} {tuple(each.shape)} {checksum(each)}" for name, each in tensors.items()}
+    return {"named": _sum(f"{row} {name}" for name, row in rows.items()), "nameless": _sum(rows.values())}
+
+
+def _sum(rows: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
 
 
 def pinned_speed(device: torch.device, size: int = 1 << 30, times: int = 8) -> float:
@@ -219,7 +224,7 @@ def load(engine: str, directory: Path, device: torch.device, options: Mapping[st
         "seconds": seconds,
         "drives": fetched() - before,
         "bytes": sum(tensor.nbytes for tensor in tensors.values()),
-        "digest": digest(tensors.values()),
+        **digests(tensors),
     }
     # All names, before the memory behind them goes.
     tensors = {}

@@ -18,6 +18,8 @@ class Engine:
     module: str
     packages: str
     needs_gpu: bool = False
+    renames: bool = False
+    """Whether its tensors have other names than the files say."""
 
     def unavailable(self, gpu: bool) -> str | None:
         """Why it cannot run here, with what to do; None if it can."""
@@ -33,6 +35,6 @@ ENGINES: Mapping[str, Engine] = {
     "runai": Engine("runai_model_streamer", "'runai-model-streamer>=0.17'"),
     "kvikio": Engine("kvikio", "kvikio-cu12", needs_gpu=True),
     "safetensors": Engine("safetensors", "safetensors"),
-    "transformers": Engine("transformers", "transformers accelerate"),
+    "transformers": Engine("transformers", "transformers accelerate", renames=True),
 }
 """kvikio has a package for each CUDA: kvikio-cu13 for CUDA 13."""

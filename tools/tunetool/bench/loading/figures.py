@@ -9,8 +9,9 @@ from tunetool.bench import equality
 from tunetool.bench.checkpoint.ratios import Ratio, ratio
 from tunetool.bench.equality import Compared, Part
 from tunetool.bench.loading.samples import Load, Matrix, Row
-from tunetool.measure.evidence import doubt, obstacles, summed
+from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
 from tunetool.measure.figure import Quantity, What, computed, figure
+from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Evidence, Measurement, Scalar
 from tunetool.verdict import Case
 
@@ -18,6 +19,10 @@ PREFIX = "loading."
 PINNED, FIO = "pinned", "fio"
 FEWEST_ROUNDS = 5
 """Fewest rounds that decide which of two engines is faster: the range of five holds the median with 94 %."""
+
+
+SLACK_BYTES = 8 << 20
+"""Bytes that the engine's library, a journal and the system's log may read and write besides."""
 
 
 def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurement]:
@@ -127,10 +132,34 @@ def _compared(matrix: Matrix, row: Row) -> Compared:
     return Compared(_check(matrix, row), differs, row.failed and f"{name} could not be measured: {row.failed}")
 
 
+def past_the_cache(matrix: Matrix, load: Load) -> str | None:
+    """Why an engine has no figures from the page cache: it read all from the drives; None where it did not.
+
+    ``load``: a warm one, after the engine's library was read."""
+    if matrix.state != "cached" or load.fetched < max(LOWEST * load.bytes, SLACK_BYTES):
+        return None
+    return f"{_fetched(load)}: it reads past the page cache, or that does not hold the files"
+
+
+def _fetched(load: Load) -> str:
+    return f"it fetched {format_size(load.fetched)} from the drives for {format_size(load.bytes)}"
+
+
 def unproven_reasons(matrix: Matrix) -> list[str]:
-    """Why cold figures prove nothing. What comes from memory needs no proof: tables name where it came from."""
+    """Why figures prove nothing: cold bytes that came from no drive, others that came from one."""
     if matrix.state != "cold":
-        return []
+        # The first load of a process reads the library of the engine too.
+        worst = {name: max(row.warm.values(), key=_excess) for name, row in matrix.rows.items() if row.warm}
+        return [
+            f"`{name}` {matrix.title}: {_fetched(load)}; take a smaller `--model`, or end what uses the memory"
+            for name, load in worst.items()
+            if _excess(load) > 0
+        ]
     loads = [(row.name, [load.counted for load in row.first.values()]) for row in matrix.rows.values()]
     reasons = [line for name, counted in loads if (line := doubt(matrix.stack, "read", counted, f"`{name}`"))]
     return [*obstacles(matrix.stack), *reasons]
+
+
+def _excess(load: Load) -> float:
+    """Bytes from drives beyond those that a load from memory may fetch."""
+    return load.fetched - (HIGHEST - 1) * load.bytes - SLACK_BYTES

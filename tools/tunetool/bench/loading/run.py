@@ -27,8 +27,6 @@ from tunetool.record import Scalar
 from tunetool.training.model import reference_model
 
 _PLAIN = "plain"
-SLACK_BYTES = 8 << 20
-"""Bytes that the engine's library, a journal and the system's log may read and write besides."""
 _PART = 16 << 20
 
 
@@ -48,7 +46,7 @@ class _Loading:
     pinned: dict[int, float] = field(default_factory=dict)
     facts: dict[str, Scalar] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    digest: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
@@ -99,7 +97,7 @@ class _Loading:
         step = session.progress.step("what the files hold, by plain reads", self.size / 1e9)
         with step as tick, self._ranks("plain reads", 1, tick) as ranks:
             self.facts = {name: value for name, value in ranks.start().items() if value}
-            self.digest = ranks.load(_PLAIN, model, self.size)[0]["digest"]
+            self.digests = ranks.load(_PLAIN, model, self.size)[0]
 
     def _ranks(self, what: str, count: int, tick: Callable[[], None]) -> Ranks:
         device = "cuda" if preflight.on_gpu(self.request) else "cpu"
@@ -144,6 +142,10 @@ class _Loading:
             matrix.repeated,
             session.progress.say,
         )
+        is_equal = all(load.is_equal for load in loads)
+        if is_equal and not row.first and (why := figures.past_the_cache(matrix, loads[-1])):
+            row.left_out = why
+            return
         row.first[number] = loads[0]
         if len(loads) > 1:
             row.warm[number] = loads[1]
@@ -159,12 +161,14 @@ class _Loading:
             if matrix.state == "cold":
                 # Several processes, each by itself, may fetch the files as often as there are processes.
                 claimed = max(answers[0]["bytes"], sum(answer["drives"] for answer in answers))
-                return [self._load(answers, counting.count("read", claimed, slack=SLACK_BYTES))]
-            return [self._load(answers), self._load(ranks.load(name, model, self.size))]
+                return [self._load(name, answers, counting.count("read", claimed, slack=figures.SLACK_BYTES))]
+            return [self._load(name, answers), self._load(name, ranks.load(name, model, self.size))]
 
-    def _load(self, answers: Sequence[Mapping[str, Any]], counted: Counted | None = None) -> Load:
-        equal = all(answer["digest"] == self.digest for answer in answers)
-        return Load(max(answer["seconds"] for answer in answers), answers[0]["bytes"], equal, counted=counted)
+    def _load(self, name: str, answers: Sequence[Mapping[str, Any]], counted: Counted | None = None) -> Load:
+        which = "nameless" if ENGINES[name].renames else "named"
+        equal = all(answer[which] == self.digests[which] for answer in answers)
+        seconds, fetched = max(answer["seconds"] for answer in answers), sum(answer["drives"] for answer in answers)
+        return Load(seconds, answers[0]["bytes"], equal, fetched, counted=counted)
 
     def findings(self) -> Findings:
         """See ``session.Work``."""

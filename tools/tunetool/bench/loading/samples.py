@@ -46,6 +46,8 @@ class Load(Transfer):
     """One load of all tensors, to each GPU."""
 
     is_equal: bool
+    fetched: int = 0
+    """Bytes that the kernel fetched from drives for its processes; 0 also where it does not count."""
 
 
 @dataclass
