@@ -5,6 +5,7 @@ On a machine with a GPU the same tests read into it, too.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -24,6 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tunetool.checkpoint import cached_file, source
+from tunetool.checkpoint.source import Files
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading import GpuDirectDataset, cufile_reads, standing_reads
 from tunetool.loading.cufile_reads import CuFileReads
@@ -323,6 +326,43 @@ def test_few_files_stay_open(tmp_path: Path, device: str, monkeypatch: pytest.Mo
             assert [content(row) for row in dataset.read(list(range(12)))] == samples
         assert opened() <= 2 * 3
     assert opened() == 0
+
+
+@pytest.mark.parametrize("size", [4096, 1000])
+def test_a_batch_from_hundreds_of_files_needs_few_open_ones(
+    tmp_path: Path, device: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing_reads, "_MOST_OPEN", 3)
+    paths, samples = made(tmp_path, [1] * 200, size)
+    opened: list[int] = []
+    read = Files.read
+
+    def counted(files: Files, name: str, *rest: Any) -> int:
+        came = read(files, name, *rest)
+        opened.append(sum(tmp_path in link.resolve().parents for link in Path("/proc/self/fd").iterdir()))
+        return came
+
+    monkeypatch.setattr(Files, "read", counted)
+    with GpuDirectDataset(paths, size, device=device, threads=1) as dataset:
+        assert content(dataset.read(range(200))) == b"".join(samples)
+    # Two descriptors for each: those that stay open, and the one that is read.
+    assert max(opened) <= 2 * (3 + 1)
+
+
+def test_too_few_open_files_are_named_with_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, _ = made(tmp_path, [1], 4096)
+
+    def refused(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(source, "open_regular", refused)
+    monkeypatch.setattr(cached_file, "open_regular", refused)
+    with (
+        GpuDirectDataset(paths, 4096, device="cpu") as dataset,
+        pytest.raises(CannotJudge, match="Too many open files") as caught,
+    ):
+        dataset.read([0])
+    assert "`ulimit -n`" in str(caught.value.hint)
 
 
 FAULTS: list[tuple[dict[str, Any], str]] = [

@@ -91,10 +91,13 @@ class Files:
             raise self._failed(name, tensor, "finding it", error) from error
 
     def _failed(self, name: str, tensor: str, doing: str, error: OSError) -> CannotJudge:
-        hint = f"check `dmesg | tail` and the health of the drives, or {self._hint}"
+        hints = {
+            errno.EIO: f"check `dmesg | tail` and the health of the drives, or {self._hint}",
+            errno.EMFILE: "allow this process more open files: `ulimit -n`",
+        }
         return CannotJudge(
             f"`{self.directory / name}`: {doing} for `{tensor}` failed: {error.strerror or error}",
-            hint if error.errno == errno.EIO else self._hint,
+            hints.get(error.errno or 0, self._hint),
         )
 
     def truncated(self, name: str, tensor: str, size: int, stop: int) -> CannotJudge:

@@ -226,24 +226,27 @@ class StandingReads:
         order.job.finished(error)
 
     def _fill_row(self, row: _Row, buffers: Buffers) -> None:
+        # Each file is closed after its last sample: a row may have one from each of hundreds of files.
+        ends = {sample.path: number for number, sample in enumerate(row.samples, 1)}
         try:
             if row.job.cancelled:
                 return
             count = len(row.samples) * self._size
             if self.stream is None:
-                self._read_each(row.samples, memory_at(row.want.address + row.at, count))
+                self._read_each(row.samples, memory_at(row.want.address + row.at, count), ends)
                 return
             buffer = buffers.next()
             buffer.wait()
-            self._read_each(row.samples, buffer.view[:count])
+            self._read_each(row.samples, buffer.view[:count], ends)
             buffer.copy_to(row.want, row.at, 0, count)
             buffer.used()
         finally:
-            for path in row.paths:
+            for path in ends:
                 self._fetches[path].files.done(path)
 
-    def _read_each(self, samples: Sequence[Where], view: memoryview) -> None:
-        """Read the samples one after another into ``view``; those that are neighbours in their file at once."""
+    def _read_each(self, samples: Sequence[Where], view: memoryview, ends: dict[str, int]) -> None:
+        """Read the samples one after another into ``view``; those that are neighbours in their file at once. ``ends``:
+        by file, the number of samples after which it is not needed any more; those are taken out."""
         size, first = self._size, 0
         while first < len(samples):
             path, offset = samples[first]
@@ -254,4 +257,7 @@ class StandingReads:
             came = files.read(path, view[first * size : last * size], offset, self._what)
             if came < (last - first) * size:
                 raise files.truncated(path, self._what, offset + came, offset + came - came % size + size)
+            if ends[path] == last:
+                del ends[path]
+                files.done(path)
             first = last
