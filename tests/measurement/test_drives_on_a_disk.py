@@ -170,6 +170,19 @@ def test_an_ordinary_user_gets_a_skip_for_each_layout_and_no_pass(
     assert list(disk.iterdir()) == []
 
 
+def test_without_an_engine_that_works_here_no_drive_is_made_or_written(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunetool.bench.drives.run.virtual_drives", lambda *_: pytest.fail("drives are made"))
+    fields = {"engines": ("deepspeed-cpu",), "layouts": ["ext4-per-drive"], "python": Path(bare_python(tmp_path))}
+    result = bench_drives(virtual(disk, tmp_path / "runs", **fields), PlainProgress())
+    record = only(result.record)
+    assert result.code == 3
+    assert record.verdict is not None
+    assert record.verdict.reasons[0].startswith("nothing was measured: torch is not installed")
+    assert list(disk.iterdir()) == []
+
+
 # -- drives that are not blank
 
 

@@ -95,7 +95,8 @@ class _Drives:
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
         self.doubts += foreign_code(session.environment)
-        if not self.plan.volumes:
+        # Without an engine nothing is written to a drive.
+        if not (self.plan.volumes and self.plan.engines):
             return
         volumes = self._standing() if self.plan.mode == "standing" else self._to_be_made()
         self._start_handles()
