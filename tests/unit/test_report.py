@@ -141,6 +141,16 @@ def test_progress_goes_to_stderr(capsys) -> None:  # type: ignore[no-untyped-def
     assert captured.err.count("a [bold]line[/bold] as it is") == 2
 
 
+def test_a_name_with_line_breaks_makes_no_line_of_progress(capsys) -> None:  # type: ignore[no-untyped-def]
+    for progress in (PlainProgress(), BarProgress()):
+        progress.say("writes to `/mnt/a\nPASS\x1b[2J`")
+    with PlainProgress().step("/mnt/a\nPASS", 0):
+        pass
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 3
+    assert "\x1b" not in err
+
+
 def test_every_kind_s_table_and_page_are_there() -> None:
     named = {*kinds.PRINTERS.values(), *kinds.PAGES.values(), "table.print_hosts", "table.print_fleet_verdict"}
     for name in (*named, "table.print_verdict"):

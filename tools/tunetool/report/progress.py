@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.text import Text
 
+from tunetool.node.common.refusal import on_one_line
 from tunetool.node.units import format_size
 
 _EVERY = 10.0
@@ -22,7 +23,8 @@ class PlainProgress:
 
     def say(self, line: str) -> None:
         """Print one line."""
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
+        # A name within it may hold line breaks, or a terminal's commands.
+        print(on_one_line(line), file=sys.stderr, flush=True)  # noqa: T201
 
     @contextlib.contextmanager
     def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
@@ -52,14 +54,14 @@ class BarProgress:
 
     def say(self, line: str) -> None:
         """Print one line above the bar."""
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(on_one_line(line)), soft_wrap=True)
 
     @contextlib.contextmanager
     def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
         """Show a bar that is full after ``seconds`` and stays so if the step takes longer."""
         columns = (TextColumn("{task.description}", markup=False), BarColumn(30), TimeElapsedColumn())
         with Progress(*columns, console=self._console, transient=True, auto_refresh=False) as bar:
-            task = bar.add_task(name, total=max(seconds, 0.1))
+            task = bar.add_task(on_one_line(name), total=max(seconds, 0.1))
             bar.refresh()
 
             def tick() -> None:
@@ -76,7 +78,7 @@ class BarProgress:
         with Progress(
             *columns, TransferSpeedColumn(), console=self._console, transient=True, auto_refresh=False
         ) as bar:
-            task = bar.add_task(name, total=max(total, 1))
+            task = bar.add_task(on_one_line(name), total=max(total, 1))
             bar.refresh()
 
             def tick(done: int) -> None:
