@@ -42,7 +42,7 @@ def check_call(request: Request) -> None:
             "memory is never cold, and `direct-shuffled` never warm",
             "take a directory on drives, other engines or other states",
         )
-    for option, value in (("--threads", request.threads), ("--num-workers", max(request.workers))):
+    for option, value in (("--threads", request.threads), ("--num-workers", max(request.workers, default=0))):
         if value > _MOST_PARALLEL:
             raise UsageProblem(f"`{option} {value}` is too many", f"at most {_MOST_PARALLEL}")
     if request.image_side < _SMALLEST_SIDE:
