@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -513,6 +514,17 @@ def test_stages_that_compute_different_things_fail() -> None:
     assert judge(figures.case(made, job, CONDITIONS)).status == "fail"
     assert any("they differ by up to 20" in check.found for check in figures.checks(made, job))
     assert judge(figures.case(*study(), CONDITIONS)).status == "pass"
+
+
+def test_the_cure_of_a_loss_that_is_no_number_names_an_option_of_its_own_command() -> None:
+    made, job = study(losses=float("nan"))
+    checks = {check.id: check for check in figures.checks(made, job)}
+    failed = checks["strategies.2x1.z3"]
+    assert failed.status == "fail"
+    own = {name for option in strategies.params for name in option.opts}
+    named = re.findall(r"`(--[a-z-]+)`", failed.remedy or "")
+    assert [name for name in named if name not in own] == []
+    assert "`tunetool bench finetune --learning-rate`" in (failed.remedy or "")
 
 
 def test_a_cell_that_died_is_no_pass() -> None:

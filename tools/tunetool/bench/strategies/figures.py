@@ -193,7 +193,10 @@ def _check(row: Row) -> CheckResult:
     if not row.samples:
         return CheckResult(id=name, status="unknown", expected=expected, found="it was not run")
     if not all(map(_numbers, row.samples)):
-        remedy = "lower `--learning-rate`; with your own weights, look for infinite values in them"
+        remedy = (
+            "with your own weights, look for infinite values in them; `tunetool bench finetune --learning-rate` shows "
+            "whether a lower rate trains"
+        )
         return CheckResult(id=name, status="fail", expected=expected, found="a loss was not a number", remedy=remedy)
     return CheckResult(id=name, status="pass", expected=expected, found=f"{len(row.samples)} round(s)")
 

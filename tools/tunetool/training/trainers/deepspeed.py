@@ -282,7 +282,8 @@ def lowest_scale_named() -> Iterator[None]:
             raise
         raise CannotJudge(
             "fp16: the gradients overflow even at the smallest loss scale",
-            "lower `--learning-rate`, or train on GPUs with bf16 (compute capability 8.0 or more)",
+            "train at a lower rate (`tunetool bench finetune --learning-rate`), or on GPUs with bf16 (compute "
+            "capability 8.0 or more)",
         ) from error
 
 
