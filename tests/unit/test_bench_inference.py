@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,9 @@ from tunetool.bench.inference.model import describe
 from tunetool.bench.inference.predict import Work
 from tunetool.bench.inference.request import KIND, Request
 from tunetool.bench.inference.samples import Absent, Generation, Mode, Place, Row, Served
+from tunetool.bench.offload.architecture import architecture
+from tunetool.cli.bench_inference import inference
+from tunetool.cli.bench_offload import offload
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Probe
 from tunetool.measure.evidence import Counted
@@ -88,6 +93,14 @@ def test_a_name_is_the_model_of_that_name() -> None:
     assert vision.decoder.layers == 28
     assert vision.vocabulary == 151643, "an image's token would be looked up in a picture"
     assert describe("phi3-mini").config["model_type"] == "phi3"
+
+
+@pytest.mark.parametrize(("command", "make"), [(inference, describe), (offload, architecture)])
+def test_every_model_that_the_help_names_can_be_built(command: click.Command, make: Callable[[str], Any]) -> None:
+    text = next(option.help for option in command.params if isinstance(option, click.Option) and option.name == "model")
+    names = re.findall(r"[a-z0-9-]+", re.sub(r"\([^)]*\)|\band\b", "", (text or "").partition("Names: ")[2]))
+    assert len(names) > 8
+    assert [make(name).model.numel > 0 for name in names] == [True] * len(names)
 
 
 def test_a_model_that_no_decoder_is_made_for_is_refused(tmp_path: Path) -> None:

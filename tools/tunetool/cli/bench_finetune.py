@@ -56,11 +56,11 @@ def finetune(given: Options) -> int:
     """Fine-tune Qwen2.5-VL, and report where the time goes: start, model load, data, steps.
 
     Makes model and images below --target if they are missing. Preset qwen2.5-vl-7b-lora: --model 7b --images 2000
-    --epochs 10 --micro-batch 2. Only one thing is judged: that every loss is a number. Writes a record, curves and a
-    page of plots into the runs directory.
+    --epochs 10 --micro-batch 2. Only the training is judged: that every rank makes the same steps, and that every loss
+    is a number. Writes a record, curves and a page of plots into the runs directory.
 
-    Exit codes: 0 it trained; 1 a loss is not a number; 2 the call was wrong; 3 it could not run, or with --cold the
-    drives do not prove that they were read.
+    Exit codes: 0 it trained; 1 a loss is not a number, or ranks made different steps; 2 the call was wrong; 3 it could
+    not run, the loss does not fall, or with --cold the drives do not prove that they were read.
     """
     from tunetool.bench.finetune.request import Request
     from tunetool.bench.finetune.run import bench

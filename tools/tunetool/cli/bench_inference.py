@@ -27,7 +27,7 @@ class Options(Measuring):
     target: Path = options.target(
         "Directory on drives for the swap files, which are removed at the end.", required=True
     )
-    model: str = options.model("Model that generates, with random weights", default=INFERENCE_MODEL)
+    model: str = options.built_model("Model that generates, with random weights", default=INFERENCE_MODEL)
     weights: tuple[str, ...] = option(
         "--weights",
         type=NAMES,

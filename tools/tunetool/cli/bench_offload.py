@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Options(Measuring):
     """What the call says."""
 
-    model: str = options.model("Model of Llama's family, or Qwen2.5-VL, with random weights", required=True)
+    model: str = options.built_model("Model of Llama's family, or Qwen2.5-VL, with random weights", required=True)
     target: Path | None = options.target("Directory on drives for the swap files, which are removed at the end.")
     memory_target: Path | None = options.memory_target(
         "Directory in memory for swap files, such as /dev/shm: what a drive without a limit would be worth."

@@ -145,17 +145,25 @@ def model_files(text: str, **settings: Any) -> Any:
 MODEL = "7b|70b|tiny|PATH"
 
 
+_DECODERS = (
+    "3b, 7b, tiny (Qwen2.5-VL), 70b (Llama 3.1), 13b, llama2-7b and llama-tiny (Llama 2), 33b and 65b (LLaMA), "
+    "phi3-mini"
+)
+
+
 def model(text: str, **settings: Any) -> Any:
     """``--model``: a name that means the same model everywhere, or the model's files."""
-    return option(
-        "--model",
-        type=TEXT,
-        metavar=MODEL,
-        help=f"{text}. A name, a config.json, or a directory with safetensors files. Names: 3b, 7b, tiny (Qwen2.5-VL), "
-        "70b (Llama 3.1), 13b, llama2-7b and llama-tiny (Llama 2), 33b and 65b (LLaMA), phi3-mini, 175b (GPT-3), "
-        "mixtral-8x7b.",
-        **settings,
+    help_text = (
+        f"{text}. A name, a config.json, or a directory with safetensors files. Names: {_DECODERS}, 175b (GPT-3), "
+        "mixtral-8x7b."
     )
+    return option("--model", type=TEXT, metavar=MODEL, help=help_text, **settings)
+
+
+def built_model(text: str, **settings: Any) -> Any:
+    """``--model`` of a command that builds the model with random weights, which it can for some families alone."""
+    help_text = f"{text}. A name, a config.json, or the directory of one. Names: {_DECODERS}."
+    return option("--model", type=TEXT, metavar=MODEL, help=help_text, **settings)
 
 
 def state_bytes(**settings: Any) -> Any:
