@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tunetool.bench.loading.child import answer, checksum
+from tunetool.bench.loading.child import answer, checksum, digests
 
 
 @pytest.mark.parametrize("engine", ["direct", "safetensors"])
@@ -18,11 +18,21 @@ def test_a_loader_gives_the_bytes_of_the_files(engine: str, tmp_path: Path) -> N
     order = {"do": "load", "directory": str(tmp_path)}
     plain = answer({**order, "engine": "plain"})
     loads = [answer({**order, "engine": engine}) for _ in range(2)]
-    assert [load["digest"] for load in loads] == [plain["digest"]] * 2
+    for digest in ("named", "nameless"):
+        assert [load[digest] for load in loads] == [plain[digest]] * 2
     assert loads[0]["bytes"] == sum(tensor.nbytes for tensor in state.values())
     state["b"][1] += 1
     save_file(state, tmp_path / "model.safetensors")
-    assert answer({**order, "engine": engine})["digest"] != plain["digest"]
+    changed = answer({**order, "engine": engine})
+    assert changed["named"] != plain["named"]
+    assert changed["nameless"] != plain["nameless"]
+
+
+def test_a_sum_with_names_tells_which_tensor_has_which_bytes() -> None:
+    first, second = torch.zeros(3, 5), torch.ones(3, 5)
+    one, other = digests({"a": first, "b": second}), digests({"a": second, "b": first})
+    assert one["nameless"] == other["nameless"]
+    assert one["named"] != other["named"]
 
 
 def test_the_checksum_changes_with_every_byte_and_with_their_order() -> None:
