@@ -413,11 +413,12 @@ def test_wrong_numbers_and_a_closed_dataset_are_refused(tmp_path: Path) -> None:
         with pytest.raises(IndexError):
             dataset[number]
     assert content(dataset.read(torch.tensor([1, 0]))) == samples[1] + samples[0]
-    for wrong in (0.5, "0", slice(0, 1), None):
+    odd: list[Any] = [0.5, "0", slice(0, 1), None, float("nan")]
+    for wrong in odd:
         with pytest.raises(UsageProblem, match=re.escape(f"`number={wrong!r}` is no whole number")):
             dataset[wrong]
     with pytest.raises(UsageProblem, match="`ahead=nan`"):
-        next(dataset.batches([[0]], ahead=float("nan")))
+        next(dataset.batches([[0]], ahead=odd[-1]))
     with pytest.raises(UsageProblem, match="a batch of no samples"):
         dataset.read([])
     with pytest.raises(UsageProblem, match="`ahead=-1`"):
