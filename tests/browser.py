@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from programs import need_program
-from waiting import PATIENCE
+from tunetool.measure.marked_processes import naming
+from waiting import PATIENCE, until
 
 _START = 'exec chromium "$@" 3<&"$READ" 4>&"$WRITE"'
 _COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")
@@ -27,7 +28,8 @@ class Browser:
         self._in, theirs_out = os.pipe()
         options = ["--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--no-sandbox"]
         options += ["--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"]
-        options += [f"--user-data-dir={folder / 'profile'}", "about:blank"]
+        self._profile = f"--user-data-dir={folder / 'profile'}"
+        options += [self._profile, "about:blank"]
         self._process = subprocess.Popen(
             ["bash", "-c", _START, "bash", *options],
             env={**os.environ, "HOME": str(folder), "READ": str(theirs_in), "WRITE": str(theirs_out)},
@@ -50,6 +52,8 @@ class Browser:
         os.close(self._in)
         self._process.terminate()
         self._process.wait()
+        # Its other processes write into the profile for a moment longer.
+        until(lambda: not naming(self._profile), "the end of Chromium's processes")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """A call of the DevTools protocol, and its answer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -43,7 +44,7 @@ def statuses(record: Record) -> dict[str, str]:
 
 def test_engines_from_a_disk(disk: Path, tmp_path: Path) -> None:
     (disk / "theirs").write_text("keep")
-    engines = ("--engines", "direct,safetensors,instanttensor", "--rounds", 1, "--json", "-")
+    engines = ("--engines", "direct,safetensors,instanttensor", "--rounds", 1, "--seed", 4, "--json", "-")
     done = bench(tmp_path / "runs", "--model", "tiny", "--target", disk, *engines)
     record = parse(done.stdout, "stdout")
     undisturbed(done.returncode, record)
@@ -59,6 +60,8 @@ def test_engines_from_a_disk(disk: Path, tmp_path: Path) -> None:
         assert by_name[f"loading.cold.{engine}.first_of_fio"].value > 0
         assert by_name[f"loading.cached.{engine}.warm"].value > 0
     assert by_name["loading.cold.fio"].value > 0
+    # fio has its turn as the engines have, in an order of this seed.
+    assert re.findall(r"^cold (\w+)-1", done.stderr, re.MULTILINE) == ["safetensors", "direct", "fio"]
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
     (kept,) = (tmp_path / "runs").iterdir()
     assert "<svg" in (kept / "report.html").read_text()

@@ -195,3 +195,11 @@ def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> Non
 def test_engines_are_chosen_by_globs() -> None:
     assert choose(ENGINES, []) == choose(ENGINES, ["*"]) == list(ENGINES)
     assert choose(ENGINES, ["*safetensors"]) == ["fastsafetensors", "safetensors"]
+
+
+def test_what_a_run_will_read_counts_the_engines_that_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "direct", Engine("json", ""))  # type: ignore[arg-type]
+    request = Request("tiny", memory_targets=(tmp_path,), device="cpu")
+    medium = preflight.Medium(tmp_path, read_stack(str(tmp_path)), ("tmpfs",), is_made=True)
+    lines = preflight.announcement(request, 10**9, ["direct", "instanttensor"], [medium])
+    assert any("by each engine that is here (direct); about" in line for line in lines)

@@ -30,6 +30,7 @@ from tunetool.report.svg_curves import Line, plot
 from tunetool.report.svg_ladder import ladder
 from tunetool.report.svg_nodes import Dot, dots
 from tunetool.report.svg_points import Level, Point, points
+from tunetool.verdict import CEILING
 
 
 def page_of(shown: Record, folder: Path) -> str:
@@ -125,6 +126,13 @@ def test_the_first_thing_after_the_verdict_is_what_limits() -> None:
     whole = verify_page.page(verified(slow=7.0))
     assert "no rung of the ladder loses more than is expected of it" in whole
     assert "LOSES" not in whole
+
+
+@pytest.mark.parametrize(("links", "limit"), [(0.5e9, False), (1.05e9, True), (2e9, False)])
+def test_links_limit_only_what_comes_near_them_and_not_what_exceeds_them(links: float, limit: bool) -> None:
+    known = record(measurement("sequential.read", 1e9), measurement(CEILING, links))
+    assert ("sequential.read: the drives' links, 95% of what they carry" in [*verify_page.limits(known)]) == limit
+    assert any("links" in line for line in verify_page.limits(known)) == limit
 
 
 def test_the_ladder_marks_the_rung_that_loses_and_the_ceiling() -> None:

@@ -28,21 +28,32 @@ PRINTED = ROOT / "docs/pictures/verify-slow-drive.txt"
 FOUND = "`LAB3NV2` 1058.3x slower to write than the median of the other 7"
 EXPECTED = "no member over 3x slower than the median of the others"
 REMEDY = (
-    "look at `/dev/nvme5n1`: `nvme smart-log` for wear, temperature and media errors, `lspci -vv` for its link; "
+    "look at `/dev/nvme2n1`: `nvme smart-log` for wear, temperature and media errors, `lspci -vv` for its link; "
     "replace it if it stays slow"
 )
 
 
-def figure(direction: str, ratio: float, *samples: float) -> Measurement:
+TORCH = "torch is not installed in `/opt/tunetool/venv-7976ef55fbd79a33/bin/python`, and this node has no training environment"
+TRAINING = "set the role `training_environment` on and run `tunetool provision`, or name a Python that has torch with `--python`"
+
+
+def figure(direction: str, ratio: float, without_storage: float, *samples: float) -> Measurement:
     proof = PROVEN.model_copy(update={"ratio": ratio})
-    asked = {"direction": direction, "sample_seconds": 2.0}
+    asked = {
+        "direction": direction,
+        "sample_seconds": 2.0,
+        "tester_cpu_share": 0.06,
+        "tester_ceiling": without_storage * 1e9,
+    }
     values = [sample * 1e9 for sample in samples]
     return sampled(f"sequential.{direction}", *values, medium="md RAID0 (8 x nvme)", parameters=asked, evidence=proof)
 
 
 def page() -> str:
     """The page of a record with the figures of the picture."""
-    passed = [CheckResult(id=f"c{n}", status="pass", expected="", found="", remedy="") for n in range(20)]
+    passed = [CheckResult(id=f"c{n}", status="pass", expected="", found="", remedy="") for n in range(31)]
+    skipped = [CheckResult(id=f"s{n}", status="skip", expected="", found="", remedy="") for n in range(2)]
+    deepspeed = CheckResult(id="deepspeed.io", status="skip", expected="", found=TORCH, remedy=TRAINING)
     slow = CheckResult(
         id="drives.balance",
         status="fail",
@@ -51,17 +62,17 @@ def page() -> str:
         remedy=REMEDY,
     )
     shown = record(
-        figure("read", 1.0, 0.161, 0.16, 0.161, 0.161, 0.1605, 0.161),
-        figure("write", 1.0002, 0.162, 0.159, 0.164, 0.162, 0.161, 0.163),
+        figure("read", 1.0, 187.93, 0.159, 0.1604, 0.161, 0.1603, 0.1609, 0.1582),
+        figure("write", 1.00028, 76.3246, 0.1683, 0.1609, 0.1633, 0.1609, 0.1601, 0.164),
         measurement("ceiling.link", 2e9, parameters={"drives": 8}),
-        node=Node(host="node1"),
+        node=Node(host="node3"),
         target="/mnt/nvme_raid0",
         expectations=[Expectation(name="sequential.read", value=5e7, source="--expect", status="pass")],
-        checks=[*passed, slow],
+        checks=[*passed, *skipped, deepspeed, slow],
         verdict=Verdict(status="fail", reasons=[f"drives.balance: {FOUND}"]),
     )
     stream = io.StringIO()
-    path = Path("/var/lib/tunetool/runs/20261121T151023Z-verify-node1/record.json")
+    path = Path("/var/lib/tunetool/runs/20261123T144535Z-fleet-vm/hosts/node3.json")
     print_verdict(shown, path, Console(file=stream, width=WIDTH, highlight=False))
     return stream.getvalue()
 
@@ -75,7 +86,7 @@ def test_verify_prints_the_failure_as_the_picture_shows_it() -> None:
     [
         FOUND.replace("`LAB3NV2` 1058.3", "...").replace("write", "...").replace("7", "..."),
         EXPECTED.replace("3", "..."),
-        REMEDY.replace("`/dev/nvme5n1`", "..."),
+        REMEDY.replace("`/dev/nvme2n1`", "..."),
     ],
 )
 def test_its_cause_and_its_cure_are_the_tool_s_own_words(message: str) -> None:

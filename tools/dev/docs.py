@@ -32,8 +32,8 @@ UNITS = (
 )
 """The unit of a variable by how its description says it; ``unit`` is the group of that name, or else the second."""
 PICTURES = {
-    "verify-slow-drive": "tunetool verify prints FAIL. Drive LAB3NV2 is 1058.3 times slower to write than the median of "
-    "the other 7; the remedy: look at /dev/nvme2n1, replace it if it stays slow.",
+    "verify-slow-drive": "tunetool verify prints FAIL. Drive LAB3NV2 is 1058.3 times slower to write than the median "
+    "of the other 7; the remedy: look at /dev/nvme2n1, replace it if it stays slow.",
 }
 """Text alternatives of docs/pictures/."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")

@@ -42,7 +42,7 @@ PRINTED = "printed.txt"
 PAGE = re.compile(r"^page: (\S+)$", re.MULTILINE)
 ROW = re.compile(r'<tr data-status="(\w+)"[^>]*><td>([^<]+)</td>')
 """A node of a fleet's page, the first ones on top."""
-WIDTH, HEIGHT = 1200, 900
+WIDTH, HEIGHT = 1200, 1180
 """Of the pictures, in pixels: the beginning of a page."""
 
 

@@ -32,7 +32,9 @@ def load_parallel(
     try:
         came = load_into(model, directory, device, rename=rename, ignore_unused=True)
     except DoesNotFit as error:
-        raise UsageProblem(error.message, "use `--loader transformers`, which supports more names of tensors") from None
+        raise UsageProblem(
+            error.message, "`tunetool bench finetune --loader transformers` supports more names of tensors"
+        ) from None
     model.eval()
     how = f"up to {loading_threads()} threads, buffers of {BUFFER_BYTES >> 20} MiB"
     return model, f"{how}, {came.source}" if came.source else how

@@ -151,9 +151,8 @@ def binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:
     ceiling = ceiling_of(record)
     whole = max(counts_of(known), default=0)
     for curve in known:
-        # The ceiling is that of all drives. Virtual ones state links that nothing goes through, and exceed it.
-        is_known = ceiling is not None and curve.best.value <= ceiling and max(curve.bandwidths) == whole
-        limit = what_limits(curve.best, ceiling if is_known else None)
+        # The ceiling is that of all drives.
+        limit = what_limits(curve.best, ceiling if max(curve.bandwidths) == whole else None)
         if limit is not None:
             yield f"{curve.title}, {curve.direction}: what binds is {limit}"
         elif (share := curve.efficiency) is not None and share.parameters["decided"] and share.value < 1:

@@ -15,8 +15,11 @@ def ceiling_of(record: Record) -> float | None:
 
 
 def what_limits(figure: Measurement, ceiling: float | None) -> str | None:
-    """The program that measured, or the drives' links; None where neither was near its limit."""
+    """The program that measured, or the drives' links; None where neither was near its limit.
+
+    What exceeds the ceiling does not go through the links: virtual drives state some that nothing uses.
+    """
     slow_tester = tester_limit(figure)
-    if slow_tester is None and ceiling is not None and figure.value >= _NEAR * ceiling:
+    if slow_tester is None and ceiling is not None and _NEAR * ceiling <= figure.value <= ceiling:
         return f"the drives' links, {figure.value / ceiling:.0%} of what they carry"
     return slow_tester

@@ -145,6 +145,7 @@ def check_space(request: Request, places: Sequence[Medium]) -> None:
 def announcement(request: Request, size: int, names: Sequence[str], places: Sequence[Medium]) -> list[str]:
     """What the run will write, read, and how long it takes, a line each."""
     lines = []
+    runners = [name for name in names if ENGINES[name].unavailable(on_gpu(request)) is None]
     for medium in places:
         if medium.is_made:
             lines.append(
@@ -152,7 +153,7 @@ def announcement(request: Request, size: int, names: Sequence[str], places: Sequ
             )
         loads = len(request.gpus) * request.rounds * sum(1 if state == "cold" else 2 for state in medium.states)
         lines.append(
-            f"reads it from there {loads} times by each of {len(names)} engines; about "
-            f"{loads * len(names) * size / _GUESS:.0f} s at 1 GB/s"
+            f"reads it from there {loads} times by each engine that is here ({', '.join(runners) or 'none'}); "
+            f"about {loads * len(runners) * size / _GUESS:.0f} s at 1 GB/s"
         )
     return lines

@@ -27,6 +27,7 @@ from tunetool.record import Scalar
 from tunetool.training.model import reference_model
 
 _PLAIN = "plain"
+_FIO = "fio"
 _PART = 16 << 20
 
 
@@ -110,10 +111,13 @@ class _Loading:
             self.pinned[number] = ranks.copy_pinned()
 
     def _round(self, matrix: Matrix, model: Path, number: int, session: Session) -> None:
-        if self.fio is not None and matrix.state == "cold":
-            self._read_by_fio(self.fio, matrix, model, number, session)
         runners = [name for name, row in matrix.rows.items() if row.left_out is None]
-        for name in drawn_order(runners, self.request.seed, number, matrix.key):
+        # What reads second may find more in a cache of the drives, or of a hypervisor: fio has no place of its own.
+        others = [_FIO] if self.fio is not None and matrix.state == "cold" else []
+        for name in drawn_order([*others, *runners], self.request.seed, number, matrix.key):
+            if name == _FIO:
+                self._read_by_fio(matrix, model, number, session)
+                continue
             row = matrix.rows[name]
             if row.failed is not None:
                 continue
@@ -124,11 +128,12 @@ class _Loading:
                 session.raw[f"{matrix.key}-{name}.txt"] = error.raw
                 session.progress.say(f"{matrix.key} {name}: {error.line}")
 
-    def _read_by_fio(self, fio: Fio, matrix: Matrix, model: Path, number: int, session: Session) -> None:
+    def _read_by_fio(self, matrix: Matrix, model: Path, number: int, session: Session) -> None:
+        assert self.fio is not None  # noqa: S101  (it has a turn only where it is there)
         bring_to("cold", model)
         try:
-            with session.progress.step(f"{matrix.key} fio-{number}", self.size / 1e9) as tick:
-                matrix.fio[number] = files_by_fio.read(fio, model, self.environment, tick)
+            with session.progress.step(f"{matrix.key} {_FIO}-{number}", self.size / 1e9) as tick:
+                matrix.fio[number] = files_by_fio.read(self.fio, model, self.environment, tick)
         except FioFailed as error:
             self.fio = None
             session.raw["fio.txt"] = error.raw

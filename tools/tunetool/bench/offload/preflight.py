@@ -178,7 +178,7 @@ def configure(request: Request, planned: Plan, facts: Facts) -> Configured:
             f"`{model.name}` takes {format_size(dram + files * in_memory)} of memory"
             + (f", {format_size(dram)} of it with its states in DRAM" if request.dram else "")
             + f"; {format_size(left)} are left",
-            "leave out DRAM with `--without-dram`, or use a smaller model" if request.dram else _LESS,
+            "use a smaller model, or `--without-dram`, which proves less of the losses" if request.dram else _LESS,
         )
     base: dict[str, Any] = {}
     buffers = 0
