@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shown_records
 from builders import measurement, record
@@ -23,7 +25,7 @@ from tunetool.fleet.run_on_hosts import host_file
 from tunetool.measure.session import Result
 from tunetool.record import Node, Record, Rung
 from tunetool.report import fleet_page, verify_page
-from tunetool.report.html import Bar, bars
+from tunetool.report.html import Bar, bars, code
 from tunetool.report.kinds import PAGES, print_record, write_any_page, write_page
 from tunetool.report.page import WIDTH, PipeConsole
 from tunetool.report.svg_curves import Line, plot
@@ -106,6 +108,14 @@ def test_a_picture_is_well_formed_whatever_its_names_are(drawn: str) -> None:
         *("class", "viewBox", "width", "height", "font-family", "font-size", "role", "aria-label"),
     }
     assert '"' in root.attrib["aria-label"]
+
+
+@given(st.text(alphabet="ab<>&\"'`", max_size=30))
+def test_what_stands_in_backticks_is_code_and_every_character_is_text(text: str) -> None:
+    read = Parsed(str(code(text)))
+    pairs, rest = divmod(text.count("`"), 2)
+    assert [tag for tag, _ in read.tags] == ([] if rest else ["code"] * pairs)
+    assert read.words == (text if rest else text.replace("`", ""))
 
 
 def test_a_name_of_any_length_leaves_room_for_its_bar() -> None:

@@ -182,7 +182,7 @@ def test_the_handle_is_held_against_fio_and_its_other_runs(tmp_path: Path) -> No
 
 def test_a_run_of_the_handle_alone_says_what_is_not_known(tmp_path: Path) -> None:
     text = ds_io_page.page(handled(), ds_io_page.beside(handled(), tmp_path / "none"))
-    assert "write: not known: no record of `tunetool verify`" in limits_of(text)
+    assert "write: not known: no record of <code>tunetool verify</code> for" in limits_of(text)
     assert len(pictures(text)) == 1
     empty = handled().model_copy(update={"measurements": []})
     assert "<svg" not in ds_io_page.page(empty, ds_io_page.beside(empty, tmp_path))

@@ -17,6 +17,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup  # what jinja2 marks safe texts with
 
 from tunetool.node.units import format_count, format_size, format_size_binary
 from tunetool.record import Confidence, Measurement, Record, Tool, to_document
@@ -44,8 +45,20 @@ def render(template: str, **values: object) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
+    )
+    made.filters["code"] = code
+    return made
+
+
+def code(text: object) -> Markup:
+    """The text, escaped, with what stands between backticks as code; without a pair for each backtick as it is."""
+    parts = str(text).split("`")
+    if len(parts) % 2 == 0:
+        return Markup.escape(str(text))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts)
     )
 
 
