@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from operator import itemgetter
 from pathlib import Path
 
 from goals import line, program, status
@@ -64,7 +65,8 @@ def main() -> int:
 
     best: dict[str, tuple[int, int]] = {}
     for direction in DIRECTIONS:
-        best[direction] = max(SHAPES, key=lambda shape, direction=direction: run(direction, shape))
+        by_shape = {shape: run(direction, shape) for shape in SHAPES}
+        best[direction] = max(by_shape.items(), key=itemgetter(1))[0]
         jobs, depth = best[direction]
         print(f"{direction}: bare fio is fastest with {jobs} jobs at queue depth {depth}", flush=True)
     shares: dict[str, list[float]] = {direction: [] for direction in DIRECTIONS}

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from goals import line, program, status
 from tunetool import record as records
+from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import host_result
 from tunetool.fleet.verify import FleetRequest, fleet_record, name_outliers
 from tunetool.record import (
@@ -39,7 +40,8 @@ from tunetool.record import (
     Trend,
     Verdict,
 )
-from tunetool.report.table import WIDTH, print_fleet
+from tunetool.report.page import WIDTH
+from tunetool.report.table import print_fleet
 
 SECONDS, MEGABYTES = 5.0, 500.0
 """Limits for the aggregation of a thousand records."""
@@ -100,7 +102,7 @@ def aggregate(events: dict[str, dict[str, Any]]) -> float:
     """Seconds from Ansible's results to the fleet's record on disk and its table."""
     began = time.perf_counter()
     hosts = name_outliers([host_result(name, event) for name, event in events.items()])
-    record = fleet_record(FleetRequest(Path("inventory")), hosts, records.utc_now())
+    record = fleet_record(FleetRequest(HostSelection(Path("inventory"))), hosts, records.utc_now())
     with tempfile.TemporaryDirectory() as directory:
         raw = {
             f"hosts/{host.host}.json": records.dumps(host_record, compact=True)

@@ -29,7 +29,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ STEPS = ("plans arrive", "plan", "answers leave", "results arrive", "metadata an
 def items_of(rank: int, ranks: int, tensors: int) -> tuple[list[WriteItem], dict[str, tuple[str, ...]]]:
     """The plan of a rank, and where in the state its names come from."""
     properties = TensorProperties(torch.bfloat16)
-    items, mappings = [], {}
+    items: list[WriteItem] = []
+    mappings: dict[str, tuple[str, ...]] = {}
     for number in range(tensors):
         name = f"model.layers.{number}.mlp.weight"
         offsets = torch.Size((ROWS * rank, 0))
@@ -88,7 +90,8 @@ class Direct:
 
     def plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         answered, self.metadata = self.planner.create_global_plan(plans)
-        return self.writer.prepare_global_plan(answered)
+        placed: list[SavePlan] = self.writer.prepare_global_plan(answered)
+        return placed
 
     def results(self, rank: int, answer: SavePlan) -> bytes:
         """What a rank sends."""
@@ -131,8 +134,16 @@ class Torch:
         self.writer.finish(self.metadata, results)
 
 
+def pickled(parts: Sequence[Any]) -> list[bytes]:
+    return [pickle.dumps(each) for each in parts]
+
+
+def unpickled(parts: Sequence[bytes]) -> list[Any]:
+    return [pickle.loads(each) for each in parts]
+
+
 def once(kind: str, ranks: int, tensors: int, path: Path) -> dict[str, Any]:
-    engine = {"direct": Direct, "torch": Torch}[kind](path)
+    engine = Direct(path) if kind == "direct" else Torch(path)
     asked = [engine.sent(*items_of(rank, ranks, tensors)) for rank in range(ranks)]
     saves, worked = [], []
     for _ in range(2):
@@ -150,16 +161,16 @@ def once(kind: str, ranks: int, tensors: int, path: Path) -> dict[str, Any]:
 
         gc.collect()
         engine.begin()
-        plans = timed("plans arrive", lambda: [pickle.loads(each) for each in asked])
-        answers = timed("plan", lambda plans=plans: engine.plan(plans))
+        plans = timed("plans arrive", partial(unpickled, asked))
+        answers = timed("plan", partial(engine.plan, plans))
         del plans
-        left = timed("answers leave", lambda answers=answers: [pickle.dumps(answer) for answer in answers])
+        left = timed("answers leave", partial(pickled, answers))
         del answers
         sent = [engine.results(rank, pickle.loads(answer)) for rank, answer in enumerate(left)]
         del left
-        results = timed("results arrive", lambda sent=sent: [pickle.loads(each) for each in sent])
+        results = timed("results arrive", partial(unpickled, sent))
         del sent
-        timed("metadata and commit", lambda results=results: engine.finish(results))
+        timed("metadata and commit", partial(engine.finish, results))
         del results
         timed("metadata leaves", lambda: pickle.dumps(engine.metadata))
         saves.append(seconds)

@@ -226,7 +226,7 @@ def saver(size: int) -> Callable[[Path], float] | None:
             started = time.perf_counter()
             dcp.save(state, storage_writer=DirectWriter(directory), planner=DirectSavePlanner(), no_dist=True)
             seconds = time.perf_counter() - started
-        return total / seconds
+        return float(total / seconds)
 
     return save
 

@@ -155,8 +155,7 @@ def part_compare(options: argparse.Namespace, directory: Path, state: dict[str, 
     target = directory / "data"
     target.mkdir()
     with rundir.run_directory(target, "compare") as inner, rundir.janitor(inner):
-        pinned = "cuda" if options.device == "cuda" else "deepspeed"
-        spec = aio.Spec(inner, 0, options.device, pinned_by=pinned)
+        spec = aio.Spec(inner, 0, options.device, pinned_by="cuda" if options.device == "cuda" else "deepspeed")
         with Pool(spec, 1, different, installed, stack, os.environ, 400 * 2**20) as pool:
             pool.open()
             samples = Samples(pool, stack, time.monotonic)

@@ -101,7 +101,7 @@ class Cluster:
             errors="replace",
             timeout=timeout,
             check=False,
-            **({"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}),  # type: ignore[call-overload]
+            **({"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}),
         )
         if check and done.returncode:
             raise AssertionError(f"{node}: {' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -40,8 +40,10 @@ def install(directory: Path) -> None:
     """pip's ``--target``, whole or not at all."""
     new = directory.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
-    pip = [VENV, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--only-binary", ":all:", "--target", new, "--requirement", LIST], check=True)
+    pip = [str(VENV), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run(
+        [*pip, "--no-deps", "--only-binary", ":all:", "--target", str(new), "--requirement", str(LIST)], check=True
+    )
     new.rename(directory)
 
 
@@ -51,7 +53,7 @@ def test(directory: Path, arguments: Sequence[str]) -> int:
     # JAX looks for accelerators of every kind, and warns where a library of one is missing.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), PRESENT: "1", "JAX_PLATFORMS": "cpu"}
     # Their warnings are about themselves.
-    command = [VENV, "-m", "pytest", "-q", "--durations=5", *TESTS, "-k", NEEDING_THEM, "-W", "ignore", *arguments]
+    command = [str(VENV), "-m", "pytest", "-q", "--durations=5", *TESTS, "-k", NEEDING_THEM, "-W", "ignore", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

@@ -94,6 +94,11 @@ def lint_commands() -> list[list[str]]:
             *("--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"),
             *("-p", f"{COLLECTION}.callback"),
         ],
+        # The programs of a clone, which need the Python of a control machine.
+        [
+            *("env", "MYPYPATH=tools:tests:perf:tools/dev", str(VENV / "mypy"), "--python-version", "3.11"),
+            *("--cache-dir", f"{cache}/dev", *python_files("tools/dev", "perf")),
+        ],
         ["env", "PYTHONPATH=tools", str(VENV / "lint-imports"), "--no-logo", "--no-cache"],
         [str(VENV / "python"), "tools/dev/docs.py", "--check"],
         [str(VENV / "python"), "tools/dev/website.py"],

@@ -203,16 +203,17 @@ def h100() -> str:
         nic = f"0000:{bus:02x}:00.0"
         machine.nic(*below[0], nic, vendor=0x15B3, device=0x1021, kind=0x020700, name=name, numa=numa)
         machine.gpu(*below[1], f"0000:{bus + 3:02x}:00.0", device=0x2330, model="NVIDIA H100 80GB HBM3", numa=numa)
-    system, data = [], []
+    system: list[str] = []
+    data: list[str] = []
     # nvme0 and nvme1 are the M.2 pair here; on another boot they need not be.
     for number in range(10):
         small = number < 2
         numa, position = (0, number) if small else divmod(number - 2, 4)
         bus = 0x02 if small else (0x26, 0xA6)[numa]
-        port = (f"pci0000:{bus:02x}", f"0000:{bus:02x}:{2 * position + 1:02x}.0")
-        machine.port(*port, numa=numa, speed=GEN4 if small else GEN5, width=4)
+        above = (f"pci0000:{bus:02x}", f"0000:{bus:02x}:{2 * position + 1:02x}.0")
+        machine.port(*above, numa=numa, speed=GEN4 if small else GEN5, width=4)
         block = machine.drive(
-            *port, f"0000:{bus + 1 + position:02x}:00.0", number=number,
+            *above, f"0000:{bus + 1 + position:02x}:00.0", number=number,
             model="SAMSUNG MZ1L21T9HCLS-00A07" if small else "SAMSUNG MZWLO3T8HCLS-00A07",
             firmware="GDC7502Q" if small else "OPPA3B5Q", serial=f"MADE{'M2' if small else 'U2'}{number:02d}",
             size=1_920_383_410_176 if small else 3_840_755_982_336, numa=numa, speed=GEN4 if small else GEN5,
