@@ -25,7 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from goals import line_within, program, status
+from entry import program
+from goals import line_within, status
 
 LOOPS, WARM_UPS = 3, 1
 DIRECTIONS = ("write", "read")

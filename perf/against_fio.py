@@ -21,7 +21,8 @@ import tempfile
 from operator import itemgetter
 from pathlib import Path
 
-from goals import line, program, status
+from entry import program
+from goals import line, status
 
 DIRECTIONS = ("read", "write")
 SHARE = 0.97

@@ -23,7 +23,8 @@ from typing import Any
 
 from rich.console import Console
 
-from goals import line, program, status
+from entry import program
+from goals import line, status
 from tunetool import record as records
 from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import host_result

@@ -41,7 +41,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from goals import line, program, status
+from entry import program
+from goals import line, status
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, commit
 from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.packed import PackedItems, PackedStored, Results

@@ -42,7 +42,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from goals import figure, line, program, status
+from entry import program
+from goals import figure, line, status
 from tunetool.bench.checkpoint.engines import ENGINES
 from tunetool.bench.checkpoint.engines.base import Context, Engine
 from tunetool.bench.checkpoint.fio_best import FioBest

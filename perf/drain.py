@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from goals import program
+from entry import program
 from tunetool.checkpoint import drain, saving
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.node.units import parse_size

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from aggregate import node_record
-from goals import line, program, status
+from entry import program
+from goals import line, status
 from tunetool import record as records
 
 ALLOWED = 0.1

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
 
-from put_back import orderly_end
 from tunetool.measure.statistics import estimate
 
 HELD, MISSED, OPEN = "held", "missed", "not decided"
@@ -15,16 +12,6 @@ ROUNDS = 5
 """Fewest rounds that decide anything: the range of five holds the median with a probability of 94 %."""
 VERDICT = re.compile(rf": ({HELD}|{MISSED}|{OPEN})$")
 """The end of a goal's line."""
-
-
-def program(main: Callable[[], int]) -> NoReturn:
-    """Run a program, whose exit status ``main`` returns. SIGTERM ends it as Ctrl-C does: what it made is removed."""
-    try:
-        with orderly_end():
-            sys.exit(main())
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
 
 
 def verdict(low: float, high: float, goal: float, at_least: bool) -> str:

@@ -27,7 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import MISSED, OPEN, figure, line, program, status
+from entry import program
+from goals import MISSED, OPEN, figure, line, status
 from tunetool.bench.dataset.engines import FIO, GPU_DIRECT, KVIKIO
 from tunetool.bench.dataset.figures import PREFIX, READ
 from tunetool.node.units import parse_size

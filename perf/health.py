@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import goals
+from entry import program
 from installed import keep_compiled
 from tunetool.node.machine import recording
 
@@ -101,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    goals.program(main)
+    program(main)

@@ -38,7 +38,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import line, program, status
+from entry import program
+from goals import line, status
 from tunetool.node.machine.memory import SHMEM_ENABLED, tmpfs_policies
 from tunetool.node.units import format_size_binary, parse_size
 

@@ -14,7 +14,8 @@ import argparse
 import time
 from pathlib import Path
 
-from goals import line, program, status
+from entry import program
+from goals import line, status
 from tunetool.inspect.collect import inspect
 from tunetool.inspect.fleet_compare import compare
 from tunetool.inspect.model import Inspection

@@ -28,7 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import MISSED, OPEN, line, program, status
+from entry import program
+from goals import MISSED, OPEN, line, status
 from tunetool.bench.loading.engines import DIRECT
 from tunetool.bench.loading.figures import PREFIX
 

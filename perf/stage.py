@@ -34,7 +34,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import ROUNDS, figure, line, program, status
+from entry import program
+from goals import ROUNDS, figure, line, status
 from installed import keep_compiled
 from tunetool.measure.statistics import estimate
 from tunetool.node.units import parse_size

@@ -31,7 +31,8 @@ import pytest  # noqa: E402
 
 import wide_model  # noqa: E402  (found by the path above)
 from cluster import cluster_of_two  # noqa: E402
-from goals import HELD, MISSED, OPEN, ROUNDS, program, status  # noqa: E402
+from entry import program  # noqa: E402
+from goals import HELD, MISSED, OPEN, ROUNDS, status  # noqa: E402
 from tunetool.record import Measurement, Record, parse  # noqa: E402
 
 MATRIX = "1x1:z2,1x1:z3,{0}:z2,{0}:z3"

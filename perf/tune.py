@@ -31,7 +31,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from goals import OPEN, figure, line, program, status
+from entry import program
+from goals import OPEN, figure, line, status
 from tunetool.measure import aio, rundir
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.tune.pool import Pool

@@ -408,7 +408,7 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     assert "kvikio-2-workers: left out, GPUDirect Storage with num_workers=2" in text
     page = write_page(record, tmp_path / "report.html")
     assert page is not None
-    assert "read shuffled tokens by `direct-shuffled`" in page.read_text()
+    assert "read shuffled tokens by <code>direct-shuffled</code>" in page.read_text()
     assert write_page(builders.record(kind="bench.dataset"), tmp_path / "none.html") is None
 
 

@@ -316,7 +316,12 @@ def test_the_page_has_what_was_measured_and_what_was_published(tmp_path: Path) -
     path = write_page(record_of(run), tmp_path / "report.html")
     assert path is not None
     text = path.read_text()
-    for words in ("<svg", "LLAMA-3-70B, 4 x Gen4", "sglang is not installed; `pip &lt;b&gt;`", "whatever the batch is"):
+    for words in (
+        "<svg",
+        "LLAMA-3-70B, 4 x Gen4",
+        "sglang is not installed; <code>pip &lt;b&gt;</code>",
+        "whatever the batch is",
+    ):
         assert words in text
     assert write_page(record_of(run_of(row("nvme"))), tmp_path / "none.html") is None
 

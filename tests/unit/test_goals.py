@@ -81,7 +81,7 @@ def test_huge_pages_are_compared_within_a_round() -> None:
 def test_a_program_that_is_ended_removes_what_it_made(tmp_path: Path) -> None:
     text = f"""
 import tempfile, time
-from goals import program
+from entry import program
 def main():
     with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
         print(flush=True)
