@@ -95,6 +95,18 @@ except KeyboardInterrupt:
     assert said(program, str(tmp_path)) == ["it counts []"]
 
 
+def test_ctrl_c_counts_where_the_program_does_not_start_either() -> None:
+    program = """
+from tunetool.measure import worker
+os.register_at_fork(after_in_parent=lambda: (os.kill(os.getpid(), signal.SIGINT), None)[1])
+try:
+    worker.start(["/nonexistent"], dict(os.environ))
+except BaseException as error:
+    print(type(error).__name__)
+"""
+    assert said(program) == ["KeyboardInterrupt"]
+
+
 def test_ctrl_c_inside_a_destructor_counts() -> None:
     program = """
 from tunetool import ctrl_c

@@ -45,6 +45,7 @@ def uninterrupted(act: Callable[[], T], undo: Callable[[T], None]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return act()
     came: list[int] = []
+    done: list[T] = []
 
     def keep(number: int, frame: FrameType | None) -> None:
         came.append(number)
@@ -56,17 +57,18 @@ def uninterrupted(act: Callable[[], T], undo: Callable[[T], None]) -> T:
             if handler is not None and handler != signal.SIG_IGN:
                 before[number] = handler
                 signal.signal(number, keep)
-        done = act()
+        done.append(act())
     finally:
         for replaced, handler in before.items():
             signal.signal(replaced, handler)
-    try:
-        for each in came:
-            signal.raise_signal(each)
-    except BaseException:
-        undo(done)
-        raise
-    return done
+        try:
+            for each in came:
+                signal.raise_signal(each)
+        except BaseException:
+            for made in done:
+                undo(made)
+            raise
+    return done[0]
 
 
 def never_lost() -> None:
