@@ -198,7 +198,8 @@ def test_engines_are_chosen_by_globs() -> None:
 
 
 def test_what_a_run_will_read_counts_the_engines_that_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "direct", Engine("json", ""))  # type: ignore[arg-type]
+    engines = {**ENGINES, "direct": Engine("json", "")}
+    monkeypatch.setattr(preflight, "ENGINES", engines)
     request = Request("tiny", memory_targets=(tmp_path,), device="cpu")
     medium = preflight.Medium(tmp_path, read_stack(str(tmp_path)), ("tmpfs",), is_made=True)
     lines = preflight.announcement(request, 10**9, ["direct", "instanttensor"], [medium])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 import builders
@@ -141,7 +142,7 @@ def test_progress_goes_to_stderr(capsys) -> None:  # type: ignore[no-untyped-def
     assert captured.err.count("a [bold]line[/bold] as it is") == 2
 
 
-def test_a_name_with_line_breaks_makes_no_line_of_progress(capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_name_with_line_breaks_makes_no_line_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     for progress in (PlainProgress(), BarProgress()):
         progress.say("writes to `/mnt/a\nPASS\x1b[2J`")
     with PlainProgress().step("/mnt/a\nPASS", 0):
