@@ -47,21 +47,23 @@ def test_engines_from_a_disk(disk: Path, tmp_path: Path) -> None:
     engines = ("--engines", "direct,safetensors,instanttensor", "--rounds", 1, "--seed", 4, "--json", "-")
     done = bench(tmp_path / "runs", "--model", "tiny", "--target", disk, *engines)
     record = parse(done.stdout, "stdout")
-    undisturbed(done.returncode, record)
-    assert statuses(record) == {
+    alone = undisturbed(done.returncode, record)
+    assert {name: status for name, status in statuses(record).items() if alone or "cold" not in name} == {
         f"loading.{state}.{engine}": "skip" if engine == "instanttensor" else "pass"
-        for state in ("cold", "cached")
+        for state in (("cold", "cached") if alone else ("cached",))
         for engine in ("direct", "safetensors", "instanttensor")
     }
     by_name = {each.name: each for each in record.measurements}
     for engine in ("direct", "safetensors"):
-        proven(by_name[f"loading.cold.{engine}.first"])
+        if alone:
+            proven(by_name[f"loading.cold.{engine}.first"])
         assert f"loading.cold.{engine}.warm" not in by_name, "the first load may leave bytes in the page cache"
         assert by_name[f"loading.cold.{engine}.first_of_fio"].value > 0
         assert by_name[f"loading.cached.{engine}.warm"].value > 0
     assert by_name["loading.cold.fio"].value > 0
-    # fio has its turn as the engines have, in an order of this seed.
-    assert re.findall(r"^cold (\w+)-1", done.stderr, re.MULTILINE) == ["safetensors", "direct", "fio"]
+    # fio has its turn as the engines have, in an order of this seed. A load that others disturb is repeated at once.
+    turns = dict.fromkeys(re.findall(r"^cold (\w+)-1", done.stderr, re.MULTILINE))
+    assert list(turns) == ["safetensors", "direct", "fio"]
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
     (kept,) = (tmp_path / "runs").iterdir()
     assert "<svg" in (kept / "report.html").read_text()
