@@ -301,6 +301,25 @@ def test_what_comes_to_a_drive_while_another_gets_its_file_system_stays(
         image.unlink()
 
 
+def test_udev_looks_again_at_a_drive_when_its_labels_are_gone(
+    two: tuple[Made, list[BareDrive]], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, drives = two
+    # There is no udev here: this keeps what is asked of it, and what a look would find at that moment.
+    (tmp_path / "bin").mkdir()
+    udevadm = tmp_path / "bin" / "udevadm"
+    asked = tmp_path / "asked"
+    udevadm.write_text(
+        f'#!/bin/sh\ncase $1 in trigger) shift 2; for each; do echo "$each $(blkid -p -o value -s TYPE $each)"; done;; '
+        f"*) echo $1;; esac >> {asked}\n"
+    )
+    udevadm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{udevadm.parent}:{os.environ['PATH']}")
+    with volume(LAYOUTS["ext4-per-drive"], drives, made, place):
+        asked.unlink()
+    assert asked.read_text().splitlines() == [*(f"{each.drive.path} " for each in drives), "settle"]
+
+
 def test_a_drive_that_was_given_back_is_not_written_again(two: tuple[Made, list[BareDrive]], place: Path) -> None:
     made, (drive, _) = two
     with volume(LAYOUTS["ext4-per-drive"], [drive], made, place):

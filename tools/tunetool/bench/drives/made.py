@@ -68,9 +68,15 @@ def loops_over(file: str) -> list[str]:
     return names
 
 
-def settle() -> None:
-    """Wait for udev, where there is one."""
+def settle(written: Sequence[Drive] = ()) -> None:
+    """Wait for udev, where there is one, until it has looked again at the drives that were written.
+
+    Of itself it misses a write that ends while it still handles the event before: it does not watch the drive then.
+    Later programs, `lsblk` too, would read the old label in its database.
+    """
     with contextlib.suppress(NotInstalled):
+        if written:
+            run(["udevadm", "trigger", "--action=change", *(drive.path for drive in written)], accept=(0, 1))
         run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
 
 
@@ -193,8 +199,9 @@ def _clear(entry: Entry) -> None:
         except NotTakenDown as error:
             # The other drives are cleared nevertheless.
             problems.append(str(error))
-    clear_labels([drive for drive in drives if drive.serial in ours])
-    settle()
+    cleared = [drive for drive in drives if drive.serial in ours]
+    clear_labels(cleared)
+    settle(cleared)
     known = [each for each in entry["drives"] if each["serial"] in ours]
     refuse_unless_blank([drive for each in known if (drive := _present(each)) is not None], deep=True)
     entry["given_back"].extend(ours)
