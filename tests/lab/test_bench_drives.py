@@ -83,7 +83,7 @@ def test_every_layout_is_made_on_blank_drives_which_are_blank_afterwards(built: 
         f"({BENCH} {BLANK} --layout raid0-xfs --counts 2 --rounds 1000 --bytes-per-drive 64MiB >/tmp/said 2>&1 & "
         "echo $! > /tmp/pid); until ls /tmp/tunetool-*/volume/part-2/data.1 2>/dev/null; do sleep 1; done; "
         f"kill -{int(signal.SIGKILL)} $(cat /tmp/pid); "
-        "while pgrep -f sweeper.py; do sleep 1; done"
+        "while pgrep -f '[s]weeper.py'; do sleep 1; done"
     )
     built.ssh("node1", script)
     assert built.ssh("node1", LEFT) == before
