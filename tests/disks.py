@@ -45,12 +45,3 @@ def memory() -> Iterator[Path]:
     left = [each.name for each in path.iterdir()]
     shutil.rmtree(path)
     assert left == []
-
-
-def has_deepspeed() -> bool:
-    """Whether this Python has DeepSpeed with its op built, which `make setup` does if torch comes without CUDA."""
-    try:
-        need(probe(Path(sys.executable), os.environ), "async_io")
-    except Missing:
-        return False
-    return True

@@ -20,10 +20,9 @@ from typing import Any
 
 import pytest
 
-from disks import has_deepspeed
 from judged import lied, undisturbed
 from programs import need_program
-from pythons import bare_python, python_that
+from pythons import bare_python, has_deepspeed, python_that
 from tunetool.record import parse
 from waiting import PATIENCE, until
 

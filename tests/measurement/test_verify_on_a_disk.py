@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from calls import TUNETOOL, call
-from disks import has_deepspeed
 from judged import interrupted, proven, undisturbed
 from programs import need_program
-from pythons import bare_python
+from pythons import bare_python, has_deepspeed
 from tunetool.measure.evidence import obstacles
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse, read
