@@ -390,7 +390,7 @@ def test_a_label_of_somebody_else_is_left_as_it_is(monkeypatch: pytest.MonkeyPat
     cleared: list[str] = []
     monkeypatch.setattr(made, "clear_labels", lambda drives: cleared.extend(each.serial for each in drives))
     monkeypatch.setattr(made, "refuse_unless_blank", lambda drives, deep: None)
-    monkeypatch.setattr(made, "settle", lambda: None)
+    monkeypatch.setattr(made, "settle", lambda written: None)
     entry = {"kind": "labels", "drives": [BareDrive(drive).noted], "uuids": [UUID], "given_back": []}
 
     def label(uuid: str | None) -> None:
