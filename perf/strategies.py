@@ -27,9 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+# All of these follow the path above, by which the tests' own modules are found (E402).
 import pytest  # noqa: E402
 
-import wide_model  # noqa: E402  (found by the path above)
+import wide_model  # noqa: E402
 from cluster import cluster_of_two  # noqa: E402
 from entry import program  # noqa: E402
 from goals import HELD, MISSED, OPEN, ROUNDS, status  # noqa: E402

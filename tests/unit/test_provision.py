@@ -36,8 +36,8 @@ def listener(**changes: object) -> Listener:
     return Listener(["node1", "node2"], ProvisionRequest(INVENTORY, **changes), PlainProgress())  # type: ignore[arg-type]
 
 
-def ok(name: str, task: str = "a task", host: str = "node1", **result: object) -> dict[str, object]:
-    return {"host": host, "task": task, "task_action": name, "res": result}
+def ok(action: str, task: str = "a task", host: str = "node1", **result: object) -> dict[str, object]:
+    return {"host": host, "task": task, "task_action": action, "res": result}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_plan_that_was_not_written_is_not_done() -> None:
 
 def test_only_the_last_task_makes_a_host_built(capsys: pytest.CaptureFixture[str]) -> None:
     heard = listener()
-    heard("runner_on_ok", ok("tunetool.node.raid_array", "Make or keep the array", changed=True, action="create"))
+    heard("runner_on_ok", ok("tunetool.node.raid_array", "Make or keep the array", changed=True))
     assert (heard.summary.hosts["node1"].status, heard.summary.hosts["node1"].changed) == (NOT_REACHED, 1)
     heard("runner_on_ok", ok("tunetool.node.node_manifest"))
     heard("runner_on_unreachable", {"host": "node2", "task": "Gathering Facts", "res": {"msg": "no route"}})

@@ -98,8 +98,8 @@ class Summary:
         host = self.host(name)
         self._count(host, action, result, seconds)
         host.changed += bool(result.get("changed"))
-        # An array that was there may have been started, or its mdadm.conf mended: that builds nothing.
-        if action == _ARRAY_TASK and result.get("action") == "create":
+        # A built node whose mdadm.conf or initramfs was mended has differences there, and no new array.
+        if action == _ARRAY_TASK and result.get("changed") and not _differences(result):
             self._made.add(name)
         if action == _LAST_TASK:
             self._done.add(name)
