@@ -161,7 +161,12 @@ _SSH = """#!/bin/sh
 # ssh to a node that is this machine, until the file of its name says that it is down.
 for last; do :; done
 for word; do case "$word" in node*) folder={folder}/$word;; esac; done
-if [ -e "$folder/down" ]; then echo "ssh: connect to host: No route to host" >&2; exit 255; fi
+if [ -e "$folder/down" ]; then
+    # To its end: Ansible tells of a broken pipe, not of these words, where it still writes to a process that is ending.
+    [ -t 0 ] || cat > /dev/null
+    echo "ssh: connect to host: No route to host" >&2
+    exit 255
+fi
 case "$last" in node*) exit 0;; esac
 exec sh -c "$last"
 """
