@@ -101,6 +101,16 @@ def test_weights_are_those_that_files_would_hold(ready: Probe, disk: Path, name:
     assert all(torch.equal(drawn[name], each) for name, each in stored.items())
 
 
+def test_tokens_that_score_the_same_but_for_rounding_are_noted() -> None:
+    torch, child = import_module("torch"), import_module("tunetool.bench.inference.child")
+    rivals = child._Rivals()
+    # Near 5 the numbers of bf16 are 2^-5 apart, near -0.3 they are 2^-9.
+    scores = torch.tensor([[5.0, 5 - 4 / 32, 5 - 5 / 32, 0, 0], [-0.3 - 5 / 512, -0.3 - 3 / 512, -9, -0.3, -9]])
+    assert rivals(None, scores) is scores
+    rivals(None, scores.flip(0))
+    assert rivals.lists() == [[[0, 1], [3, 1]], [[3, 1], [0, 1]]]
+
+
 def bench_with(
     program: str, target: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *weights: str
 ) -> Result:

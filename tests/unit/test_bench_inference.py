@@ -286,6 +286,32 @@ def test_one_other_token_fails() -> None:
     assert code_of(changed.verdict) == 1, "the same prompt gives the same tokens in every round"
 
 
+CLOSE = [[[1], [2], [3], [4]], [[5], [6], [7, 11], [8]]]
+"""The third token of the second sequence is one of two that score the same but for rounding."""
+
+
+def test_a_tie_between_two_tokens_is_rounding_and_nothing_else_is() -> None:
+    def judged(*sequences: Sequence[int]) -> tuple[str, str]:
+        trusted = replace(generation(1.0), close=CLOSE)
+        record = record_of(
+            run_of(row("nvme", generation(4.0, list(sequences), 4 * 10**9)), row("device", trusted, trusted))
+        )
+        (check,) = (each for each in record.checks if each.id == "inference.nvme.tokens")
+        return check.status, check.found
+
+    status, found = judged([1, 2, 3, 4], [5, 6, 11, 99])
+    assert status == "pass"
+    assert found == (
+        "all 2 sequences are those of device memory, but for 1 that go another way where two tokens score the same "
+        "but for rounding"
+    )
+    # Another token than the rival, the rival at another place, and one that is missing.
+    assert judged([1, 2, 3, 4], [5, 6, 12, 8])[0] == "fail"
+    assert judged([1, 2, 3, 4], [5, 11, 7, 8])[0] == "fail"
+    assert judged([1, 2, 3, 4], [5, 6, 11])[0] == "fail"
+    assert judged([9, 2, 3, 4], [5, 6, 11, 8]) == ("fail", "1 of 2 sequences are not those of device memory")
+
+
 def test_one_generation_alone_proves_nothing() -> None:
     record = record_of(run_of(row("nvme", generation(4.0, claimed=4 * 10**9))))
     assert code_of(record.verdict) == 3

@@ -31,6 +31,10 @@ from tunetool.measure.aio.child import load
 DTYPE = torch.bfloat16
 UNREAD = "visual."
 """The vision tower of a model that gets text alone."""
+_ROUNDING = 4
+"""Scores that lie this close, in units in the last place of ``DTYPE``, are not told apart: kernels that add in another
+order move each of the two by about one, and as much again in the layers before."""
+_RIVALS = 4
 
 
 class _Clock:
@@ -44,6 +48,29 @@ class _Clock:
         _settle(self._device)
         self.moments.append(time.perf_counter())
         return torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
+
+
+class _Rivals:
+    """A processor of scores that changes none: it notes, for each token, the others that scored as well but for
+    rounding."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[Any, Any]] = []
+
+    def __call__(self, tokens: Any, scores: Any) -> Any:
+        best, ids = scores.topk(min(_RIVALS, scores.shape[-1]), dim=-1)
+        # Of a number in [2^(e-1), 2^e), as frexp has it, the last of its bits is 2^(e-1) times the type's epsilon.
+        unit = torch.ldexp(torch.full_like(best[:, :1], torch.finfo(DTYPE).eps), torch.frexp(best[:, :1])[1] - 1)
+        self._noted.append((ids, best[:, :1] - best <= _ROUNDING * unit))
+        return scores
+
+    def lists(self) -> list[list[list[int]]]:
+        """By sequence and token, the best among them."""
+        places = [(ids.tolist(), close.tolist()) for ids, close in self._noted]
+        return [
+            [[token for token, near in zip(ids[row], close[row], strict=True) if near] for ids, close in places]
+            for row in range(len(places[0][0]))
+        ]
 
 
 class _Weights(torch.nn.Module):  # type: ignore[misc]  # mypy sees no types of torch
@@ -113,7 +140,7 @@ class _Generator:
         settings = transformers.GenerationConfig(
             max_new_tokens=order["new"], min_new_tokens=order["new"], do_sample=False, num_beams=1, pad_token_id=0
         )
-        clock = _Clock(self._device)
+        clock, rivals = _Clock(self._device), _Rivals()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         _settle(self._device)
@@ -123,20 +150,22 @@ class _Generator:
                 tokens,
                 attention_mask=torch.ones_like(tokens),
                 generation_config=settings,
+                logits_processor=transformers.LogitsProcessorList([rivals]),
                 stopping_criteria=transformers.StoppingCriteriaList([clock]),
             )
         _settle(self._device)
         seconds = time.perf_counter() - started
         ids = whole[:, order["prompt"] :].tolist()
         peak = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
-        del whole, tokens
+        close = rivals.lists()
+        del whole, tokens, rivals
         gc.collect()
         if self._device.type == "cuda":
             # The other processes of this run use the same GPU.
             torch.cuda.empty_cache()
         moments = [started, *clock.moments]
         passes = [after - before for before, after in pairwise(moments)]
-        return {"seconds": seconds, "passes": passes, "tokens": ids, "peak_bytes": peak}
+        return {"seconds": seconds, "passes": passes, "tokens": ids, "close": close, "peak_bytes": peak}
 
 
 def empty_model(config: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from tunetool.bench.checkpoint.ratios import ratio
 from tunetool.bench.defaults import SGLANG_BATCH
 from tunetool.bench.inference.predict import Work
-from tunetool.bench.inference.samples import TITLES, Place, Row, Served, different, reference
+from tunetool.bench.inference.samples import TITLES, Place, Row, Served, compare, reference
 from tunetool.measure.evidence import doubt, obstacles
 from tunetool.measure.figure import Quantity, What, computed, figure, measured
 from tunetool.record import CheckResult, Measurement, Scalar
@@ -144,13 +144,16 @@ def _check(row: Row, trusted: Row | None, rows: Sequence[Row]) -> CheckResult:
     if row is trusted and len(row.readings) == 1 and not any(each.readings for each in rows if each is not row):
         found = "there is nothing to compare its tokens with"
         return CheckResult(id=name, status="skip", expected=_EXPECTED, found=found, remedy="`--weights nvme,dram`")
-    wrong, count = different(row, trusted), sum(len(reading.tokens) for reading in row.readings.values())
+    compared = compare(row, trusted)
     where = "of the first round" if row is trusted else f"of {TITLES[trusted.place]}"
-    if not wrong:
-        return CheckResult(id=name, status="pass", expected=_EXPECTED, found=f"all {count} sequences are those {where}")
-    text = f"{wrong} of {count} sequences are not those {where}"
-    remedy = "weights came back wrong, or other kernels computed: see `dmesg | tail`, `tunetool verify`"
-    return CheckResult(id=name, status="fail", expected=_EXPECTED, found=text, remedy=remedy)
+    if compared.wrong:
+        text = f"{compared.wrong} of {compared.count} sequences are not those {where}"
+        remedy = "weights came back wrong: see `dmesg | tail`, `tunetool verify`"
+        return CheckResult(id=name, status="fail", expected=_EXPECTED, found=text, remedy=remedy)
+    text = f"all {compared.count} sequences are those {where}"
+    if compared.rounded:
+        text += f", but for {compared.rounded} that go another way where two tokens score the same but for rounding"
+    return CheckResult(id=name, status="pass", expected=_EXPECTED, found=text)
 
 
 def check_id(place: Place) -> str:

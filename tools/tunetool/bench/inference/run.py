@@ -206,6 +206,7 @@ class _Inference:
             counting.count("read", claimed, slack=_SLACK),
             counting.moment,
             answer["peak_bytes"],
+            answer["close"],
         )
 
     def _serve(self, mode: Mode, directory: Path, session: Session) -> None:

@@ -43,6 +43,8 @@ class Generation:
     moment: float = 0.0
     peak_bytes: int = 0
     """Of the GPU's memory; 0 on a CPU."""
+    close: Sequence[Sequence[Sequence[int]]] = ()
+    """By sequence and token: the tokens whose score is the best, but for rounding."""
 
     @property
     def count(self) -> int:
@@ -106,11 +108,31 @@ def reference(rows: Sequence[Row]) -> Row | None:
     return next((by_place[place] for place in _TRUSTED if place in by_place), None)
 
 
-def different(row: Row, trusted: Row) -> int:
-    """Sequences of ``row``, of all rounds, that are not those of the first round of ``trusted``."""
-    expected = next(iter(trusted.readings.values())).tokens
-    return sum(
-        list(ours) != list(theirs)
-        for reading in row.readings.values()
-        for ours, theirs in zip(reading.tokens, expected, strict=True)
-    )
+@dataclass(frozen=True)
+class Compared:
+    """Sequences of all rounds of a row, beside those of the first round of another."""
+
+    count: int
+    rounded: int
+    """Those that go another way where both tokens score the same but for rounding."""
+    wrong: int
+
+
+def compare(row: Row, trusted: Row) -> Compared:
+    """Compare the tokens up to the first that differs: what follows it has another text before it."""
+    expected = next(iter(trusted.readings.values()))
+    close = expected.close or [[[]] * len(each) for each in expected.tokens]
+    count = rounded = wrong = 0
+    for reading in row.readings.values():
+        for ours, theirs, rivals in zip(reading.tokens, expected.tokens, close, strict=True):
+            count += 1
+            parted = next(
+                (at for at in range(max(len(ours), len(theirs))) if ours[at : at + 1] != theirs[at : at + 1]), None
+            )
+            if parted is None:
+                continue
+            if len(ours) == len(theirs) and ours[parted] in rivals[parted]:
+                rounded += 1
+            else:
+                wrong += 1
+    return Compared(count, rounded, wrong)
