@@ -1,4 +1,7 @@
-"""Copies the data: many threads, each with one buffer that it reads a block into, hashes and writes."""
+"""Copies the data: many threads, each with one buffer that it reads a block into, hashes and writes.
+
+Where there are many small files, other processes copy those, one for each thread.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.node.common.files import read_text
-from tunetool.stage.checksums import Checksum, digest_of, hasher, piece_bytes
-from tunetool.stage.ends import DIRECT_BYTES, Sink, Source, create, read_small, write_small, writing
+from tunetool.stage.checksums import Checksum, hasher, piece_bytes
+from tunetool.stage.ends import DIRECT_BYTES, Sink, Source, create, writing
+from tunetool.stage.helpers import Helper, start_helpers
 from tunetool.stage.pieces import Piece, cut
+from tunetool.stage.small import Tally, move_small
 from tunetool.stage.tree import Entry
 
 BLOCK_BYTES = 4 * 2**20
@@ -37,22 +43,6 @@ class Plan:
 
 
 @dataclass
-class Tally:
-    """The work of one thread, or of all threads. Seconds are summed over threads."""
-
-    bytes: int = 0
-    direct_bytes: int = 0
-    reading: float = 0.0
-    summing: float = 0.0
-    writing: float = 0.0
-
-    def add(self, other: Tally) -> None:
-        """Add the figures of ``other`` to this one."""
-        for name in ("bytes", "direct_bytes", "reading", "summing", "writing"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-@dataclass
 class Moved:
     """The result of ``move``. ``digests``: for each file, one digest per piece."""
 
@@ -69,9 +59,10 @@ class _Work:
     files: Sequence[Entry]
     plan: Plan
     digests: list[list[str]]
-    jobs: queue.SimpleQueue[list[Piece]]
     root: str
-    """The destination as text: a path object takes longer to make than a small file takes to write."""
+    jobs: queue.SimpleQueue[list[Piece]] = field(default_factory=queue.SimpleQueue)
+    batches: queue.SimpleQueue[list[Piece]] = field(default_factory=queue.SimpleQueue)
+    """Jobs with small files."""
     stop: threading.Event = field(default_factory=threading.Event)
     failed: list[BaseException] = field(default_factory=list)
 
@@ -86,15 +77,41 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
     jobs = cut([entry.size for entry in files], step)
     big = [entry for entry in files if step is not None and entry.size > step]
     digests = [[""] * (1 if step is None else max(1, -(-entry.size // step))) for entry in files]
-    work = _Work(files, plan, digests, queue.SimpleQueue(), str(plan.destination))
+    work = _Work(files, plan, digests, str(plan.destination))
     if plan.destination is not None:
         _make_big(big, plan.destination)
+    small = 0
     for job in jobs:
-        work.jobs.put(job)
+        in_job = sum(map(_is_small, job))
+        (work.batches if in_job else work.jobs).put(job)
+        small += in_job
     tallies = [Tally() for _ in range(max(1, min(plan.threads, len(jobs))))]
-    threads = [threading.Thread(target=_worker, args=(work, tally), daemon=True) for tally in tallies]
     started, cpu, jiffies = time.perf_counter(), time.process_time(), cpu_times()
-    last_tick = started
+    with ExitStack() as stack:
+        helpers = start_helpers(small, len(tallies), plan.destination, plan.checksum, stack)
+        # With helpers, threads without one leave the small files alone.
+        _work_through(work, tallies, helpers or [None] * len(tallies), tick)
+    if work.failed:
+        raise work.failed[0]
+    whole = Tally()
+    for tally in tallies:
+        whole.add(tally)
+    if plan.destination is not None:
+        _finish_big(big, plan.destination)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu + whole.helper_cpu
+    busy_ticks, all_ticks = (after - before for after, before in zip(cpu_times(), jiffies, strict=True))
+    return Moved(work.digests, whole, seconds, cpu_seconds, busy_ticks / max(all_ticks, 1))
+
+
+def _work_through(
+    work: _Work, tallies: Sequence[Tally], helpers: Sequence[Helper | None], tick: Callable[[int], None]
+) -> None:
+    """Start a thread for each tally, and wait until all have ended. The first ``helpers`` threads take small files."""
+    threads = [
+        threading.Thread(target=_worker, args=(work, tally, [*helpers[number : number + 1]]), daemon=True)
+        for number, tally in enumerate(tallies)
+    ]
+    last_tick = started = time.perf_counter()
     try:
         for thread in threads:
             thread.start()
@@ -110,16 +127,6 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
             time.sleep(0.01)
         raise
-    if work.failed:
-        raise work.failed[0]
-    whole = Tally()
-    for tally in tallies:
-        whole.add(tally)
-    if plan.destination is not None:
-        _finish_big(big, plan.destination)
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
-    busy_ticks, all_ticks = (after - before for after, before in zip(cpu_times(), jiffies, strict=True))
-    return Moved(work.digests, whole, seconds, cpu_seconds, busy_ticks / max(all_ticks, 1))
 
 
 def cpu_times() -> tuple[int, int]:
@@ -143,20 +150,25 @@ def _finish_big(files: Sequence[Entry], destination: Path) -> None:
         os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def _worker(work: _Work, tally: Tally) -> None:
+def _worker(work: _Work, tally: Tally, helpers: Sequence[Helper | None]) -> None:
+    """Until nothing is left. ``helpers``: None copies small files in this thread; empty leaves them to others."""
     try:
         # Anonymous memory starts on a page, as direct I/O wants it. It is not closed: an error's traceback holds views.
         buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))
-        while not work.stop.is_set():
-            try:
-                job = work.jobs.get_nowait()
-            except queue.Empty:
-                return
-            for piece in job:
-                if piece.of == 1 and piece.length < DIRECT_BYTES:
-                    _move_small(work, piece, buffer, tally)
-                else:
-                    _move_piece(work, piece, buffer, tally)
+        for jobs in (work.jobs, work.batches) if helpers else (work.jobs,):
+            while not work.stop.is_set():
+                try:
+                    job = jobs.get_nowait()
+                except queue.Empty:
+                    break
+                helper = helpers[0] if helpers else None
+                if helper is not None:
+                    _help(work, helper, [piece for piece in job if _is_small(piece)], tally)
+                for piece in job:
+                    if not _is_small(piece):
+                        _move_piece(work, piece, buffer, tally)
+                    elif helper is None:
+                        _move_small(work, piece, buffer, tally)
     except _Stopped:
         return
     except BaseException as error:
@@ -164,25 +176,32 @@ def _worker(work: _Work, tally: Tally) -> None:
         work.stop.set()
 
 
+def _is_small(piece: Piece) -> bool:
+    return piece.of == 1 and piece.length < DIRECT_BYTES
+
+
 class _Stopped(Exception):
     """Another thread failed, or the user pressed Ctrl-C."""
+
+
+def _help(work: _Work, helper: Helper, pieces: Sequence[Piece], tally: Tally) -> None:
+    def tick() -> None:
+        if work.stop.is_set():
+            raise _Stopped
+
+    if not pieces:
+        return
+    digests = helper.move([work.files[piece.file] for piece in pieces], tally, tick)
+    for piece, digest in zip(pieces, digests, strict=True):
+        work.digests[piece.file][0] = digest
 
 
 def _move_small(work: _Work, piece: Piece, buffer: memoryview, tally: Tally) -> None:
     if work.stop.is_set():
         raise _Stopped
-    entry, tree = work.files[piece.file], work.plan.destination
-    start = time.perf_counter()
-    data = read_small(entry, buffer, as_listed=tree is not None)
-    read = time.perf_counter()
-    work.digests[piece.file][0] = digest_of(work.plan.checksum, data)
-    summed = time.perf_counter()
-    if tree is not None:
-        write_small(entry, tree, f"{work.root}/{entry.path}", data)
-    tally.reading += read - start
-    tally.summing += summed - read
-    tally.writing += time.perf_counter() - summed
-    tally.bytes += piece.length
+    plan = work.plan
+    digest = move_small(work.files[piece.file], plan.destination, work.root, plan.checksum, buffer, tally)
+    work.digests[piece.file][0] = digest
 
 
 def _move_piece(work: _Work, piece: Piece, buffer: memoryview, tally: Tally) -> None:
