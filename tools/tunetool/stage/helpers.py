@@ -19,9 +19,9 @@ from tunetool.stage.small import Tally
 from tunetool.stage.tree import Entry
 
 LEAST_FILES = 5000
-"""From so many small files on the start of the processes, some 0.06 s of CPU each, pays."""
-_LEAST = 4
-"""Processes on a machine with fewer CPUs: reads from drives overlap."""
+"""From so many small files on the processes pay."""
+_FILES_OF_ONE = 1000
+"""Files for which a further process pays: its start takes some 0.06 s of CPU, as long as so many files."""
 _PATIENCE = 600.0
 """Seconds that a batch of small files may take: a source that answers nothing for so long is gone."""
 _CHILD = Path(__file__).with_name("child.py")
@@ -62,7 +62,8 @@ def start_helpers(small: int, threads: int, root: Path | None, checksum: Checksu
     command = child_command(Path(sys.executable), _CHILD)
     # Of the same tunetool as this one, however it was found.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    count = min(threads, max(_LEAST, len(os.sched_getaffinity(0))))
+    # As many as there are threads: the files of a source far away wait for its answers.
+    count = max(2, min(threads, small // _FILES_OF_ONE))
     what = "a process that copies small files"
     return [Helper(stack.enter_context(Worker(command, what, environment)), root, checksum) for _ in range(count)]
 
