@@ -24,7 +24,7 @@ _FILES_OF_ONE = 1000
 """Files for which a further process pays: its start takes some 0.06 s of CPU, as long as so many files."""
 _PATIENCE = 600.0
 """Seconds that a batch of small files may take: a source that answers nothing for so long is gone."""
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = Path(__file__).resolve().with_name("child.py")
 
 
 class Helper:
@@ -61,7 +61,8 @@ def start_helpers(small: int, threads: int, root: Path | None, checksum: Checksu
         return []
     command = child_command(Path(sys.executable), _CHILD)
     # Of the same tunetool as this one, however it was found.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    path = [str(_CHILD.parents[2]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     # As many as there are threads: the files of a source far away wait for its answers.
     count = max(2, min(threads, small // _FILES_OF_ONE))
     what = "a process that copies small files"
