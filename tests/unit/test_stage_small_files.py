@@ -132,6 +132,15 @@ def test_ctrl_c_ends_the_processes(
     assert children() <= before
 
 
+def test_where_no_process_may_start_the_threads_copy(
+    source: Path, tmp_path: Path, few_suffice: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    assert stage(source, tmp_path / "copy", tmp_path / "runs").code == ExitCode.OK
+    assert few_suffice == [0]
+    assert view(tmp_path / "copy") == view(source)
+
+
 def test_a_few_files_and_a_single_thread_start_none(source: Path, few_suffice: list[int]) -> None:
     entries = files_of(scan(source))
     plans = [Plan(None, "xxh3_64", threads) for threads in (1, 4)]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.worker import Worker, child_command
+from tunetool.measure.worker import Missing, Worker, child_command
 from tunetool.stage.checksums import Checksum
 from tunetool.stage.small import Tally
 from tunetool.stage.tree import Entry
@@ -66,7 +66,12 @@ def start_helpers(small: int, threads: int, root: Path | None, checksum: Checksu
     # As many as there are threads: the files of a source far away wait for its answers.
     count = max(2, min(threads, small // _FILES_OF_ONE))
     what = "a process that copies small files"
-    return [Helper(stack.enter_context(Worker(command, what, environment)), root, checksum) for _ in range(count)]
+    helpers: list[Helper] = []
+    # Where the machine allows no further process (`ulimit -u`), those that started do the work, or else the threads.
+    with suppress(Missing):
+        for _ in range(count):
+            helpers.append(Helper(stack.enter_context(Worker(command, what, environment)), root, checksum))
+    return helpers
 
 
 def _bytes_of(name: str) -> str:
