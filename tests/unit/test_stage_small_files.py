@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,8 +54,8 @@ def few_suffice(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     started: list[int] = []
     real = helpers.start_helpers
 
-    def start(*arguments: object) -> list[helpers.Helper]:
-        made = real(*arguments)  # type: ignore[arg-type]
+    def start(*arguments: Any) -> list[helpers.Helper]:
+        made = real(*arguments)
         started.append(len(made))
         return made
 

@@ -6,6 +6,7 @@ take four times as long for 100,000 files as one, and one has no more than one C
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,8 +23,8 @@ LEAST_FILES = 5000
 """From so many small files on the processes pay."""
 _FILES_OF_ONE = 1000
 """Files for which a further process pays: its start takes some 0.06 s of CPU, as long as so many files."""
-_PATIENCE = 600.0
-"""Seconds that a batch of small files may take: a source that answers nothing for so long is gone."""
+_PATIENCE = math.inf
+"""Seconds that a batch of small files may take: a thread waits as long for a source that does not answer."""
 _CHILD = Path(__file__).resolve().with_name("child.py")
 
 

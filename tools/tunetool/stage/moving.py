@@ -108,7 +108,7 @@ def _work_through(
 ) -> None:
     """Start a thread for each tally, and wait until all have ended. The first ``helpers`` threads take small files."""
     threads = [
-        threading.Thread(target=_worker, args=(work, tally, [*helpers[number : number + 1]]), daemon=True)
+        threading.Thread(target=_worker, args=(work, tally, helpers[number : number + 1]), daemon=True)
         for number, tally in enumerate(tallies)
     ]
     last_tick = started = time.perf_counter()

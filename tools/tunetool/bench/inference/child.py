@@ -35,6 +35,7 @@ _ROUNDING = 4
 """Scores that lie this close, in units in the last place of ``DTYPE``, are not told apart: kernels that add in another
 order move each of the two by about one, and as much again in the layers before."""
 _RIVALS = 4
+"""Tokens that are compared for each new one: those of the best scores."""
 
 
 class _Clock:
