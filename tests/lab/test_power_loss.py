@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import POINT, ROOT, Lab, changed_tasks, reboots_well, row
 
+from tunetool.lab import process
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Lab as State
 
@@ -138,3 +139,37 @@ def test_power_fails_while_a_plan_wipes(blank: Lab, tmp_path: Path) -> None:
     blank.ssh("node1", "rm /usr/local/sbin/wipefs")
     # What is blank by now needs no consent, and the others still hold what the plan saw.
     converges(blank, "-e", f"apply_plan={plan}")
+
+
+BY_HAND = f"""
+{DEV}
+mkfs.xfs -q $(dev LAB1NV3) && mkdir -p /data && mount -o noatime $(dev LAB1NV3) /data && seq 100000 > /data/numbers
+mkswap -q $(dev LAB1NV4) && swapon $(dev LAB1NV4)
+"""
+
+
+@pytest.mark.slow
+def test_qemu_crashes_while_its_node_is_saved(blank: Lab) -> None:
+    blank.ssh("node1", BY_HAND)
+    held = "md5sum < /data/numbers; findmnt -no FSTYPE,OPTIONS /data | cut -c-14; swapon --show=TYPE --noheadings"
+    before = blank.ssh("node1", held)
+    with subprocess.Popen(
+        ["tunetool", "lab", "save", "node1", "crashed"],
+        env=blank.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as saving:
+        assert saving.stdout is not None
+        said = next(line for line in saving.stdout if "pulling its drives" in line)
+        pid = process.pid_of(State(blank.state).pid_file("node1"))
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        said += saving.stdout.read()
+    print(said)
+    assert saving.returncode == 0
+    assert "its memory is lost: the saved state will be that of a booted node" in said
+    assert blank.ssh("node1", held) == before
+    blank.reset("node1", "--to", "crashed")
+    assert blank.ssh("node1", held) == before

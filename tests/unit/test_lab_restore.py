@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tunetool.lab import fleet, node, restoring, ssh
+from tunetool.errors import CannotJudge
+from tunetool.lab import fleet, node, process, restoring, saved, ssh
 from tunetool.lab.snapshot import Snapshot
+from tunetool.lab.standing import Standing
 from tunetool.lab.state import Lab, NodeState
 
 TEMPLATE = NodeState("node0", 0, "debian12", Path("/cache/image"), 2**31, "tcg", 11, 8, 2**32, 0)
@@ -90,3 +93,50 @@ def test_a_node_whose_qemu_crashed_while_it_booted_is_booted_again(
         with pytest.raises(ssh.EndedWhileBooting, match="ended while it booted"):
             fleet.reboot(lab, "node1", lines.append)
         assert len(boots) == fleet.BOOT_ATTEMPTS
+
+
+@pytest.mark.parametrize(("crashes", "works"), [(0, True), (1, True), (fleet.SAVE_ATTEMPTS, False)])
+def test_a_node_whose_qemu_crashed_while_it_was_saved_is_booted_and_saved(
+    crashes: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boots: list[Standing | None] = []
+    lines: list[str] = []
+    tries: list[str] = []
+    found = Standing(arrays=("md127",))
+
+    def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: restoring.Say) -> saved.Saved:
+        tries.append(wanted)
+        if len(tries) <= crashes:
+            raise CannotJudge("QEMU ended while `node1.qmp` was in use", "tunetool lab status")
+        return saved.Saved(tmp_path, state, found)
+
+    monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(saved, "look", lambda lab, state: found)
+    monkeypatch.setattr(saved, "take", take)
+    monkeypatch.setattr(node, "start_booted", lambda lab, state: None)
+    monkeypatch.setattr(node, "start_preparing", lambda lab, state, standing: boots.append(standing) or Script())
+    monkeypatch.setattr(node, "finish_preparing", lambda state, script: fleet.SYSTEM_DEVICE)
+    lab = Lab(tmp_path / "state")
+    lab.prepare()
+    state = replace(TEMPLATE, name="node1", index=1)
+    if works:
+        assert fleet._take(lab, state, "built", lines.append).node is state
+        assert sum("its memory is lost" in line for line in lines) == crashes
+    else:
+        with pytest.raises(CannotJudge, match="QEMU ended"):
+            fleet._take(lab, state, "built", lines.append)
+    assert len(tries) == min(crashes + 1, fleet.SAVE_ATTEMPTS)
+    # What was mounted by hand is mounted again.
+    assert boots == [found] * (len(tries) - 1)
+
+
+def test_a_node_that_runs_and_cannot_be_saved_is_not_booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(*_: object) -> saved.Saved:
+        raise CannotJudge("`node1`: umount: /mnt: target is busy.")
+
+    lab = Lab(tmp_path / "state")
+    monkeypatch.setattr(saved, "look", lambda lab, state: Standing())
+    monkeypatch.setattr(saved, "take", take)
+    monkeypatch.setattr(process, "pid_of", lambda path: os.getpid())
+    with pytest.raises(CannotJudge, match="busy"):
+        fleet._take(lab, replace(TEMPLATE, name="node1", index=1), "built", pytest.fail)

@@ -75,17 +75,24 @@ def check_name(lab: Lab, name: str, wanted: str) -> None:
         raise UsageProblem(f"`{name}` has a saved state `{wanted}` already", "choose another name")
 
 
-def take(lab: Lab, state: NodeState, wanted: str, say: Callable[[str], None]) -> Saved:
-    """Save a running node. The node has ended afterwards; restoring the saved state brings it back."""
+def look(lab: Lab, state: NodeState) -> Standing:
+    """What is on the drives of a running node."""
+    return standing.parse(ssh.run(lab, state, standing.LOOK).stdout, state.name)
+
+
+def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: Callable[[str], None]) -> Saved:
+    """Save a running node with what ``look`` found on its drives.
+
+    The node has ended afterwards; restoring the saved state brings it back.
+    """
     programs.require_space(lab.directory, state.memory, "the node's memory")
-    look = standing.parse(ssh.run(lab, state, standing.LOOK).stdout, state.name)
     ssh.end_masters(lab, state.name)
     try:
-        ssh.run(lab, state, standing.take_down(look))
+        ssh.run(lab, state, standing.take_down(found))
     except CannotJudge:
         # The first error matters more than an error of its clean-up.
         with contextlib.suppress(CannotJudge):
-            ssh.run(lab, state, standing.bring_back(look))
+            ssh.run(lab, state, standing.bring_back(found))
         raise
     say(f"{state.name}: pulling its drives and saving its memory")
     target = lab.saved_dir(state.name) / wanted
@@ -100,21 +107,21 @@ def take(lab: Lab, state: NodeState, wanted: str, say: Callable[[str], None]) ->
         with process.undisturbed():
             for pid in process.all_under(lab.node_dir(state.name)):
                 process.end(pid)
-            return _keep(lab, state, look, work, target)
+            return _keep(lab, state, found, work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _keep(lab: Lab, state: NodeState, look: Standing, work: Path, target: Path) -> Saved:
+def _keep(lab: Lab, state: NodeState, found: Standing, work: Path, target: Path) -> Saved:
     directory = lab.node_dir(state.name)
     (directory / "disk.qcow2").rename(Snapshot(work).disk)
     (work / "drives").mkdir()
     for drive in state.drives:
         drive.path.rename(work / "drives" / drive.path.name)
-    kept = {"node": asdict(state), "standing": asdict(look)}
+    kept = {"node": asdict(state), "standing": asdict(found)}
     (work / "saved.json").write_text(json.dumps(kept, default=str, indent=2) + "\n")
     work.rename(target)
-    return Saved(target, state, look)
+    return Saved(target, state, found)
 
 
 def remove(lab: Lab, name: str) -> None:

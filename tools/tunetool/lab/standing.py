@@ -125,5 +125,6 @@ def bring_back(standing: Standing) -> str:
         target, options = shlex.quote(mount.target), shlex.quote(mount.options)
         # udev mounts the ninth drive, perhaps already.
         lines.append(f"mountpoint -q {target} || mount -t {mount.kind} -o {options} UUID={mount.uuid} {target}")
-    lines += [f"swapon UUID={uuid}" for _, uuid in standing.swaps]
+    # A boot may have switched it on already, from fstab.
+    lines += [f"swapon --show=UUID --noheadings | grep -qxF {uuid} || swapon UUID={uuid}" for _, uuid in standing.swaps]
     return "\n".join([*lines, ""])
