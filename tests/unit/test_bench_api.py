@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rich.console import Console
 import builders
 from pythons import bare_python, python_that
 from shown_records import hostile
-from tunetool.bench.api import figures, preflight
+from tunetool.bench.api import child, figures, preflight
 from tunetool.bench.api.catalogue import ROWS, VERSION, version_of
 from tunetool.bench.api.preflight import Plan, Way
 from tunetool.bench.api.request import Request
@@ -84,6 +85,43 @@ def test_what_an_ending_means(name: str, ending: Ending, status: str) -> None:
     assert check.status == status
     assert "the reason" in check.found
     assert bool(check.remedy) == (status == "fail")
+
+
+CAUGHT = """\
+Exception ignored in: 'DeepSpeed NVMe write endurance warning'
+Traceback (most recent call last):
+  File "/opt/deepspeed/utils/__init__.py", line 1, in <module>
+    from .logging import logger
+ImportError: cannot import name 'logger' from 'deepspeed.utils' (unknown location)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "said"),
+    [
+        (signal.SIGSEGV, "", "the process is ended by SIGSEGV"),
+        (signal.SIGSEGV, CAUGHT, "the process is ended by SIGSEGV"),
+        (
+            signal.SIGFPE,
+            f"{CAUGHT}deepspeed_aio failure: 3 threads\n",
+            "the process is ended by SIGFPE: deepspeed_aio failure: 3 threads",
+        ),
+        (
+            signal.SIGABRT,
+            f"{CAUGHT}python: handle.cpp:9: wait: Assertion `_num_pending_ops > 0' failed.\n",
+            "the process is ended by SIGABRT: Assertion `_num_pending_ops > 0' failed.",
+        ),
+        (
+            signal.SIGABRT,
+            "terminate called after throwing an instance of 'std::runtime_error'\n  what():  io_submit error\n",
+            "the process is ended by SIGABRT: what():  io_submit error",
+        ),
+    ],
+)
+def test_an_end_is_told_by_what_the_op_said_last_and_not_by_an_exception_that_was_caught(
+    number: signal.Signals, words: str, said: str
+) -> None:
+    assert child._ended(number, words) == said
 
 
 def test_documented_calls_are_judged_and_wrong_uses_are_noted() -> None:

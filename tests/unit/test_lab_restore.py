@@ -10,6 +10,7 @@ import pytest
 
 from tunetool.errors import CannotJudge
 from tunetool.lab import fleet, node, process, restoring, saved, ssh
+from tunetool.lab.qmp import QemuEnded
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.standing import Standing
 from tunetool.lab.state import Lab, NodeState
@@ -28,8 +29,8 @@ class Script:
 
 
 @pytest.mark.parametrize(("failures", "works"), [(0, True), (1, True), (2, True), (3, False)])
-@pytest.mark.parametrize("noticed_by", ["qemu", "guest"])
-def test_a_drive_that_was_not_noticed(
+@pytest.mark.parametrize("noticed_by", ["qemu", "guest", "crash"])
+def test_a_node_that_is_incomplete_or_crashed_is_restored_again(
     noticed_by: str, failures: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restored, ended = [], []
@@ -39,6 +40,8 @@ def test_a_drive_that_was_not_noticed(
         restored.append(state)
         if noticed_by == "qemu" and len(restored) <= failures:
             raise node.NotReady("`node1` does not notice drive `LAB1NV1`")
+        if noticed_by == "crash" and len(restored) <= failures:
+            raise QemuEnded("QEMU ended while `node1.qmp` was in use")
 
     def finish(state: NodeState, script: Script) -> str:
         if len(restored) <= failures:
@@ -59,7 +62,7 @@ def test_a_drive_that_was_not_noticed(
         assert len(restored) == failures + 1
         assert len(ended) == failures
     else:
-        with pytest.raises(node.NotReady):
+        with pytest.raises((node.NotReady, QemuEnded)):
             fleet._start(lab, source, ["node1"], lambda text: None, 0.0, port=2222)
         assert ended[-1] == "node1"
 
@@ -107,7 +110,7 @@ def test_a_node_whose_qemu_crashed_while_it_was_saved_is_booted_and_saved(
     def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: restoring.Say) -> saved.Saved:
         tries.append(wanted)
         if len(tries) <= crashes:
-            raise CannotJudge("QEMU ended while `node1.qmp` was in use", "tunetool lab status")
+            raise QemuEnded("QEMU ended while `node1.qmp` was in use", "tunetool lab status")
         return saved.Saved(tmp_path, state, found)
 
     monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))

@@ -15,6 +15,10 @@ CONNECT_SECONDS = 30.0
 COMMAND_SECONDS = 60.0
 
 
+class QemuEnded(CannotJudge):
+    """QEMU ended while it was spoken to: it crashed, or somebody ended it."""
+
+
 class Qmp:
     """A connection to one QEMU. Use it as a context manager: QEMU serves one client at a time."""
 
@@ -104,8 +108,8 @@ class Qmp:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def _gone(self) -> CannotJudge:
-        return CannotJudge(f"QEMU ended while `{self._path}` was in use", "tunetool lab status")
+    def _gone(self) -> QemuEnded:
+        return QemuEnded(f"QEMU ended while `{self._path}` was in use", "tunetool lab status")
 
 
 def _connect(path: Path, seconds: float) -> socket.socket:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tunetool.lab import node, saved, snapshot
+from tunetool.lab.qmp import QemuEnded
 from tunetool.lab.state import Lab, NodeState
 
 Say = Callable[[str], None]
 ATTEMPTS = 3
-"""Tries per node: of 40 restores under load 2 lost a hot-plug event and 1 hung in udev; the next try worked."""
+"""Tries per node: of 40 restores under load 2 lost a hot-plug event and 1 hung in udev; the next try worked. QEMU
+itself crashes now and then, too (``fleet.SAVE_ATTEMPTS``)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Restores:
     def _counted(self, name: str) -> Iterator[None]:
         try:
             yield
-        except node.NotReady as error:
+        except (node.NotReady, QemuEnded) as error:
             self._tries[name] = self._tries.get(name, 0) + 1
             if self._tries[name] == ATTEMPTS:
                 raise

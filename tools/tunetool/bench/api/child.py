@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -21,6 +22,10 @@ from typing import Any
 
 _TAIL = 4000
 _SIGKILL_WITH_PARENT = 1
+_EXCEPTION = re.compile(
+    r"(Exception ignored in|Traceback \(most recent call last\)| +File \"|    |[\w.]+(Error|Exception): )"
+)
+"""A line of a Python traceback."""
 
 
 class Context:
@@ -145,7 +150,8 @@ def _ended(status: int, words: str) -> str:
         how = "the process is ended by %s" % signal.Signals(os.WTERMSIG(status)).name
     else:
         how = "the process ends with exit status %d" % os.WEXITSTATUS(status)
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    # An exception of Python ends no process: what was printed of one was caught, and has nothing to do with the end.
+    lines = [line.strip() for line in words.splitlines() if line.strip() and not _EXCEPTION.match(line)]
     telling = [line for line in lines if "Assertion" in line or "error" in line.lower() or "failure" in line]
     reason = (telling or lines)[-1:]
     return "%s: %s" % (how, _assertion(reason[0])) if reason else how
