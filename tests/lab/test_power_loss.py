@@ -169,7 +169,7 @@ def test_qemu_crashes_while_its_node_is_saved(blank: Lab) -> None:
         said += saving.stdout.read()
     print(said)
     assert saving.returncode == 0
-    assert "its memory is lost: the saved state will be that of a booted node" in said
+    assert "the memory of the node is lost: the saved state will be that of a booted node" in said
     assert blank.ssh("node1", held) == before
     blank.reset("node1", "--to", "crashed")
     assert blank.ssh("node1", held) == before

@@ -124,7 +124,7 @@ def test_a_node_whose_qemu_crashed_while_it_was_saved_is_booted_and_saved(
     state = replace(TEMPLATE, name="node1", index=1)
     if works:
         assert fleet._take(lab, state, "built", lines.append).node is state
-        assert sum("its memory is lost" in line for line in lines) == crashes
+        assert sum("the memory of the node is lost" in line for line in lines) == crashes
     else:
         with pytest.raises(CannotJudge, match="QEMU ended"):
             fleet._take(lab, state, "built", lines.append)

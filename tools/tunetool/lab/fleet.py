@@ -19,9 +19,9 @@ BOOT_ATTEMPTS = 3
 crashes now and then, too (7.2.22 without KVM: a general protection fault, seen once)."""
 
 SAVE_ATTEMPTS = 2
-"""Tries of ``save``: QEMU 7.2.22 without KVM has crashed twice while the drives were pulled. It called a memory region
-that does not exist; QEMU before 8.2 lets one CPU change the memory map while another still uses its copy of the old one
-(https://gitlab.com/qemu-project/qemu/-/issues/1826), which fits, but the two crashes could not be repeated."""
+"""Tries of ``save``: QEMU 7.2.22 without KVM crashed once while the drives were pulled, by a call of a memory region
+that does not exist. QEMU before 8.2 lets one CPU change the memory map while another still uses its copy of the old one
+(https://gitlab.com/qemu-project/qemu/-/issues/1826), which fits, but the crash could not be repeated."""
 ENDING_SECONDS = 1.0
 """How long a QEMU that crashed may take to be gone: its connections close first."""
 
@@ -122,7 +122,8 @@ def _take(lab: Lab, state: NodeState, wanted: str, say: Say) -> saved.Saved:
             if not crashed or attempt == SAVE_ATTEMPTS - 1:
                 raise
             # What the node had written is in its files. Only what was in its memory is lost.
-            say(f"{state.name}: {error.message}, so its memory is lost: the saved state will be that of a booted node")
+            lost = "the memory of the node is lost: the saved state will be that of a booted node"
+            say(f"{state.name}: {error.message}, so {lost}")
             ssh.end_masters(lab, state.name)
             _boot(lab, state, say, look)
     raise AssertionError("the last attempt returns or raises")
