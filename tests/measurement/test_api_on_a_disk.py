@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -105,6 +108,25 @@ def test_storage_that_keeps_other_bytes_fails(disk: Path, tmp_path: Path) -> Non
     assert by_name["api.call.sync"].found == "the file holds other bytes"
     assert by_name["api.call.async"].status == "pass"
     assert list(disk.iterdir()) == []
+
+
+def test_ops_with_a_cpp_runtime_of_their_own_fail_with_their_cure(disk: Path, tmp_path: Path, ready: Probe) -> None:
+    # What the compiler of the ops made, linked as by one that has no libstdc++.so.
+    for part in ready.parts("async_io"):
+        folder = Path(shutil.copytree(ready.folder(part), tmp_path / "ops" / part))
+        recipe = (folder / "build.ninja").read_text()
+        flags = next(line.partition("=")[2] for line in recipe.splitlines() if line.startswith("ldflags"))
+        # The recipe may name the torch of another checkout.
+        flags = f"{flags} -L{ready.torch_path}/lib -static-libstdc++ -static-libgcc -o {part}.so"
+        objects = [path.name for path in folder.glob("*.o")]
+        subprocess.run(["c++", *objects, *shlex.split(flags)], cwd=folder, check=True)
+    changed = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops")}
+    done, record = bench(disk, tmp_path / "runs", "--samples", 1, env=changed)
+    assert done.returncode == 1, done.stderr
+    check = next(check for check in record.checks if check.id == "api.call.runtime")
+    assert check.status == "fail"
+    assert check.found.startswith("pin_memory.so, async_io.so: a runtime beside torch's")
+    assert "`CXX=c++ tunetool build-ops --rebuild`" in check.remedy
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -114,3 +114,29 @@ def test_of_two_side_by_side_one_builds_and_the_other_takes_what_it_built(tmp_pa
     assert sum("waiting until it is done" in stderr for _, stderr, _ in ended) == 1
     sources = compiled.read_text().splitlines()
     assert len(sources) == len(set(sources)) > 0  # each once
+
+
+@pytest.mark.slow  # two real builds
+def test_a_cpp_runtime_of_its_own_is_named_with_what_mends_it(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -static-libstdc++ -static-libgcc\n')
+    compiler.chmod(0o755)
+
+    def build(by: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tunetool", _COMMAND, "--op", "utils", "--rebuild"],
+            env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops"), "CXX": by},
+            capture_output=True,
+            text=True,
+            timeout=3 * PATIENCE,
+            check=False,
+        )
+
+    own = build(str(compiler))
+    assert own.returncode == 0, own.stderr
+    assert f"`{tmp_path}/ops/utils/utils.so`: the compiler linked a C++ runtime of its own" in own.stderr
+    assert "hint: compile it by a compiler that links libstdc++.so.6: `CXX=c++ tunetool build-ops" in own.stderr
+    mended = build("c++")
+    assert mended.returncode == 0, mended.stderr
+    assert "built in" in mended.stdout
+    assert "C++ runtime" not in mended.stderr

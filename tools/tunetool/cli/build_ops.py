@@ -35,7 +35,7 @@ def command(given: Options) -> int:
 
     Exit codes: 0 every op that was asked for is compiled; 2 the call was wrong; 3 an op cannot be compiled here.
     """
-    from tunetool.measure.aio.build_ops import build_ops
+    from tunetool.measure.aio.build_ops import SHARED_RUNTIME, build_ops
     from tunetool.report.progress import best_progress
     from tunetool.training_python import choose
 
@@ -48,4 +48,11 @@ def command(given: Options) -> int:
     for each in built:
         seconds = f" in {each.seconds:.0f} s" if each.seconds >= 1 else ""
         click.echo(f"{each.op:9} {each.status}{seconds}: {each.detail}")
+    own = list(dict.fromkeys(path for each in built for path in each.own_runtime))
+    if own:
+        names = ", ".join(f"`{path}`" for path in own)
+        click.echo(
+            f"{names}: the compiler linked a C++ runtime of its own, and to print a number may end a job", err=True
+        )
+        click.echo(f"hint: compile it by a compiler that links libstdc++.so.6: {SHARED_RUNTIME}", err=True)
     return 0

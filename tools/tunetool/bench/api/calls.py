@@ -67,6 +67,13 @@ def names(found: list[Any]) -> str:
     return ", ".join(str(each).replace("torch.", "") for each in found)
 
 
+def runtime(context: Any) -> str:
+    context.op("async_io")
+    own = [os.path.basename(path) for path in context.ops["async_io"] if context.own_runtime(path)]
+    demand(not own, "%s: a runtime beside torch's; to print a number may end the process" % ", ".join(own))
+    return "one runtime, torch's"
+
+
 def new_locked(context: Any) -> str:
     torch, handle = context.torch, context.handle()
     before = locked_kib()
@@ -421,6 +428,7 @@ def cast_deepspeed(context: Any) -> str:
 
 
 ROWS: dict[str, Any] = {
+    "call.runtime": runtime,
     "call.new-locked": new_locked,
     "call.locked-dtypes": locked_dtypes,
     "call.free-locked": free_locked,

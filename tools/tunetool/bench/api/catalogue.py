@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tunetool.measure.aio.build_ops import SHARED_RUNTIME
+
 Group = Literal["call", "cast", "misuse"]
 
 OLDEST = (0, 17, 1)
@@ -46,6 +48,11 @@ def _misuse(name: str, expected: str, remedy: str) -> Row:
 
 
 ROWS: Sequence[Row] = (
+    _call(
+        "runtime",
+        "the op takes its C++ runtime from libstdc++.so.6, as torch does, and has none of its own",
+        f"compile it again by a compiler that links libstdc++.so.6: {SHARED_RUNTIME}",
+    ),
     _call(
         "new-locked",
         "new_cpu_locked_tensor(1024, torch.Tensor()) gives torch.Size([1024]) of torch.float32 in locked memory",

@@ -42,7 +42,7 @@ class Context:
         self.missing: dict[str, str] = order["missing"]
         """By op, why it is not there; ``cuda``: why there is no GPU."""
         self.byte_view: Any = runpy.run_path(order["byte_view"])["byte_view"]
-        self._load = aio["load_all"]
+        self._load, self.own_runtime = aio["load_all"], aio["own_runtime"]
 
     def op(self, name: str) -> Any:
         """The compiled module. Raises ``Skipped`` without it."""

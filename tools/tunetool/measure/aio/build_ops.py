@@ -27,6 +27,8 @@ from tunetool.node.common.commands import in_c_locale
 from tunetool.node.machine.memory import memory_total
 
 OPS = ("async_io", "gds", "utils", "cpu_adam")
+SHARED_RUNTIME = "`CXX=c++ tunetool build-ops --rebuild`"
+"""What compiles ops without a C++ runtime of their own, where the machine's compiler is an ordinary one."""
 GIB = 2**30
 MEMORY_PER_JOB = 2 * GIB
 """Peak memory in bytes of a compiler with torch's headers, rounded up."""
@@ -51,6 +53,8 @@ class Built:
     """built, already built, would be built, cannot be built here."""
     seconds: float
     detail: str = ""
+    own_runtime: Sequence[str] = ()
+    """Its files that hold a C++ runtime of their own; looked at after a build only."""
 
 
 def build_ops(
@@ -105,9 +109,10 @@ def _ensure(
     seconds = time.monotonic() - began
     if reason is not None and required:
         raise CannotJudge(f"DeepSpeed's op `{op}` cannot be built here: {reason}", _hint(op))
-    if reason is None:
-        _try(python, op, installed, environment)
-    return Built(op, "cannot be built here" if reason else "built", seconds, reason or str(installed.find(op)))
+    if reason is not None:
+        return Built(op, "cannot be built here", seconds, reason)
+    own = _try(python, op, installed, environment)
+    return Built(op, "built", seconds, str(installed.find(op)), own)
 
 
 @contextlib.contextmanager
@@ -267,11 +272,13 @@ def _lines(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterat
             yield from (line.decode(errors="replace") for line in whole)
 
 
-def _try(python: Path, op: str, installed: Probe, environment: Mapping[str, str]) -> None:
-    """Load the op once, in a process of its own, since a bad op kills it. Raises ``Failed``."""
+def _try(python: Path, op: str, installed: Probe, environment: Mapping[str, str]) -> list[str]:
+    """Load the op once, in a process of its own, since a bad op kills it; returns the files with a C++ runtime of their
+    own. Raises ``Failed``."""
     files = [str(installed.find(part)) for part in installed.parts(op)]
     with Worker(child_command(python, script("child.py")), f"loading DeepSpeed's op `{op}`", environment) as child:
-        child.ask({"do": "load", "files": files}, 120)
+        own: list[str] = child.ask({"do": "load", "files": files}, 120)["own_runtime"]
+    return own
 
 
 def _hint(op: str) -> str:

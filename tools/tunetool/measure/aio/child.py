@@ -114,6 +114,33 @@ def load_all(files: list[str]) -> Any:
     return LOADED[files[-1]]
 
 
+def own_runtime(path: str) -> bool:
+    """Whether a library exports a C++ runtime of its own, which others then take parts of.
+
+    A compiler that links libstdc++.a makes such. Two runtimes in one process share some symbols and not others, and the
+    first number that is printed ends it (pytorch/pytorch#109923). Loads the library.
+    """
+    library = ctypes.CDLL(path)
+    try:
+        output = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout"))
+    except ValueError:
+        return False
+    place = _Place()
+    found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(output), ctypes.byref(place))
+    return bool(found) and os.path.realpath(os.fsdecode(place.file)) == os.path.realpath(path)
+
+
+class _Place(ctypes.Structure):
+    """``Dl_info`` of dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
 class Mover:
     """One handle, one file, one buffer of the file's size."""
 
@@ -299,7 +326,7 @@ class Orders:
             return probe(order)
         if order["do"] == "load":
             load_all(order["files"])
-            return {}
+            return {"own_runtime": [path for path in order["files"] if own_runtime(path)]}
         if order["do"] == "open":
             if self.mover is not None:
                 self.mover.close()
