@@ -51,6 +51,11 @@ def no_xfs() -> bool:
     return no_loops() or "xfs" not in Path("/proc/filesystems").read_text()
 
 
+def no_counted_reads() -> bool:
+    """Some sandboxes count nothing."""
+    return not os.access("/proc/self/io", os.R_OK)
+
+
 def no_huge_tmpfs() -> bool:
     """The kernel or the processor has no huge pages for a tmpfs, denies them, or has others than of 2 MiB."""
     path = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -121,6 +126,7 @@ ALLOWED = (
     Allowed(r"no nodes can be made here", "rights: a container has no network of its own", no_mounts),
     Allowed(r"needs XFS", "kernel: this one has no XFS, and loads no module for it", no_xfs),
     Allowed(r"this kernel has no huge pages for a tmpfs", "kernel, or processor", no_huge_tmpfs),
+    Allowed(r"this kernel does not count what a process reads", "kernel", no_counted_reads),
     Allowed(r"no cgroup of this machine limits the disk", "kernel: neither blkio nor io", always),
     hardware(r"settings of a disk can be changed by root alone", "/sys is read-only, or there is no disk"),
     hardware(r"lies on no disk: set TMPDIR to one", "no disk under the temporary directory"),

@@ -71,6 +71,28 @@ def test_a_made_corpus_with_fewer_documents_than_expected_is_read_to_its_end(dis
     assert {each.parameters["documents"] for each in record.measurements} == {62}
 
 
+@pytest.mark.skipif(counted_reads() is None, reason="this kernel does not count what a process reads")
+def test_shuffled_samples_do_not_come_from_what_the_kernel_read_ahead(disk: Path, tmp_path: Path) -> None:
+    # However long a pass may take: else the whole file would be in the page cache soon, and its rate be the figure.
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
+        *("--size", "60MB", "--rounds", 1, "--duration", "1m", "--json", "-"),
+        *("--engines", "mmap-sequential,mmap-shuffled,mmap-shuffled-random"),
+        env=os.environ,
+    )
+    record = parse(done.stdout, "stdout")
+    undisturbed(done.returncode, record)
+    found = {each.name.removeprefix("dataset."): each for each in record.measurements}
+    cut = {name for name, each in found.items() if each.parameters["passes_ended_by_read_ahead"]}
+    assert cut == {f"cold.mmap-shuffled.{figure}" for figure in ("samples", "read", "fetched")}
+    samples = {name: each.parameters["samples_of_a_pass"] for name, each in found.items() if name.endswith(".read")}
+    whole = samples["cold.mmap-sequential.read"]
+    assert 0 < samples["cold.mmap-shuffled.read"] < whole / 10
+    assert samples["cold.mmap-shuffled-random.read"] == samples["warm.mmap-shuffled.read"] == whole
+    assert found["cold.mmap-shuffled.fetched"].value > 2
+    assert found["cold.mmap-shuffled-random.fetched"].value < 1.1
+
+
 @pytest.mark.parametrize("medium", ["disk", "memory"])
 def test_batches_come_from_a_disk_and_from_memory(medium: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     pytest.importorskip("torch")

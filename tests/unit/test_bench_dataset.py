@@ -394,10 +394,10 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     text = shown(record)
     sentence = advice(state_sections(record))
     assert sentence == (
-        "advice: read shuffled tokens by `direct-shuffled` (1000 samples/s, 0.00819 GB/s), 4.00 times `mmap-shuffled`; "
+        "advice: read shuffled tokens of a corpus larger than memory by `direct-shuffled` (1000 samples/s, 0.00819 GB/s), 4.00 times `mmap-shuffled`; "
         "read images by `files-0-workers` or `tar-0-workers`, between which these rounds do not decide."
     )
-    assert "advice: read shuffled tokens by `direct-shuffled`" in text
+    assert "advice: read shuffled tokens of a corpus larger than memory by `direct-shuffled`" in text
     assert (
         "direct-shuffled: the generator is the bottleneck: 0.008192 GB/s (0.007629 GiB/s) is near the tester's limit"
         in text
@@ -408,15 +408,25 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     assert "kvikio-2-workers: left out, GPUDirect Storage with num_workers=2" in text
     page = write_page(record, tmp_path / "report.html")
     assert page is not None
-    assert "read shuffled tokens by <code>direct-shuffled</code>" in page.read_text()
+    assert "read shuffled tokens of a corpus larger than memory by <code>direct-shuffled</code>" in page.read_text()
     assert write_page(builders.record(kind="bench.dataset"), tmp_path / "none.html") is None
+
+
+def test_passes_that_ended_before_the_page_cache_answered_are_named(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    assert "ended before the time" not in shown(record_of(table))
+    table.rows["mmap-shuffled"].passes = passes(4.0, ended_by_read_ahead=True)
+    text = shown(record_of(table))
+    assert "ended before the time was over: mmap-shuffled after 1000 samples. The kernel had read ahead 10% of" in text
 
 
 def test_few_rounds_and_slower_rivals_are_said_so(tmp_path: Path) -> None:
     table = cold(tmp_path)
     table.rows["direct-shuffled"].passes = passes(8.0)
     (section,) = state_sections(record_of(table))
-    assert advice([section]).startswith("advice: read shuffled tokens by `mmap-shuffled` (250 samples/s, ")
+    assert advice([section]).startswith(
+        "advice: read shuffled tokens of a corpus larger than memory by `mmap-shuffled` (250 samples/s, "
+    )
     for row in table.rows.values():
         row.passes = {number: row.passes[number] for number in (1, 2, 3, 4)}
     (section,) = state_sections(record_of(table))

@@ -13,6 +13,7 @@ from rich.text import Text
 from tunetool.bench.dataset.engines import HUGE_POOL
 from tunetool.bench.dataset.figures import FETCHED, PREFIX, RATE, READ, VERSUS
 from tunetool.bench.dataset.samples import TITLES, State, title_of
+from tunetool.bench.dataset.token_child import MOST_AHEAD
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, Record
 from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
@@ -127,6 +128,7 @@ def notes(section: StateSection) -> Iterator[str]:
     if section.state == "cold":
         yield from counted_by_drives(section.measured, READ, "read")
         yield from (f"{engine.name}: {limit}" for engine in section.measured if (limit := _generator(engine)))
+    yield from _ended_early(section)
     yield from _huge(section)
     yield from without_figures(section.measured, section.left_out)
 
@@ -150,6 +152,21 @@ def _generator(engine: EngineFigures) -> str | None:
     """That the program which asks for samples is the bottleneck; None where the drives are."""
     limit = tester_limit(engine.figures[READ])
     return f"the generator is the bottleneck: {limit}" if limit else None
+
+
+def _ended_early(section: StateSection) -> Iterator[str]:
+    parameters = {engine.name: engine.figures[RATE].parameters for engine in section.measured}
+    shown = [
+        f"{name} after {float(of['samples_of_a_pass'] or 0):.0f} samples"
+        for name, of in parameters.items()
+        if of.get("passes_ended_by_read_ahead")
+    ]
+    if shown:
+        yield (
+            f"ended before the time was over: {', '.join(shown)}. The kernel had read ahead {MOST_AHEAD:.0%} of the "
+            "file by then, and later samples would have come from the page cache, which holds no data larger than "
+            "memory"
+        )
 
 
 def _huge(section: StateSection) -> Iterator[str]:
@@ -178,7 +195,7 @@ def _of_tokens(cold: StateSection) -> str | None:
     best = max(others, key=lambda engine: engine.value(VERSUS) or 0.0, default=None)
     if best is None:
         return None
-    return _compared(best, base, "read shuffled tokens")
+    return _compared(best, base, "read shuffled tokens of a corpus larger than memory")
 
 
 def _of_images(cold: StateSection) -> str | None:

@@ -84,6 +84,8 @@ def _details(row: EngineRow, threads: int) -> dict[str, Scalar]:
         "minor_faults": row.typical(lambda each: each.minor_faults),
         "huge_mapped_bytes": row.typical(lambda each: each.huge_bytes),
         "huge_pool_bytes": row.typical(lambda each: each.pool_bytes),
+        "passes_ended_by_read_ahead": sum(each.ended_by_read_ahead for each in row.passes.values()),
+        "samples_of_a_pass": row.typical(lambda each: each.samples),
     }
     return {**details, "read_threads": threads} if row.engine.direct else details
 

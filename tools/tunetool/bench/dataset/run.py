@@ -188,6 +188,7 @@ class _Dataset:
             **{name: done[name] for name in ("major_faults", "minor_faults")},
             huge_bytes=done.get("huge_bytes", 0),
             pool_bytes=done.get("pool_bytes", 0),
+            ended_by_read_ahead=done.get("ended_by_read_ahead", False),
             is_equal=is_equal,
             ceiling=started["ceiling"],
             counted=counted,

@@ -41,6 +41,8 @@ class Pass(Transfer):
     """Of the mapped file, on huge pages at the end of the pass."""
     pool_bytes: int = 0
     """Mapped from the kernel's pool of huge pages (``vm.nr_hugepages``)."""
+    ended_by_read_ahead: bool = False
+    """Whether it ended because later samples would have come from what the kernel read ahead."""
 
 
 @dataclass

@@ -32,6 +32,11 @@ _CHECKED = 64
 AHEAD = 64
 """How many samples before its use a sample is advised."""
 _AHEAD_OF_USE = "willneed"
+MOST_AHEAD = 0.1
+"""Share of a cold file that the kernel may read beside shuffled samples, before the pass ends: later ones would more
+and more come from the page cache, as they do not where the data is larger than memory."""
+_LOOK_SECONDS = 0.01
+"""Between two looks at what was read ahead; each takes about 20 us."""
 
 Advise = Callable[[int, int], None]
 Read = Callable[[Sequence[int], float], int]
@@ -45,6 +50,8 @@ class _Here:
     engine: Mapping[str, Any] = {}
     size = 0
     numbers: Sequence[int] = ()
+    most_ahead: float | None = None
+    """Bytes beside the samples that may be fetched in a pass; None: any."""
 
 
 def draw_numbers(count: int, order: str, seed: int) -> Sequence[int]:
@@ -81,14 +88,21 @@ def _advise_on(memory: mmap.mmap) -> Advise:
 
 
 def copy_samples(
-    view: memoryview, numbers: Sequence[int], into: bytearray, deadline: float, advise: Advise | None = None
+    view: memoryview,
+    numbers: Sequence[int],
+    into: bytearray,
+    deadline: float,
+    advise: Advise | None = None,
+    is_over: Callable[[int], bool] | None = None,
 ) -> int:
     """Copy one sample after another out of mapped memory, as a collate function does; how many. ``into`` has the size
     of a sample, and the last one at the end.
 
-    ``advise`` is called for each sample some samples before it is copied.
+    ``advise`` is called for each sample some samples before it is copied; ``is_over`` with the number of samples now
+    and then, and may end the copying before ``deadline``.
     """
     target, size, clock, done = memoryview(into), len(into), time.perf_counter, 0
+    look = deadline if is_over is None else 0.0
     coming = iter(numbers)
     if advise is not None:
         for number in itertools.islice(coming, AHEAD):
@@ -99,8 +113,10 @@ def copy_samples(
         start = number * size
         target[:] = view[start : start + size]
         done += 1
-        if clock() > deadline:
-            break
+        if (now := clock()) > look:
+            if now > deadline or is_over is None or is_over(done):
+                break
+            look = min(deadline, now + _LOOK_SECONDS)
     return done
 
 
@@ -203,6 +219,8 @@ def start(order: Mapping[str, Any]) -> dict[str, Any]:
     """See the module."""
     _Here.file, _Here.engine, _Here.size = order["file"], order["engine"], order["sample_bytes"]
     _Here.numbers = draw_numbers(order["count"], _Here.engine["order"], order["seed"])
+    bounded = order.get("state") == "cold" and _Here.engine["order"] == "shuffled"
+    _Here.most_ahead = MOST_AHEAD * Path(_Here.file).stat().st_size if bounded else None
     if _Here.engine["advice"]:
         try:
             with mmap.mmap(-1, mmap.PAGESIZE) as memory:
@@ -216,6 +234,7 @@ def take_pass(seconds: float) -> dict[str, Any]:
     """See the module."""
     file, engine, size, numbers = _Here.file, _Here.engine, _Here.size, _Here.numbers
     huge: dict[str, int] = {}
+    is_over = None if _Here.most_ahead is None else _beyond(_Here.most_ahead, size)
     if engine["direct"]:
         read = _in_threads(file, os.O_DIRECT, engine["threads"], size)
         answered = counted(lambda: read(numbers, time.perf_counter() + seconds))
@@ -226,11 +245,23 @@ def take_pass(seconds: float) -> dict[str, Any]:
             def work() -> int:
                 deadline = time.perf_counter() + seconds
                 view, advise = held.enter_context(mapped(file, engine["advice"]))
-                return copy_samples(view, numbers, bytearray(size), deadline, advise)
+                return copy_samples(view, numbers, bytearray(size), deadline, advise, is_over)
 
             answered = counted(work)
             huge = _huge_bytes()
-    return {**answered, **huge, "bytes": answered["samples"] * size}
+    read_ahead = is_over is not None and is_over(answered["samples"])
+    return {**answered, **huge, "bytes": answered["samples"] * size, "ended_by_read_ahead": read_ahead}
+
+
+def _beyond(most: float, size: int) -> Callable[[int], bool]:
+    """Whether, after so many samples, this process has fetched more than ``most`` bytes beside them since now."""
+    before = counted_reads()
+
+    def is_over(samples: int) -> bool:
+        now = counted_reads()
+        return before is not None and now is not None and now.since(before).storage - samples * size > most
+
+    return is_over
 
 
 def check(done: int) -> dict[str, Any]:
