@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,46 @@ def test_shuffled_samples_do_not_come_from_what_the_kernel_read_ahead(disk: Path
     assert samples["cold.mmap-shuffled-random.read"] == samples["warm.mmap-shuffled.read"] == whole
     assert found["cold.mmap-shuffled.fetched"].value > 2
     assert found["cold.mmap-shuffled-random.fetched"].value < 1.1
+
+
+def test_a_tensorflow_that_cannot_be_imported_fails_its_rows_alone(disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken/tensorflow").mkdir(parents=True)
+    (tmp_path / "broken/tensorflow/__init__.py").write_text("raise ImportError('libtensorflow.so: no such symbol')\n")
+    paths = [str(tmp_path / "broken"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
+        *("--size", "2MB", "--rounds", 1, "--states", "warm", "--engines", "mmap-sequential,tf-data*", "--json", "-"),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert done.returncode == 3, done.stderr
+    statuses = {check.id.removeprefix("dataset.warm."): check for check in parse(done.stdout, "stdout").checks}
+    assert statuses["mmap-sequential"].status == "pass"
+    for name in ("tf-data", "tf-data-interleaved"):
+        assert statuses[name].status == "unknown"
+        assert "libtensorflow.so: no such symbol" in statuses[name].found
+    assert list(disk.iterdir()) == []
+
+
+def test_tensorflow_reads_the_samples_of_a_disk_and_of_the_page_cache(disk: Path, tmp_path: Path) -> None:
+    if not find_spec("tensorflow"):
+        pytest.skip("TensorFlow is not installed")
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
+        *("--size", "20MB", "--sequence-length", 500, "--rounds", 1, "--duration", "1m"),
+        *("--engines", "tf-data*", "--json", "-"),
+        env=os.environ,
+    )
+    record = parse(done.stdout, "stdout")
+    if counted_reads() is not None:
+        undisturbed(done.returncode, record)
+    assert {check.id: check.status for check in record.checks} == {
+        f"dataset.{state}.{name}": "pass" for state in ("cold", "warm") for name in ("tf-data", "tf-data-interleaved")
+    }
+    by_name = {each.name: each for each in record.measurements}
+    proven(by_name["dataset.cold.tf-data.read"])
+    assert by_name["dataset.cold.tf-data.read"].parameters["tensorflow"]
+    assert by_name["dataset.warm.tf-data-interleaved.versus_base"].parameters["against"] == "tf-data"
+    assert list(disk.iterdir()) == []
 
 
 @pytest.mark.parametrize("medium", ["disk", "memory"])

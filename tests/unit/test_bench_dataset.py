@@ -21,12 +21,13 @@ from rich.console import Console
 import builders
 from tunetool import training_python
 from tunetool.bench.dataset import engines as known
-from tunetool.bench.dataset import figures, fio_child, huge_pool, preflight, token_child
+from tunetool.bench.dataset import figures, files, fio_child, huge_pool, preflight, token_child
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
 from tunetool.bench.dataset.engines import (
     BatchEngine,
     FioEngine,
     ImageEngine,
+    RecordEngine,
     TokenEngine,
     engines,
     library_rows,
@@ -161,7 +162,8 @@ def test_every_token_engine_gives_the_bytes_of_the_file(
     mapped = [each for each in engines((0,), False).values() if isinstance(each, TokenEngine) and not each.direct]
     for engine in [*mapped, *direct]:
         assert isinstance(engine, TokenEngine)
-        how = {"order": engine.order, "advice": engine.advice, "direct": engine.direct, "threads": 3}
+        how = {"order": engine.order, "advice": engine.advice, "direct": engine.direct, "opened": engine.opened}
+        how = {**how, "threads": 3}
         started = ask(
             {"do": "start", "file": str(file), "engine": how, "sample_bytes": size, "count": count, "seed": 1}
         )
@@ -188,7 +190,7 @@ def test_a_shuffled_order_has_each_sample_once(count: int, seed: int) -> None:
 def test_a_pass_ends_when_its_time_is_over(tmp_path: Path) -> None:
     file = tmp_path / "tokens.bin"
     file.write_bytes(bytes(100_000))
-    how = {"order": "shuffled", "advice": "", "direct": False, "threads": 1}
+    how = {"order": "shuffled", "advice": "", "direct": False, "opened": False, "threads": 1}
     ask({"do": "start", "file": str(file), "engine": how, "sample_bytes": 10, "count": 10_000, "seed": 1})
     assert ask({"do": "pass", "seconds": -1})["samples"] == 1
 
@@ -404,7 +406,7 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     )
     assert "mmap-shuffled: the generator" not in text
     assert "mapped by huge pages at the end of a pass: mmap-shuffled-hugepage 2.097 MB" in text
-    assert "tf-data: left out, " in text
+    assert "dali: left out, " in text
     assert "kvikio-2-workers: left out, GPUDirect Storage with num_workers=2" in text
     page = write_page(record, tmp_path / "report.html")
     assert page is not None
@@ -418,6 +420,29 @@ def test_passes_that_ended_before_the_page_cache_answered_are_named(tmp_path: Pa
     table.rows["mmap-shuffled"].passes = passes(4.0, ended_by_read_ahead=True)
     text = shown(record_of(table))
     assert "ended before the time was over: mmap-shuffled after 1000 samples. The kernel had read ahead 10% of" in text
+
+
+def test_options_of_tf_data_are_compared_with_its_defaults(tmp_path: Path) -> None:
+    table, facts = cold(tmp_path), {"cpus": 2, "tensorflow": "2.21.0"}
+    table.rows = {
+        "tf-data": EngineRow(RecordEngine("tf-data", "mmap-sequential"), passes=passes(1.0), facts=facts),
+        "tf-data-interleaved": EngineRow(
+            RecordEngine("tf-data-interleaved", "tf-data"), passes=passes(4.0), facts=facts
+        ),
+    }
+    record = record_of(table)
+    versus = next(each for each in record.measurements if each.name.endswith("interleaved.versus_base"))
+    assert (versus.value, versus.parameters["against"], versus.parameters["tensorflow"]) == (0.25, "tf-data", "2.21.0")
+    assert advice(state_sections(record)) == (
+        "advice: read TFRecords by `tf-data` (1000 samples/s, 0.00819 GB/s), 4.00 times `tf-data-interleaved`."
+    )
+
+
+@given(st.integers(1, 10**7), st.integers(1, 10**7))
+def test_every_record_shard_has_a_record(samples: int, size: int) -> None:
+    shards = files.record_shards(samples, size)
+    assert 1 <= shards <= samples
+    assert shards == samples or -(-samples // shards) * size <= files.RECORD_SHARD_BYTES + 2 * size
 
 
 def test_few_rounds_and_slower_rivals_are_said_so(tmp_path: Path) -> None:
@@ -449,8 +474,9 @@ def test_what_is_left_out_or_failed_has_its_reason(tmp_path: Path) -> None:
 def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_is_there", lambda module: False)
     rows = library_rows((0, 4))
-    assert list(rows) == ["tf-data", "dali", "gpu-direct-4-workers", "kvikio-4-workers"]
-    assert rows["tf-data"] == f"not installed: {sys.executable} -m pip install tensorflow"
+    assert list(rows) == ["dali", "gpu-direct-4-workers", "kvikio-4-workers"]
+    assert rows["dali"] == f"not installed: {sys.executable} -m pip install nvidia-dali-cuda120"
+    assert RecordEngine("tf-data", "").missing() == f"not installed: {sys.executable} -m pip install tensorflow"
     assert "use num_workers=0" in rows["kvikio-4-workers"]
     assert known.missing_for_images() == f"not installed: {sys.executable} -m pip install torch pillow numpy"
     kvikio, ours = BatchEngine("kvikio"), BatchEngine("gpu-direct")
@@ -465,15 +491,17 @@ def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypat
     assert ours.missing("cpu") is None
     monkeypatch.setattr(known, "device_nodes", lambda pattern: ["/dev/nvidia0"])
     assert kvikio.missing("auto") is ours.missing("auto") is None
-    assert "does not measure it" in library_rows((0,))["tf-data"]
+    assert "does not measure it" in library_rows((0,))["dali"]
+    assert RecordEngine("tf-data", "").missing() is None
     assert known.missing_for_images() is None
 
 
 @pytest.mark.parametrize(
     ("patterns", "chosen", "left_out"),
     [
-        (("*",), 8 + 1 + 3 + 4, ["tf-data", "dali", "gpu-direct-2-workers", "kvikio-2-workers"]),
+        (("*",), 8 + 2 + 3 + 2 + 4, ["dali", "gpu-direct-2-workers", "kvikio-2-workers"]),
         (("mmap-shuffled*",), 4, []),
+        (("tf-data*", "dali"), 2, ["dali"]),
         (("tar-*", "kvikio"), 3, ["kvikio-2-workers"]),
         (("gpu-direct", "fio"), 2, ["gpu-direct-2-workers"]),
     ],

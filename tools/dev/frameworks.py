@@ -1,4 +1,4 @@
-"""Run the tests of checkpoint libraries that .venv lacks, Orbax with JAX and Megatron-core, by .venv's own Python.
+"""Run the tests of libraries that .venv lacks, Orbax with JAX, Megatron-core and TensorFlow, by .venv's own Python.
 
 They lie in a directory outside the checkout, made once for each list (tests/frameworks.txt), and are on the path of
 these tests alone: no other test may come to need them. torch and all that they share with it is .venv's.
@@ -19,8 +19,12 @@ import container
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv/bin/python"
 LIST = ROOT / "tests/frameworks.txt"
-TESTS = ("tests/checkpoint/test_engines.py", "tests/checkpoint/test_frameworks.py")
-NEEDING_THEM = "orbax or megatron"
+TESTS = (
+    "tests/checkpoint/test_engines.py",
+    "tests/checkpoint/test_frameworks.py",
+    "tests/measurement/test_bench_dataset.py",
+)
+NEEDING_THEM = "orbax or megatron or tensorflow"
 """Names of tests: those of an engine have the engine's name."""
 PRESENT = "TUNETOOL_TESTS_FRAMEWORKS"
 """Set for these tests: that a library is missing excuses no skip then (tests/skips.py)."""

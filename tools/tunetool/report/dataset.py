@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tunetool.bench.dataset.engines import HUGE_POOL
+from tunetool.bench.dataset.engines import HUGE_POOL, TF_DATA
 from tunetool.bench.dataset.figures import FETCHED, PREFIX, RATE, READ, VERSUS
 from tunetool.bench.dataset.samples import TITLES, State, title_of
 from tunetool.bench.dataset.token_child import MOST_AHEAD
@@ -121,8 +121,8 @@ def notes(section: StateSection) -> Iterator[str]:
         rounds = format_count(len(first.samples or []), "round")
         yield (
             f"medians of {rounds}; range: of samples/s; fetched: bytes from the drives for each byte used; times: of "
-            "the samples/s by plain mmap in the same order, by the fewest workers, or for shards by files; `?`: these "
-            "rounds do not decide"
+            "the samples/s by plain mmap in the same order, by the fewest workers, for shards by files, or for options "
+            "of tf.data by its defaults; `?`: these rounds do not decide"
         )
         yield from _what_was_read(section)
     if section.state == "cold":
@@ -181,7 +181,8 @@ def _huge(section: StateSection) -> Iterator[str]:
 def advice(sections: Sequence[StateSection]) -> str:
     """One sentence about what to use with cold files, where the order of samples is shuffled as in training."""
     cold = next((section for section in sections if section.state == "cold"), None)
-    parts = [part for part in (_of_tokens(cold), _of_images(cold)) if part] if cold is not None else []
+    known = (_of_tokens(cold), _of_records(cold), _of_images(cold)) if cold is not None else ()
+    parts = [part for part in known if part]
     return f"advice: {'; '.join(parts)}." if parts else "advice: none, since too little was measured to compare."
 
 
@@ -196,6 +197,13 @@ def _of_tokens(cold: StateSection) -> str | None:
     if best is None:
         return None
     return _compared(best, base, "read shuffled tokens of a corpus larger than memory")
+
+
+def _of_records(cold: StateSection) -> str | None:
+    base, other = cold.named(TF_DATA), cold.named(f"{TF_DATA}-interleaved")
+    if base is None or other is None or VERSUS not in other.figures:
+        return None
+    return _compared(other, base, "read TFRecords")
 
 
 def _of_images(cold: StateSection) -> str | None:

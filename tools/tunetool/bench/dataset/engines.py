@@ -16,7 +16,9 @@ Files = Literal["files", "tar"]
 
 Device = Literal["auto", "cpu", "cuda"]
 
-GPU_DIRECT, KVIKIO, FIO = "gpu-direct", "kvikio", "fio"
+GPU_DIRECT, KVIKIO, FIO, TF_DATA = "gpu-direct", "kvikio", "fio", "tf-data"
+NUMBER_BYTES = 8
+"""Of a sample's number, before it in a TFRecord."""
 HUGE_POOL = "nr-hugepages"
 """The end of the name of the engine beside a pool of huge pages."""
 
@@ -31,6 +33,8 @@ class TokenEngine:
     """Of madvise(2), in small letters; none by default."""
     direct: bool = False
     """Past the page cache, with threads."""
+    opened: bool = False
+    """By opening the file for each sample, as Megatron does with ``mmap_bin_files=False``."""
     pool: bool = False
     """With huge pages in the kernel's pool (``vm.nr_hugepages``)."""
     kind: Kind = "tokens"
@@ -101,7 +105,21 @@ class FioEngine:
     states: Sequence[str] = ("cold", "warm")
 
 
-Engine = TokenEngine | ImageEngine | BatchEngine | FioEngine
+@dataclass(frozen=True)
+class RecordEngine:
+    """tf.data over the same samples in TFRecord shards, in files' order or in that of the shuffled files."""
+
+    name: str
+    base: str
+    kind: Kind = "tokens"
+    states: Sequence[str] = ("cold", "warm")
+
+    def missing(self) -> str | None:
+        """Why it cannot run here, with the line that installs what is missing; None if it can."""
+        return LIBRARIES[TF_DATA].not_installed()
+
+
+Engine = TokenEngine | ImageEngine | BatchEngine | FioEngine | RecordEngine
 
 _ADVICE: Mapping[Order, Sequence[str]] = {
     "sequential": ("sequential", "willneed", "hugepage"),
@@ -118,8 +136,10 @@ def engines(workers: Sequence[int], huge_pool: bool) -> dict[str, Engine]:
         every += [TokenEngine(f"{plain.name}-{advice}", order, advice) for advice in advices]
         if huge_pool:
             every.append(TokenEngine(f"{plain.name}-{HUGE_POOL}", order, pool=True))
+    every.append(TokenEngine("file-shuffled", "shuffled", opened=True))
     every.append(TokenEngine("direct-shuffled", "shuffled", direct=True))
     every += [BatchEngine(GPU_DIRECT), BatchEngine(KVIKIO), FioEngine()]
+    every += [RecordEngine(TF_DATA, "mmap-sequential"), RecordEngine(f"{TF_DATA}-interleaved", TF_DATA)]
     for count in workers:
         every += [ImageEngine("files", count, min(workers)), ImageEngine("tar", count, min(workers))]
     return {each.name: each for each in every}
@@ -154,7 +174,7 @@ class Library:
 
 
 LIBRARIES: Mapping[str, Library] = {
-    "tf-data": Library("tensorflow", "tensorflow", needs_gpu=False),
+    TF_DATA: Library("tensorflow", "tensorflow", needs_gpu=False),
     KVIKIO: Library("kvikio", "kvikio-cu12", needs_gpu=True),
     "dali": Library("nvidia.dali", "nvidia-dali-cuda120", needs_gpu=True),
 }
@@ -164,7 +184,7 @@ LIBRARIES: Mapping[str, Library] = {
 def library_rows(workers: Sequence[int]) -> dict[str, str]:
     """By name, why each library that is not measured has no figures; what reads into a GPU, with each number of workers
     above 0."""
-    rows = {name: library.left_out() for name, library in LIBRARIES.items() if name != KVIKIO}
+    rows = {name: library.left_out() for name, library in LIBRARIES.items() if name not in (KVIKIO, TF_DATA)}
     for name in (GPU_DIRECT, KVIKIO):
         for count in filter(None, workers):
             rows[f"{name}-{count}-workers"] = (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunetool.bench.dataset import corpus, megatron
 from tunetool.bench.dataset.corpus import Extent
+from tunetool.bench.dataset.engines import NUMBER_BYTES
 from tunetool.bench.dataset.megatron import TokenFiles
 from tunetool.bench.dataset.request import Request
 from tunetool.errors import CannotJudge, UsageProblem
@@ -16,6 +17,10 @@ from tunetool.node.units import format_size
 from tunetool.training.data import pictures
 
 SHARDS = 8
+RECORD_SHARD_BYTES = 128 << 20
+"""Bytes of a TFRecord shard: TensorFlow's guide to performance of input advises files of 100 MB and more."""
+_RECORD_FRAME = 16
+"""Length and two sums of a record in TFRecord."""
 _NAME = "corpus_text_document"
 """As Megatron names the files of the key ``text``."""
 _TAR_MEMBER = 512 + 511
@@ -83,6 +88,16 @@ def make_images(request: Request, directory: Path, progress: MovingProgress) -> 
         )
     write_shards(made)
     return made
+
+
+def record_shards(samples: int, sample_bytes: int) -> int:
+    """Number of TFRecord shards."""
+    return max(1, min(samples, -(-samples * sample_bytes // RECORD_SHARD_BYTES)))
+
+
+def room_for_records(samples: int, sample_bytes: int) -> int:
+    """Bytes that the TFRecord shards take."""
+    return samples * (sample_bytes + NUMBER_BYTES + _RECORD_FRAME)
 
 
 def write_shards(images: Images) -> None:

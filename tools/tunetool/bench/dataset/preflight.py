@@ -95,10 +95,13 @@ def samples_there(request: Request, expected: int, tokens: int) -> int:
     return there
 
 
-def room(request: Request, extent: Extent, with_images: bool) -> int:
+def room(request: Request, extent: Extent, with_images: bool, with_records: bool) -> int:
     """Bytes that all files take at most."""
     images = files.room_for_images(request) if with_images else 0
-    return files.room_for_tokens(request, extent) + images
+    # A made corpus may have some samples more than are expected: a tenth covers them.
+    samples = 11 * check_samples(request, extent) // 10 + 1 if with_records else 0
+    records = files.room_for_records(samples, request.sequence_length * megatron.TOKEN_BYTES)
+    return files.room_for_tokens(request, extent) + images + records
 
 
 def check_space(request: Request, count: int) -> None:

@@ -19,6 +19,7 @@ from tunetool.bench.dataset.engines import (
     Engine,
     FioEngine,
     ImageEngine,
+    RecordEngine,
     TokenEngine,
     library_rows,
     missing_for_images,
@@ -44,11 +45,14 @@ _PROGRAMS: Mapping[type, str] = {
     ImageEngine: "loader_child.py",
     BatchEngine: "batch_child.py",
     FioEngine: "fio_child.py",
+    RecordEngine: "tf_child.py",
 }
 _PATIENCE = 600.0
 """Seconds that an answer may take on a busy machine, a pass beside its time."""
 _DROPS, _BETWEEN_DROPS = 40, 0.05
 _PART = 16 << 20
+_WRITTEN = 50e6
+"""Bytes of TFRecord shards per second on a slow machine."""
 
 
 class _LeftOutError(Exception):
@@ -73,6 +77,9 @@ class _Dataset:
     no_images: str | None = None
     tokens: TokenFiles | None = None
     images: Images | None = None
+    records: Path | None = None
+    no_records: str | None = None
+    """Why they could not be made."""
     stack: BlockStack = field(init=False)
 
     def announce(self, session: Session) -> None:
@@ -84,7 +91,7 @@ class _Dataset:
         self.extent = files.extent_of(request)
         self.samples = preflight.check_samples(request, self.extent)
         self.no_images = missing_for_images()
-        size = preflight.room(request, self.extent, self._with_images)
+        size = preflight.room(request, self.extent, self._with_images, self._with_records)
         preflight.check_space(request, size)
         for line in preflight.announcement(request, self.stack, size, len(self.engines)):
             session.progress.say(line)
@@ -92,6 +99,10 @@ class _Dataset:
     @property
     def _with_images(self) -> bool:
         return self.no_images is None and any(isinstance(each, ImageEngine) for each in self.engines.values())
+
+    @property
+    def _with_records(self) -> bool:
+        return any(isinstance(each, RecordEngine) and each.missing() is None for each in self.engines.values())
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
@@ -107,11 +118,30 @@ class _Dataset:
         self.doubts += incomplete(tokens, [self.tokens.tokens_file.name], self.tokens.tokens * megatron.TOKEN_BYTES)
         if self._with_images:
             self.images = files.make_images(request, directory, self.progress)
+        if self._with_records:
+            self._make_records(directory, session)
         self._make_tables()
         for number in range(1, request.rounds + 1):
             for table in drawn_order(self.tables, request.seed, number):
                 for name in drawn_order(table.rows, request.seed, number, table.state):
                     self._measure_row(table, table.rows[name], number, session)
+
+    def _make_records(self, directory: Path, session: Session) -> None:
+        self.records = directory / "records"
+        self.records.mkdir()
+        command = child_command(Path(sys.executable), Path(__file__).with_name(_PROGRAMS[RecordEngine]))
+        size = files.room_for_records(self.samples, self._sample_bytes)
+        with (
+            session.progress.step("TFRecord shards are written", size / _WRITTEN) as tick,
+            Worker(command, "TensorFlow", session.environment, tick) as worker,
+        ):
+            shards = files.record_shards(self.samples, self._sample_bytes)
+            try:
+                worker.ask({"do": "make", "shards": shards, **self._samples_order(0)}, _PATIENCE + size / _WRITTEN)
+            except Failed as error:
+                self.no_records = error.line
+                session.raw["records.txt"] = error.raw
+                session.progress.say(f"TFRecord shards: {error.line}")
 
     def _make_tables(self) -> None:
         rows = library_rows(self.request.workers)
@@ -120,7 +150,8 @@ class _Dataset:
             self.tables.append(table)
             for name, engine in self.engines.items():
                 if state in engine.states:
-                    table.rows[name] = EngineRow(engine, left_out=self._obstacle(engine))
+                    failed = self.no_records if isinstance(engine, RecordEngine) else None
+                    table.rows[name] = EngineRow(engine, left_out=self._obstacle(engine), failed=failed)
         # Once: they have no figures in any state.
         self.tables[0].libraries = preflight.libraries(self.request, rows)
 
@@ -129,6 +160,8 @@ class _Dataset:
             return self.no_images
         if isinstance(engine, BatchEngine):
             return engine.missing(self.request.device)
+        if isinstance(engine, RecordEngine):
+            return engine.missing()
         if isinstance(engine, FioEngine):
             return None
         if engine.pool and self.request.huge_pages is not None:
@@ -205,21 +238,30 @@ class _Dataset:
                 "workers": engine.workers,
                 "seed": seed,
             }
-        tokens = {
-            "file": str(self._token_file),
-            "sample_bytes": self._sample_bytes,
-            "count": self.samples,
-            "seed": seed,
-        }
+        tokens = self._samples_order(seed)
+        if isinstance(engine, RecordEngine):
+            return {**tokens, "engine": engine.name}
         if isinstance(engine, BatchEngine | FioEngine):
             # An `auto` that is no GPU was left out before.
             device = "cpu" if self.request.device == "cpu" else "cuda"
             return {**tokens, "engine": engine.name, "threads": self.request.threads, "device": device}
-        how = {"order": engine.order, "advice": engine.advice, "direct": engine.direct, "threads": self.request.threads}
-        return {**tokens, "engine": how}
+        how = {name: getattr(engine, name) for name in ("order", "advice", "direct", "opened")}
+        return {**tokens, "engine": {**how, "threads": self.request.threads}}
+
+    def _samples_order(self, seed: int) -> dict[str, Any]:
+        return {
+            "file": str(self._token_file),
+            "directory": str(self.records),
+            "sample_bytes": self._sample_bytes,
+            "count": self.samples,
+            "seed": seed,
+        }
 
     def _read_by(self, engine: Engine) -> Path:
         """The directory with the files that the engine reads."""
+        if isinstance(engine, RecordEngine):
+            assert self.records is not None  # noqa: S101  (without TensorFlow the engine is left out)
+            return self.records
         if not isinstance(engine, ImageEngine):
             return self._token_file.parent
         assert self.images is not None  # noqa: S101  (see above)

@@ -120,6 +120,25 @@ def copy_samples(
     return done
 
 
+def read_opened(
+    path: str, numbers: Sequence[int], into: bytearray, deadline: float, is_over: Callable[[int], bool] | None = None
+) -> int:
+    """The same as ``copy_samples``, by a file that is opened for each sample, as Megatron's ``_FileBinReader`` does."""
+    size, clock, done = len(into), time.perf_counter, 0
+    look = deadline if is_over is None else 0.0
+    for number in numbers:
+        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123  (as the reader that is measured)
+            stream.seek(number * size)
+            if stream.readinto(into) != size:
+                raise OSError(f"sample {number} came in part")
+        done += 1
+        if (now := clock()) > look:
+            if now > deadline or is_over is None or is_over(done):
+                break
+            look = min(deadline, now + _LOOK_SECONDS)
+    return done
+
+
 def read_directly(handle: int, numbers: Sequence[int], size: int, deadline: float) -> int:
     """One thread's share of direct reads; how many. A sample that begins within a block is read with whole blocks."""
     buffer, clock, done = mmap.mmap(-1, size + 2 * BLOCK), time.perf_counter, 0
@@ -166,6 +185,8 @@ def samples_without_storage(engine: Mapping[str, Any], size: int, numbers: Seque
         done = _in_threads(_NO_STORAGE, 0, engine["threads"], size)(numbers, deadline)
         return done / (time.perf_counter() - started)
     count = max(1, min(len(numbers), _CEILING_BYTES // size))
+    if engine["opened"]:
+        return _opened_without_storage(size, count, numbers)
     with mmap.mmap(-1, count * size) as memory:
         memory[:: mmap.PAGESIZE] = b"\1" * len(range(0, len(memory), mmap.PAGESIZE))
         drawn = [number % count for number in numbers[:MOST_SAMPLES]]
@@ -175,6 +196,23 @@ def samples_without_storage(engine: Mapping[str, Any], size: int, numbers: Seque
             while time.perf_counter() < deadline:
                 done += copy_samples(view, drawn, bytearray(size), deadline)
         return done / (time.perf_counter() - started)
+
+
+def _opened_without_storage(size: int, count: int, numbers: Sequence[int]) -> float:
+    handle = os.memfd_create("tunetool-ceiling")
+    try:
+        with os.fdopen(handle, "wb", closefd=False) as stream:
+            for _ in range(count):
+                stream.write(bytes(size))
+        path, into, done = f"/proc/self/fd/{handle}", bytearray(size), 0
+        drawn = [number % count for number in numbers[:MOST_SAMPLES]]
+        started = time.perf_counter()
+        deadline = started + _CEILING_SECONDS
+        while time.perf_counter() < deadline:
+            done += read_opened(path, drawn, into, deadline)
+        return done / (time.perf_counter() - started)
+    finally:
+        os.close(handle)
 
 
 def spent() -> tuple[int, int, float]:
@@ -238,6 +276,9 @@ def take_pass(seconds: float) -> dict[str, Any]:
     if engine["direct"]:
         read = _in_threads(file, os.O_DIRECT, engine["threads"], size)
         answered = counted(lambda: read(numbers, time.perf_counter() + seconds))
+    elif engine["opened"]:
+        into = bytearray(size)
+        answered = counted(lambda: read_opened(file, numbers, into, time.perf_counter() + seconds, is_over))
     else:
         # The mapping stays until its pages were counted, which takes no part of the time.
         with ExitStack() as held:
@@ -275,6 +316,10 @@ def check(done: int) -> dict[str, Any]:
                 with _read_sample(handle, memory, number * size, size) as read:
                     whole.update(read)
         os.close(handle)
+    elif _Here.engine["opened"]:
+        for number in numbers:
+            read_opened(_Here.file, [number], sample := bytearray(size), 0.0)
+            whole.update(sample)
     else:
         with mapped(_Here.file, _Here.engine["advice"]) as (view, _advise):
             sample = bytearray(size)
