@@ -151,7 +151,11 @@ ALLOWED = (
         "the group `frameworks` runs these tests where they are installed (tools/dev/frameworks.py)",
         without_frameworks,
     ),
-    Allowed(r"^nvidia-resiliency-ext is not installed", "a licence: an engine that nobody is made to install", always),
+    Allowed(
+        r"^(nvidia-resiliency-ext|NVIDIA DALI) is not installed",
+        "a licence: an engine that nobody is made to install",
+        always,
+    ),
     Allowed(
         r"Ansible's control side needs Python 3.11|^ansible-core is for control machines|could not import '(ansible|ansible_runner|numpy|yaml|xxhash)'",
         "another Python",

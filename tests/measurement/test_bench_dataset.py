@@ -15,7 +15,7 @@ import pytest
 from calls import TUNETOOL, call
 from judged import proven, undisturbed
 from programs import need_program
-from tunetool.bench.dataset.engines import missing_for_images
+from tunetool.bench.dataset.engines import DaliEngine, missing_for_images
 from tunetool.measure.process_reads import counted_reads
 from tunetool.record import parse
 
@@ -131,6 +131,26 @@ def test_tensorflow_reads_the_samples_of_a_disk_and_of_the_page_cache(disk: Path
     proven(by_name["dataset.cold.tf-data.read"])
     assert by_name["dataset.cold.tf-data.read"].parameters["tensorflow"]
     assert by_name["dataset.warm.tf-data-interleaved.versus_base"].parameters["against"] == "tf-data"
+    assert list(disk.iterdir()) == []
+
+
+def test_dali_reads_the_images_of_a_disk_and_of_the_page_cache(disk: Path, tmp_path: Path) -> None:
+    if DaliEngine("").missing("cpu"):
+        pytest.skip("NVIDIA DALI is not installed")
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
+        *("--size", "2MB", "--images", 70, "--image-side", 64, "--rounds", 1, "--duration", "1m", "--device", "cpu"),
+        *("--engines", "dali", "--json", "-"),
+        env=os.environ,
+    )
+    record = parse(done.stdout, "stdout")
+    undisturbed(done.returncode, record)
+    assert {check.id: check.status for check in record.checks} == {
+        f"dataset.{state}.dali": "pass" for state in ("cold", "warm")
+    }
+    figures = {each.name: each for each in record.measurements}
+    assert figures["dataset.cold.dali.samples"].parameters["device"] == "cpu"
+    proven(figures["dataset.cold.dali.read"])
     assert list(disk.iterdir()) == []
 
 

@@ -25,12 +25,13 @@ from tunetool.bench.dataset import figures, files, fio_child, huge_pool, preflig
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
 from tunetool.bench.dataset.engines import (
     BatchEngine,
+    DaliEngine,
     FioEngine,
     ImageEngine,
     RecordEngine,
     TokenEngine,
     engines,
-    library_rows,
+    rows_with_workers,
 )
 from tunetool.bench.dataset.megatron import bytes_of_index, bytes_of_tokens, write_token_files
 from tunetool.bench.dataset.request import Request
@@ -387,7 +388,7 @@ def test_warm_samples_that_came_from_drives_prove_nothing(tmp_path: Path) -> Non
 
 def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> None:
     table = cold(tmp_path)
-    table.libraries = library_rows((0, 2))
+    table.libraries = rows_with_workers((0, 2))
     table.rows["mmap-shuffled-hugepage"] = EngineRow(
         TokenEngine("mmap-shuffled-hugepage", "shuffled", "hugepage"), passes=passes(5.0, huge_bytes=2 << 20)
     )
@@ -406,7 +407,6 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     )
     assert "mmap-shuffled: the generator" not in text
     assert "mapped by huge pages at the end of a pass: mmap-shuffled-hugepage 2.097 MB" in text
-    assert "dali: left out, " in text
     assert "kvikio-2-workers: left out, GPUDirect Storage with num_workers=2" in text
     page = write_page(record, tmp_path / "report.html")
     assert page is not None
@@ -420,6 +420,20 @@ def test_passes_that_ended_before_the_page_cache_answered_are_named(tmp_path: Pa
     table.rows["mmap-shuffled"].passes = passes(4.0, ended_by_read_ahead=True)
     text = shown(record_of(table))
     assert "ended before the time was over: mmap-shuffled after 1000 samples. The kernel had read ahead 10% of" in text
+
+
+def test_images_by_dali_are_compared_with_the_most_workers(tmp_path: Path) -> None:
+    table = cold(tmp_path)
+    dali = engines((0, 2), False)["dali"]
+    table.rows = {
+        "files-2-workers": EngineRow(ImageEngine("files", 2, 0), passes=passes(3.0)),
+        "dali": EngineRow(dali, passes=passes(1.0), facts={"cpus": 2, "dali": "2.4.0", "device": "cpu"}),
+    }
+    record = record_of(table)
+    assert advice(state_sections(record)) == (
+        "advice: read images by `dali` (1000 samples/s, 0.00819 GB/s), 3.00 times `files-2-workers`."
+    )
+    assert "images: " in shown(record)
 
 
 def test_options_of_tf_data_are_compared_with_its_defaults(tmp_path: Path) -> None:
@@ -473,11 +487,12 @@ def test_what_is_left_out_or_failed_has_its_reason(tmp_path: Path) -> None:
 
 def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_is_there", lambda module: False)
-    rows = library_rows((0, 4))
-    assert list(rows) == ["dali", "gpu-direct-4-workers", "kvikio-4-workers"]
-    assert rows["dali"] == f"not installed: {sys.executable} -m pip install nvidia-dali-cuda120"
-    assert RecordEngine("tf-data", "").missing() == f"not installed: {sys.executable} -m pip install tensorflow"
+    rows = rows_with_workers((0, 4))
+    assert list(rows) == ["gpu-direct-4-workers", "kvikio-4-workers"]
     assert "use num_workers=0" in rows["kvikio-4-workers"]
+    tf_data, dali = RecordEngine("tf-data", ""), DaliEngine("")
+    assert tf_data.missing() == f"not installed: {sys.executable} -m pip install tensorflow"
+    assert dali.missing("cpu") == f"not installed: {sys.executable} -m pip install nvidia-dali-cuda120"
     assert known.missing_for_images() == f"not installed: {sys.executable} -m pip install torch pillow numpy"
     kvikio, ours = BatchEngine("kvikio"), BatchEngine("gpu-direct")
     assert kvikio.missing("auto") == ours.missing("auto") == f"not installed: {sys.executable} -m pip install torch"
@@ -485,23 +500,21 @@ def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypat
     assert kvikio.missing("auto") == f"not installed: {sys.executable} -m pip install kvikio-cu12"
     monkeypatch.setattr(known, "_is_there", lambda module: True)
     monkeypatch.setattr(known, "device_nodes", lambda pattern: [])
-    assert library_rows((0,))["dali"] == kvikio.missing("auto") == "it needs a GPU"
+    assert kvikio.missing("auto") == dali.missing("cuda") == "it needs a GPU"
     assert kvikio.missing("cpu") == "it reads into a GPU, not to `--device cpu`"
     assert ours.missing("cuda") == "it needs a GPU; `--device cpu` reads into the host's memory"
-    assert ours.missing("cpu") is None
+    assert ours.missing("cpu") is dali.missing("auto") is tf_data.missing() is None
     monkeypatch.setattr(known, "device_nodes", lambda pattern: ["/dev/nvidia0"])
-    assert kvikio.missing("auto") is ours.missing("auto") is None
-    assert "does not measure it" in library_rows((0,))["dali"]
-    assert RecordEngine("tf-data", "").missing() is None
+    assert kvikio.missing("auto") is ours.missing("auto") is dali.missing("cuda") is None
     assert known.missing_for_images() is None
 
 
 @pytest.mark.parametrize(
     ("patterns", "chosen", "left_out"),
     [
-        (("*",), 8 + 2 + 3 + 2 + 4, ["dali", "gpu-direct-2-workers", "kvikio-2-workers"]),
+        (("*",), 8 + 2 + 3 + 2 + 4 + 1, ["gpu-direct-2-workers", "kvikio-2-workers"]),
         (("mmap-shuffled*",), 4, []),
-        (("tf-data*", "dali"), 2, ["dali"]),
+        (("tf-data*", "dali"), 3, []),
         (("tar-*", "kvikio"), 3, ["kvikio-2-workers"]),
         (("gpu-direct", "fio"), 2, ["gpu-direct-2-workers"]),
     ],
@@ -511,7 +524,7 @@ def test_engines_are_chosen_by_name(
 ) -> None:
     request = Request(tmp_path, engines=patterns)
     assert len(preflight.chosen(request)) == chosen
-    assert list(preflight.libraries(request, library_rows(request.workers))) == left_out
+    assert list(preflight.libraries(request, rows_with_workers(request.workers))) == left_out
 
 
 def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tunetool.bench.dataset.engines import HUGE_POOL, TF_DATA
+from tunetool.bench.dataset.engines import DALI, HUGE_POOL, TF_DATA, is_of_images
 from tunetool.bench.dataset.figures import FETCHED, PREFIX, RATE, READ, VERSUS
 from tunetool.bench.dataset.samples import TITLES, State, title_of
 from tunetool.bench.dataset.token_child import MOST_AHEAD
@@ -121,8 +121,8 @@ def notes(section: StateSection) -> Iterator[str]:
         rounds = format_count(len(first.samples or []), "round")
         yield (
             f"medians of {rounds}; range: of samples/s; fetched: bytes from the drives for each byte used; times: of "
-            "the samples/s by plain mmap in the same order, by the fewest workers, for shards by files, or for options "
-            "of tf.data by its defaults; `?`: these rounds do not decide"
+            "the samples/s by plain mmap in the same order, by the fewest workers, for shards by files, for DALI by "
+            "files with the most workers, or for options of tf.data by its defaults; `?`: these rounds do not decide"
         )
         yield from _what_was_read(section)
     if section.state == "cold":
@@ -135,7 +135,7 @@ def notes(section: StateSection) -> Iterator[str]:
 
 def _what_was_read(section: StateSection) -> Iterator[str]:
     parameters = section.measured[0].figures[RATE].parameters
-    kinds = {engine.name.endswith("-workers") for engine in section.measured}
+    kinds = {is_of_images(engine.name) for engine in section.measured}
     if False in kinds:
         size = format_size(2 * float(parameters["tokens"]))
         yield (
@@ -208,14 +208,14 @@ def _of_records(cold: StateSection) -> str | None:
 
 def _of_images(cold: StateSection) -> str | None:
     rates = {engine.name: engine.value(RATE) or 0.0 for engine in cold.measured}
-    shards = [engine for engine in cold.measured if engine.name.startswith("tar-") and VERSUS in engine.figures]
-    if not shards:
+    others = [engine for engine in cold.measured if engine.name.startswith(("tar-", DALI)) and VERSUS in engine.figures]
+    if not others:
         return None
 
     def base_of(engine: EngineFigures) -> str:
         return str(engine.figures[VERSUS].parameters["against"])
 
-    best = max(shards, key=lambda engine: max(rates[engine.name], rates.get(base_of(engine), 0.0)))
+    best = max(others, key=lambda engine: max(rates[engine.name], rates.get(base_of(engine), 0.0)))
     base = cold.named(base_of(best))
     return _compared(best, base, "read images") if base is not None else None
 

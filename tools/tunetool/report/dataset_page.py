@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunetool.bench.dataset.engines import is_of_images
 from tunetool.bench.dataset.figures import RATE, READ
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
@@ -30,7 +31,7 @@ def write_page(record: Record, path: Path) -> Path | None:
 def _section(section: StateSection) -> Mapping[str, Any]:
     plots = []
     for kind, figure, unit, size in _PLOTS:
-        engines = [engine for engine in section.measured if engine.name.endswith("-workers") == (kind == "images")]
+        engines = [engine for engine in section.measured if is_of_images(engine.name) == (kind == "images")]
         drawn = [
             bar_of(
                 engine.name,

@@ -1,4 +1,4 @@
-"""The ways to read tokens and images, by name, and libraries that are only named. Imports none of them."""
+"""The ways to read tokens and images, by name. Imports none of the libraries that they need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Files = Literal["files", "tar"]
 
 Device = Literal["auto", "cpu", "cuda"]
 
-GPU_DIRECT, KVIKIO, FIO, TF_DATA = "gpu-direct", "kvikio", "fio", "tf-data"
+GPU_DIRECT, KVIKIO, FIO, TF_DATA, DALI = "gpu-direct", "kvikio", "fio", "tf-data", "dali"
 NUMBER_BYTES = 8
 """Of a sample's number, before it in a TFRecord."""
 HUGE_POOL = "nr-hugepages"
@@ -114,12 +114,29 @@ class RecordEngine:
     kind: Kind = "tokens"
     states: Sequence[str] = ("cold", "warm")
 
-    def missing(self) -> str | None:
-        """Why it cannot run here, with the line that installs what is missing; None if it can."""
+    def missing(self, device: Device = "cpu") -> str | None:
+        """Why it cannot run here, with the line that installs what is missing; None if it can, on any ``device``."""
+        del device
         return LIBRARIES[TF_DATA].not_installed()
 
 
-Engine = TokenEngine | ImageEngine | BatchEngine | FioEngine | RecordEngine
+@dataclass(frozen=True)
+class DaliEngine:
+    """NVIDIA DALI's reader of files over the same images, in a shuffled order; a GPU decodes them if there is one."""
+
+    base: str
+    name: str = DALI
+    kind: Kind = "images"
+    states: Sequence[str] = ("cold", "warm")
+
+    def missing(self, device: Device) -> str | None:
+        """Why it cannot run here, with the line that installs what is missing; None if it can."""
+        if line := LIBRARIES[DALI].not_installed():
+            return line
+        return "it needs a GPU" if device == "cuda" and not device_nodes("nvidia[0-9]*") else None
+
+
+Engine = TokenEngine | ImageEngine | BatchEngine | FioEngine | RecordEngine | DaliEngine
 
 _ADVICE: Mapping[Order, Sequence[str]] = {
     "sequential": ("sequential", "willneed", "hugepage"),
@@ -142,6 +159,7 @@ def engines(workers: Sequence[int], huge_pool: bool) -> dict[str, Engine]:
     every += [RecordEngine(TF_DATA, "mmap-sequential"), RecordEngine(f"{TF_DATA}-interleaved", TF_DATA)]
     for count in workers:
         every += [ImageEngine("files", count, min(workers)), ImageEngine("tar", count, min(workers))]
+    every.append(DaliEngine(f"files-{max(workers)}-workers"))
     return {each.name: each for each in every}
 
 
@@ -158,40 +176,35 @@ class Library:
 
     module: str
     package: str
-    needs_gpu: bool
 
     def not_installed(self) -> str | None:
         """The line that installs it; None where it is there."""
         return None if _is_there(self.module) else f"not installed: {sys.executable} -m pip install {self.package}"
 
-    def left_out(self) -> str:
-        """Why it has no figures here, with the line that installs it where it is missing."""
-        if line := self.not_installed():
-            return line
-        if self.needs_gpu and not device_nodes("nvidia[0-9]*"):
-            return "it needs a GPU"
-        return f"`{self.module}` is installed, and this version of tunetool does not measure it"
-
 
 LIBRARIES: Mapping[str, Library] = {
-    TF_DATA: Library("tensorflow", "tensorflow", needs_gpu=False),
-    KVIKIO: Library("kvikio", "kvikio-cu12", needs_gpu=True),
-    "dali": Library("nvidia.dali", "nvidia-dali-cuda120", needs_gpu=True),
+    TF_DATA: Library("tensorflow", "tensorflow"),
+    KVIKIO: Library("kvikio", "kvikio-cu12"),
+    DALI: Library("nvidia.dali", "nvidia-dali-cuda120"),
 }
 """kvikio and DALI have a package for each CUDA: kvikio-cu13 and nvidia-dali-cuda130 for CUDA 13."""
 
 
-def library_rows(workers: Sequence[int]) -> dict[str, str]:
-    """By name, why each library that is not measured has no figures; what reads into a GPU, with each number of workers
-    above 0."""
-    rows = {name: library.left_out() for name, library in LIBRARIES.items() if name not in (KVIKIO, TF_DATA)}
-    for name in (GPU_DIRECT, KVIKIO):
-        for count in filter(None, workers):
-            rows[f"{name}-{count}-workers"] = (
-                f"GPUDirect Storage with num_workers={count}: each worker is another process, whose GPU memory is "
-                "not the trainer's, so batches are copied through host memory; use num_workers=0"
-            )
-    return rows
+def is_of_images(name: str) -> bool:
+    """Whether the engine of this name reads images."""
+    return name.endswith("-workers") or name == DALI
+
+
+def rows_with_workers(workers: Sequence[int]) -> dict[str, str]:
+    """By name, why what reads into a GPU has no figures with each number of workers above 0."""
+    return {
+        f"{name}-{count}-workers": (
+            f"GPUDirect Storage with num_workers={count}: each worker is another process, whose GPU memory is not the "
+            "trainer's, so batches are copied through host memory; use num_workers=0"
+        )
+        for name in (GPU_DIRECT, KVIKIO)
+        for count in filter(None, workers)
+    }
 
 
 def _is_there(module: str) -> bool:

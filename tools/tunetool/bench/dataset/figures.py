@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tunetool.bench import equality
 from tunetool.bench.checkpoint.ratios import Ratio, ratio
-from tunetool.bench.dataset.engines import BatchEngine, FioEngine, ImageEngine, RecordEngine, TokenEngine
+from tunetool.bench.dataset.engines import BatchEngine, DaliEngine, FioEngine, ImageEngine, RecordEngine, TokenEngine
 from tunetool.bench.dataset.samples import EngineRow, StateTable
 from tunetool.bench.equality import Compared, Part
 from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
@@ -77,7 +77,7 @@ def _figures_of(table: StateTable, row: EngineRow, conditions: Mapping[str, Scal
 def _details(row: EngineRow, threads: int) -> dict[str, Scalar]:
     if isinstance(row.engine, ImageEngine):
         return {"workers": row.engine.workers}
-    if isinstance(row.engine, RecordEngine):
+    if isinstance(row.engine, RecordEngine | DaliEngine):
         return dict(row.facts)
     if isinstance(row.engine, BatchEngine | FioEngine):
         return {"read_threads": threads, **row.facts}
@@ -95,7 +95,7 @@ def _details(row: EngineRow, threads: int) -> dict[str, Scalar]:
 def _threads(row: EngineRow, threads: int) -> int:
     if isinstance(row.engine, TokenEngine):
         return threads if row.engine.direct else 1
-    if isinstance(row.engine, RecordEngine):
+    if isinstance(row.engine, RecordEngine | DaliEngine):
         return int(row.facts["cpus"])
     if isinstance(row.engine, BatchEngine | FioEngine):
         return threads

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tunetool.bench.dataset import files, huge_pool, megatron
 from tunetool.bench.dataset.corpus import Extent
-from tunetool.bench.dataset.engines import HUGE_POOL, LIBRARIES, Engine, TokenEngine, engines
+from tunetool.bench.dataset.engines import HUGE_POOL, Engine, TokenEngine, engines
 from tunetool.bench.dataset.request import Request
 from tunetool.bench.dataset.samples import TITLES, State
 from tunetool.bench.engine_choice import choose
@@ -52,9 +52,7 @@ def check_call(request: Request) -> None:
 def chosen(request: Request) -> dict[str, Engine]:
     """The engines that are asked for. Raises ``UsageProblem``."""
     every = engines(request.workers, request.huge_pages is not None)
-    # A library is an engine too for whoever asks for it by name.
-    names = choose([*every, *LIBRARIES], request.engines)
-    return {name: engine for name, engine in every.items() if name in names}
+    return {name: every[name] for name in choose(every, request.engines)}
 
 
 def fills_pool(request: Request, among: Mapping[str, Engine]) -> bool:
@@ -66,10 +64,7 @@ def fills_pool(request: Request, among: Mapping[str, Engine]) -> bool:
 
 def libraries(request: Request, rows: Mapping[str, str]) -> dict[str, str]:
     """Those of ``rows`` that are asked for."""
-    names = choose([*engines(request.workers, request.huge_pages is not None), *LIBRARIES], request.engines)
-    return {
-        name: why for name, why in rows.items() if any(name == each or name.startswith(f"{each}-") for each in names)
-    }
+    return {name: why for name, why in rows.items() if any(name.startswith(f"{each}-") for each in chosen(request))}
 
 
 def check_samples(request: Request, extent: Extent) -> int:

@@ -16,13 +16,14 @@ from tunetool.bench.dataset import figures, files, huge_pool, megatron, prefligh
 from tunetool.bench.dataset.corpus import Extent
 from tunetool.bench.dataset.engines import (
     BatchEngine,
+    DaliEngine,
     Engine,
     FioEngine,
     ImageEngine,
     RecordEngine,
     TokenEngine,
-    library_rows,
     missing_for_images,
+    rows_with_workers,
 )
 from tunetool.bench.dataset.files import Images
 from tunetool.bench.dataset.megatron import TokenFiles
@@ -38,6 +39,7 @@ from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, Worker, child_command, foreign_code
 from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.machine.container import device_nodes
 from tunetool.record import Scalar
 
 _PROGRAMS: Mapping[type, str] = {
@@ -46,6 +48,7 @@ _PROGRAMS: Mapping[type, str] = {
     BatchEngine: "batch_child.py",
     FioEngine: "fio_child.py",
     RecordEngine: "tf_child.py",
+    DaliEngine: "dali_child.py",
 }
 _PATIENCE = 600.0
 """Seconds that an answer may take on a busy machine, a pass beside its time."""
@@ -98,7 +101,9 @@ class _Dataset:
 
     @property
     def _with_images(self) -> bool:
-        return self.no_images is None and any(isinstance(each, ImageEngine) for each in self.engines.values())
+        return self.no_images is None and any(
+            isinstance(each, ImageEngine | DaliEngine) for each in self.engines.values()
+        )
 
     @property
     def _with_records(self) -> bool:
@@ -144,7 +149,7 @@ class _Dataset:
                 session.progress.say(f"TFRecord shards: {error.line}")
 
     def _make_tables(self) -> None:
-        rows = library_rows(self.request.workers)
+        rows = rows_with_workers(self.request.workers)
         for state in preflight.states(self.request, self.stack):
             table = StateTable(state, self.stack)
             self.tables.append(table)
@@ -156,13 +161,11 @@ class _Dataset:
         self.tables[0].libraries = preflight.libraries(self.request, rows)
 
     def _obstacle(self, engine: Engine) -> str | None:
-        if isinstance(engine, ImageEngine):
+        if isinstance(engine, ImageEngine | DaliEngine) and self.no_images is not None:
             return self.no_images
-        if isinstance(engine, BatchEngine):
+        if isinstance(engine, BatchEngine | DaliEngine | RecordEngine):
             return engine.missing(self.request.device)
-        if isinstance(engine, RecordEngine):
-            return engine.missing()
-        if isinstance(engine, FioEngine):
+        if isinstance(engine, FioEngine | ImageEngine):
             return None
         if engine.pool and self.request.huge_pages is not None:
             return huge_pool.obstacle(self.request.huge_pages)
@@ -229,6 +232,10 @@ class _Dataset:
 
     def _order(self, engine: Engine, number: int) -> dict[str, Any]:
         seed = self.request.seed * 1000 + number
+        if isinstance(engine, DaliEngine):
+            assert self.images is not None  # noqa: S101  (see below)
+            on_gpu = self.request.device != "cpu" and bool(device_nodes("nvidia[0-9]*"))
+            return {"images": str(self.images.directory), "device": "cuda" if on_gpu else "cpu", "seed": seed}
         if isinstance(engine, ImageEngine):
             assert self.images is not None  # noqa: S101  (without images the engine is left out)
             return {
@@ -262,10 +269,12 @@ class _Dataset:
         if isinstance(engine, RecordEngine):
             assert self.records is not None  # noqa: S101  (without TensorFlow the engine is left out)
             return self.records
-        if not isinstance(engine, ImageEngine):
+        if not isinstance(engine, ImageEngine | DaliEngine):
             return self._token_file.parent
         assert self.images is not None  # noqa: S101  (see above)
-        return self.images.directory if engine.files == "files" else self.images.shards
+        return (
+            self.images.shards if isinstance(engine, ImageEngine) and engine.files == "tar" else self.images.directory
+        )
 
     def _pool(self, engine: Engine, session: Session) -> contextlib.AbstractContextManager[None]:
         pages = self.request.huge_pages
@@ -277,7 +286,7 @@ class _Dataset:
         return contextlib.nullcontext()
 
     def _is_equal(self, engine: Engine, answered: Mapping[str, Any]) -> bool | None:
-        if isinstance(engine, ImageEngine):
+        if isinstance(engine, ImageEngine | DaliEngine):
             return bool(answered["equal"])
         if isinstance(engine, FioEngine):
             return None
