@@ -94,6 +94,21 @@ def test_shuffled_samples_do_not_come_from_what_the_kernel_read_ahead(disk: Path
     assert found["cold.mmap-shuffled-random.fetched"].value < 1.1
 
 
+def test_samples_that_were_announced_do_not_end_a_pass(disk: Path, tmp_path: Path) -> None:
+    # The 64 samples that are announced first are more than a tenth of so small a corpus.
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
+        *("--size", "4MB", "--rounds", 1, "--states", "cold", "--duration", "1m", "--json", "-"),
+        *("--engines", "mmap-shuffled-willneed,direct-shuffled"),
+        env=os.environ,
+    )
+    assert {
+        each.parameters["samples_of_a_pass"]
+        for each in parse(done.stdout, "stdout").measurements
+        if each.name.endswith(".read")
+    } == {4_000_000 // 8192}
+
+
 def test_a_tensorflow_that_cannot_be_imported_fails_its_rows_alone(disk: Path, tmp_path: Path) -> None:
     (tmp_path / "broken/tensorflow").mkdir(parents=True)
     (tmp_path / "broken/tensorflow/__init__.py").write_text("raise ImportError('libtensorflow.so: no such symbol')\n")

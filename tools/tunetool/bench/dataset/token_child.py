@@ -257,8 +257,10 @@ def start(order: Mapping[str, Any]) -> dict[str, Any]:
     """See the module."""
     _Here.file, _Here.engine, _Here.size = order["file"], order["engine"], order["sample_bytes"]
     _Here.numbers = draw_numbers(order["count"], _Here.engine["order"], order["seed"])
-    bounded = order.get("state") == "cold" and _Here.engine["order"] == "shuffled"
-    _Here.most_ahead = MOST_AHEAD * Path(_Here.file).stat().st_size if bounded else None
+    _Here.most_ahead = None
+    if order.get("state") == "cold" and _Here.engine["order"] == "shuffled":
+        announced = AHEAD * _Here.size if _Here.engine["advice"] == _AHEAD_OF_USE else 0
+        _Here.most_ahead = MOST_AHEAD * Path(_Here.file).stat().st_size + announced
     if _Here.engine["advice"]:
         try:
             with mmap.mmap(-1, mmap.PAGESIZE) as memory:
