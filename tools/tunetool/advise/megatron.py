@@ -7,12 +7,14 @@ Its flags, in templates/launch/megatron.sh.j2 too, are those that the parser in 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
+from tunetool.advise import megatron_model
 from tunetool.advise.layout import Layout
 from tunetool.advise.shapes import Decoder
 from tunetool.errors import UsageProblem
@@ -23,8 +25,6 @@ TEMPLATES = Path(__file__).resolve().parents[1] / "templates/launch"
 SCRIPT = "megatron.sh"
 _TOKEN = 4
 """Bytes of a token in Megatron's .bin, for vocabularies above 65,500 (`IndexedDataset.optimal_dtype`)."""
-_ROTARY = {"70b": 500000}
-"""Base of the rotary embedding of Llama 3.1 (arXiv 2407.21783, section 3.2). Llama 2 and Phi-3 have 10,000."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Job:
 
     name: str
     decoder: Decoder
+    config: Mapping[str, Any]
+    """The model's config.json, or what is known of it."""
+    path: str
+    """Of that file, for what is refused."""
     layout: Layout
     sample: int
     """Bytes of a sample, of 4-byte tokens."""
@@ -61,6 +65,17 @@ class Job:
             )
         if self.sample % _TOKEN:
             raise UsageProblem(f"`--sample {self.sample}` is no whole number of tokens of {_TOKEN} bytes", "try 16KiB")
+        positions = megatron_model.positions(self.config, self.path)
+        if positions is not None and self.tokens > positions:
+            raise UsageProblem(
+                f"`--sample` has {self.tokens} tokens, and `{self.name}` has {positions} positions",
+                f"give `--sample {_TOKEN * positions}B` or less",
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample."""
+        return self.sample // _TOKEN
 
 
 def script(job: Job) -> str:
@@ -89,20 +104,19 @@ def script(job: Job) -> str:
 
 
 def _model(job: Job) -> Iterator[str]:
-    """The flags of the model's shape, which give exactly its parameters."""
-    decoder = job.decoder
-    tokens = job.sample // _TOKEN
+    """The flags of the model, which give exactly its parameters and what it computes of them."""
+    decoder, tensor = job.decoder, job.layout.tensor
+    settings = megatron_model.settings(job.config, job.path, job.tokens)
+    positions = megatron_model.positions(job.config, job.path) or job.tokens
     yield f"--num-layers {decoder.layers} --hidden-size {decoder.hidden} --ffn-hidden-size {decoder.intermediate}"
     yield f"--num-attention-heads {decoder.heads} --kv-channels {decoder.head_dim}"
     if decoder.kv_heads != decoder.heads:
         yield f"--group-query-attention --num-query-groups {decoder.kv_heads}"
-    yield f"--seq-length {tokens} --max-position-embeddings {tokens}"
-    yield "--swiglu --normalization RMSNorm --disable-bias-linear"
-    if decoder.qkv_bias:
-        yield "--add-qkv-bias"
+    yield f"--seq-length {job.tokens} --max-position-embeddings {positions}"
     if decoder.qk_norm:
         yield "--qk-layernorm"
-    yield f'--position-embedding-type rope --rotary-base "${{ROTARY_BASE:-{_ROTARY.get(job.name, 10000)}}}"'
     if not decoder.tied:
         yield "--untie-embeddings-and-output-weights"
-    yield "--attention-dropout 0 --hidden-dropout 0"
+    # By itself Megatron-LM takes the tokenizer's size, which is often another, rounded up to 128 for each rank.
+    yield f"--padded-vocab-size {-(-decoder.vocabulary // tensor) * tensor}"
+    yield from settings.flags()

@@ -152,6 +152,9 @@ _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "qwen3": {"qk_norm": True},
 }
 
+_ABSENT: Mapping[str, Mapping[str, int]] = {"mistral": {"num_key_value_heads": 8}, "qwen3": {"head_dim": 128}}
+"""transformers' values where a config.json lacks the key, by ``model_type``; elsewhere the other sizes give them."""
+
 
 def preset(name: str) -> Model:
     """The model of that name in ``PRESETS``; raises KeyError for another name."""
@@ -176,7 +179,7 @@ def decoder_from_config(document: Mapping[str, Any], path: str, others: Iterable
             f"known types: {', '.join(sorted([*_FAMILIES, *others]))}; for others name the folder with the "
             ".safetensors files",
         )
-    sizes = decoder_sizes(document, path)
+    sizes = decoder_sizes({**_ABSENT.get(family, {}), **document}, path)
     bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
     norm = _FAMILIES[family].get("qk_norm", False)
     fused = _FAMILIES[family].get("fused", False)

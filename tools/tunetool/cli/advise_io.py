@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -99,10 +100,13 @@ def io(given: Options) -> int:
 
 def _launch(given: Options, asked: Asked) -> str:
     from tunetool.advise.megatron import Job, script
-    from tunetool.advise.read_model import load_decoder
+    from tunetool.advise.megatron_model import PRESETS
+    from tunetool.advise.read_model import load_config, load_decoder
 
-    job = Job(asked.model.name, load_decoder(given.model), asked.layout, asked.sample, asked.batch)
-    return script(job)
+    decoder = load_decoder(given.model)
+    known = PRESETS.get(given.model)
+    config, path = (known, given.model) if known is not None else load_config(Path(given.model))
+    return script(Job(asked.model.name, decoder, config, path, asked.layout, asked.sample, asked.batch))
 
 
 def _layers(path: str | None) -> Layers:
