@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from programs import need_program
 from tunetool.node.common.commands import CommandError, Result
 from tunetool.node.common.drift import Difference, Ledger, settle
+from tunetool.node.common.kernel_numbers import memory_size
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import busy
 from tunetool.node.machine.fstab import FstabConflict
@@ -155,6 +156,10 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
             "sysctl.conf` line 1",
         ),
         ({"etc/sysctl.d/1.conf": "vm.nr_hugepages=1\n", "etc/sysctl.conf": "vm.nr_hugepages=64\n"}, ""),
+        # The kernel reads these with any base.
+        ({"etc/sysctl.d/1.conf": "vm.nr_hugepages=0x40\n"}, ""),
+        ({"etc/sysctl.d/1.conf": "vm.nr_hugepages=0100\n"}, ""),
+        ({"etc/sysctl.d/1.conf": "vm.nr_hugepages=064\n"}, "`/etc/sysctl.d/1.conf` line 1"),
         ({"etc/sysctl.d/1.conf": "#vm.nr_hugepages=1\nvm.nr_overcommit_hugepages=9\n"}, ""),
     ],
 )
@@ -296,6 +301,69 @@ def test_somebody_elses_pages_are_not_doubled(kernel: Kernel) -> None:
     with pytest.raises(Refusal, match="`hugepagesz=1G hugepages=16` is on the kernel's command line already"):
         kernel.run([{"count": 2}])
     assert kernel.dropin == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "hugepagesz=1GB hugepages=6",
+        "hugepagesz=1g hugepages=6",
+        "hugepagesz=0x40000000 hugepages=6",
+        "hugepagesz=0x400M hugepages=6",
+        "hugepagesz=02000M hugepages=6",
+        "hugepagesz=1073741824 hugepages=6",
+        'hugepagesz="1G" hugepages=6',
+        "hugepagesz=1G hugepages=6pages",
+        "default_hugepagesz=1G hugepages=6",
+        "default-hugepagesz=1G hugepages=6",
+        # The kernel gives the first count, without a size, to the default size that follows.
+        "hugepages=6 default_hugepagesz=1G",
+        "hugepagesz=2M hugepages=512 default_hugepagesz=1G hugepages=6",
+    ],
+)
+def test_pages_of_others_are_found_as_the_kernel_reads_them(words: str, kernel: Kernel) -> None:
+    kernel.write("boot/grub/grub.cfg", f"linux /boot/vmlinuz-6.1 {BOOTED} {words}\n")
+    with pytest.raises(Refusal, match="`hugepagesz=1G hugepages=6` is on the kernel's command line already"):
+        kernel.run([{"count": 2}])
+    assert kernel.dropin == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "hugepages=6",
+        "hugepagesz=2M hugepages=6",
+        "hugepagesz=1G",
+        "hugepagesz=G hugepages=6",
+        "hugepages=6 hugepagesz=1G",
+        "default_hugepagesz=2M hugepages=6",
+        # What follows is for init.
+        "-- hugepagesz=1G hugepages=6",
+    ],
+)
+def test_words_that_reserve_no_such_pages_do_not_count(words: str) -> None:
+    assert foreign_pools(words.split(), []) == []
+
+
+def test_sizes_have_the_kernels_letters_and_bases() -> None:
+    sizes = ("1K", "1k", "1M", "1T", "1P", "1E", "0x10", "010", "08", "16G", "0", "1Q", "G", "-1", "")
+    assert [memory_size(text) for text in sizes] == [
+        1024,
+        1024,
+        2**20,
+        2**40,
+        2**50,
+        2**60,
+        16,
+        8,
+        0,
+        2**34,
+        0,
+        1,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_an_unknown_boot_loader_is_left_to_its_owner(kernel: Kernel) -> None:

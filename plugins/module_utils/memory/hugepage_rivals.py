@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..common.boot_files import location, sysctl_lines
+from ..common.kernel_numbers import whole
 from ..machine.memory import HugePages, default_hugepage_kib
 
 _KEYS = ("vm.nr_hugepages", "vm.nr_hugepages_mempolicy")
@@ -23,7 +24,7 @@ def rivals(pools: Sequence[HugePages], root: str = "/") -> list[str]:
         return []
     path, number, _key, line = lines[-1]
     count = sum(pool.count for pool in asked)
-    if line.partition("=")[2].strip() == str(count):
+    if whole(line.partition("=")[2].strip()) == count:
         return []
     return [
         "huge pages: %s has `%s`, and %d pages are asked for here. A boot ends with ours, and `sysctl --system` with "

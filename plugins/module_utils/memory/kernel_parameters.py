@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
-from ..common.files import whole_number
+from ..common.kernel_numbers import memory_size
 from ..machine.memory import HugePages
 
 SINCE_PER_NODE = (5, 16)
 """``hugepages=<node>:<count>`` (kernel commit b5389086ad7b)."""
 _HEADER = "# Written by tunetool (role host_memory); changes here are lost at its next run.\n"
 _UNITS = (("G", 2**20), ("M", 2**10), ("K", 1))
+_COUNT = re.compile(r"(?:(?P<node>[0-9]{1,9}):)?(?P<pages>[0-9]{1,18})")
 _DROPIN = re.compile(r'^GRUB_CMDLINE_LINUX="\$GRUB_CMDLINE_LINUX (?P<words>[^"]*)"$', re.MULTILINE)
 _LINUX = re.compile(r"^\s*linux(?:16|efi)?\s+(?P<words>\S.*)$", re.MULTILINE)
 _ARGS = re.compile(r'^args="(?P<words>.*)"$', re.MULTILINE)
@@ -38,21 +39,47 @@ def _size_word(size_kib: int) -> str:
 
 
 def parse(words: Sequence[str]) -> list[HugePages]:
-    """The pools in ``words``, by size. ``hugepages=`` without a size is for the default size, and left out."""
-    size, pools = None, []
+    """The pools in ``words``, as mm/hugetlb.c reads them. Pages of a default size that no word names are left out."""
+    pools: list[HugePages] = []
+    unsized: list[tuple[int, int | None]] = []
+    size, seen = None, False
     for word in words:
+        if word == "--":
+            break
         name, _, value = word.partition("=")
-        if name == "hugepagesz":
-            match = re.match(r"^(\d{1,9})([KMG])$", value.upper())
-            size = int(match.group(1)) * dict(_UNITS)[match.group(2)] if match else None
-        elif name == "hugepages" and size is not None:
-            for part in value.split(","):
-                node, colon, count = part.rpartition(":")
-                pages, number = whole_number(count), whole_number(node)
-                if pages is not None and pages >= 0 and (not colon or number is not None):
-                    pools.append(HugePages(size, pages, number if colon else None))
+        # A parameter's name has - or _, and its value may stand in quotes.
+        name, value = name.replace("-", "_"), value.strip('"')
+        if name in ("hugepagesz", "default_hugepagesz"):
+            size, seen = _size_kib(value), True
+            if name == "default_hugepagesz" and size is not None:
+                pools += [HugePages(size, count, node) for count, node in unsized]
+                unsized = []
+        elif name == "hugepages":
+            if size is not None:
+                pools += [HugePages(size, count, node) for count, node in _counts(value)]
+            elif not seen and not unsized:
+                unsized = _counts(value)
             size = None
     return pools
+
+
+def _size_kib(value: str) -> int | None:
+    size = memory_size(value)
+    return size // 1024 if size is not None and size >= 1024 and size % 1024 == 0 else None
+
+
+def _counts(value: str) -> list[tuple[int, int | None]]:
+    """Pages and the number of their node, or None: the counts are decimal, and what follows them does not count."""
+    counts: list[tuple[int, int | None]] = []
+    for part in value.split(","):
+        match = _COUNT.match(part)
+        if match is None or (match.group("node") is None and counts):
+            break
+        node = match.group("node")
+        counts.append((int(match.group("pages")), None if node is None else int(node)))
+        if node is None:
+            break
+    return counts
 
 
 def carries(words: Sequence[str], wanted: Sequence[str]) -> bool:
