@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tunetool.measure.evidence import obstacles
 from tunetool.node.machine.block_stack import Counters, CountersChanged, difference, read_counters, read_stack, snapshot
 
 STAT = "100 0 2048 50 10 0 4096 20 0 60 70 0 0 0 0 3 1\n"
@@ -121,10 +122,97 @@ def test_no_device(tmp_path: Path, kind: str) -> None:
     assert snapshot(stack, str(tmp_path)) == {}
 
 
+def btrfs(root: Path, *devices: str, profile: str = "single") -> None:
+    """The file system's directory in sysfs, beside another one's."""
+    for uuid, names in (("11-22", devices), ("33-44", ("sdz",))):
+        for name in names:
+            link = root / "sys/fs/btrfs" / uuid / "devices" / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(f"../../../../block/{name}")
+        data = root / "sys/fs/btrfs" / uuid / "allocation/data"
+        (data / profile).mkdir(parents=True)
+        (data / "total_bytes").write_text("1\n")
+
+
 def test_btrfs_names_its_device_in_the_source(tmp_path: Path) -> None:
     nvme(tmp_path, 3)
+    btrfs(tmp_path, "nvme3n1")
     mounts(tmp_path, "1 0 0:30 / / rw - btrfs /dev/nvme3n1 rw")
-    assert read_stack("/", str(tmp_path)).counts == ("nvme3n1",)
+    stack = read_stack("/", str(tmp_path))
+    assert (stack.medium, stack.counts, stack.device) == ("nvme disk", ("nvme3n1",), "nvme3n1")
+
+
+@pytest.mark.parametrize(("profile", "medium"), [("single", "btrfs (3 x nvme)"), ("raid0", "btrfs RAID0 (3 x nvme)")])
+def test_each_member_of_a_btrfs_counts(tmp_path: Path, profile: str, medium: str) -> None:
+    for index in range(3):
+        nvme(tmp_path, index)
+    disk(tmp_path, "nvme2n1p1", "259:12", "pci0000:00/nvme2/nvme2n1", partition="1")
+    btrfs(tmp_path, "nvme0n1", "nvme1n1", "nvme2n1p1", profile=profile)
+    mounts(tmp_path, "1 0 0:30 / / rw - btrfs /dev/nvme1n1 rw")
+    stack = read_stack("/", str(tmp_path))
+    assert (stack.medium, sorted(stack.counts)) == (medium, ["nvme0n1", "nvme1n1", "nvme2n1"])
+    assert sorted(snapshot(stack, str(tmp_path))) == ["nvme0n1", "nvme1n1", "nvme2n1"]
+    assert obstacles(stack) == []
+
+
+@pytest.mark.parametrize(("profile", "members"), [("raid1", 2), ("raid5", 3), ("dup", 1)])
+def test_a_btrfs_that_writes_all_twice_counts_nothing(tmp_path: Path, profile: str, members: int) -> None:
+    names = [f"nvme{index}n1" for index in range(members)]
+    for index in range(members):
+        nvme(tmp_path, index)
+    btrfs(tmp_path, *names, profile=profile)
+    mounts(tmp_path, "1 0 0:30 / / rw - btrfs /dev/nvme0n1 rw")
+    stack = read_stack("/", str(tmp_path))
+    assert (stack.counts, [leaf.name for leaf in stack.leaves]) == ((), names)
+    said = f"lies on btrfs {profile.upper()} ({members} x nvme), which has no block device whose counters"
+    assert said in obstacles(stack)[0]
+
+
+def test_a_btrfs_whose_members_are_not_known_counts_nothing(tmp_path: Path) -> None:
+    nvme(tmp_path, 0)
+    mounts(tmp_path, "1 0 0:30 / / rw - btrfs /dev/nvme0n1 rw")
+    stack = read_stack("/", str(tmp_path))
+    assert stack.counts == ()
+    assert "lies on btrfs on drives that are not known" in obstacles(stack)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "replicas", "counts"),
+    [
+        ("rw", "1", ("nvme0n1", "nvme1n1")),
+        ("rw", None, ("nvme0n1", "nvme1n1")),
+        ("rw", "2", ()),
+        ("rw,replicas=2", None, ()),
+        ("rw,metadata_replicas=2", None, ("nvme0n1", "nvme1n1")),
+    ],
+)
+def test_each_member_of_a_bcachefs_counts(
+    tmp_path: Path, options: str, replicas: str | None, counts: tuple[str, ...]
+) -> None:
+    for index in range(2):
+        member = tmp_path / f"sys/fs/bcachefs/55-66/dev-{index}"
+        member.mkdir(parents=True)
+        (member / "block").symlink_to(nvme(tmp_path, index))
+    if replicas is not None:
+        (tmp_path / "sys/fs/bcachefs/55-66/options").mkdir()
+        (tmp_path / "sys/fs/bcachefs/55-66/options/data_replicas").write_text(replicas + "\n")
+    mounts(tmp_path, f"1 0 0:30 / / rw - bcachefs /dev/nvme0n1:/dev/nvme1n1 {options}")
+    stack = read_stack("/", str(tmp_path))
+    assert (stack.medium, stack.counts) == ("bcachefs (2 x nvme)", counts)
+
+
+def test_a_bcachefs_with_a_member_that_is_gone_counts_nothing(tmp_path: Path) -> None:
+    nvme(tmp_path, 0)
+    mounts(tmp_path, "1 0 0:30 / / rw - bcachefs /dev/nvme0n1:/dev/nvme1n1 rw")
+    assert read_stack("/", str(tmp_path)).counts == ()
+
+
+def test_the_real_time_device_of_an_xfs_counts_too(tmp_path: Path) -> None:
+    for index in range(3):
+        nvme(tmp_path, index)
+    mounts(tmp_path, "1 0 259:0 / / rw - xfs /dev/nvme0n1 rw,rtdev=/dev/nvme1n1,logdev=/dev/nvme2n1")
+    stack = read_stack("/", str(tmp_path))
+    assert (stack.medium, stack.counts) == ("xfs (3 x nvme)", ("nvme0n1", "nvme1n1", "nvme2n1"))
 
 
 def test_loop_device_counts_where_its_file_lies(tmp_path: Path) -> None:

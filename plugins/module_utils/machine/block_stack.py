@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..common.documents import read_bytes
 from ..common.files import read_int, read_text, whole_number
 from .mounts import DEVICE_NUMBER, Mount, mount_holding, read_mounts
+from .volume_members import named_device, volume_members
 
 SECTOR = 512
 """/sys counts sectors of 512 bytes, whatever the drive's logical block is."""
@@ -120,7 +121,8 @@ class BlockStack:
     mount: Mount | None
     fs_type: str
     device: str | None
-    """Kernel name of the device that is mounted, such as ``md127``; None for tmpfs, overlay, NFS."""
+    """Kernel name of the device that is mounted, such as ``md127``; None for tmpfs, overlay, NFS, and where the file
+    system itself keeps several copies on its drives."""
     device_number: str | None
     medium: str
     """Name of the medium for people and records: ``md RAID0 (8 x nvme)``, ``disk``, ``tmpfs``."""
@@ -134,16 +136,16 @@ class BlockStack:
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """Kernel names of the devices whose bytes are compared with a program's claim."""
-        if self.redundant and self.device:
-            return (self.device,)
+        """Kernel names of the devices whose bytes are compared with a program's claim; none where no sum is."""
+        if self.redundant:
+            return (self.device,) if self.device else ()
         return tuple(leaf.name for leaf in self.leaves)
 
     @property
     def silent(self) -> tuple[str, ...]:
         """Devices that count nothing: the kernel names whose ``queue/iostats`` is off."""
-        if self.redundant and self.device:
-            return () if self.device_iostats else (self.device,)
+        if self.redundant:
+            return () if self.device_iostats or not self.device else (self.device,)
         return tuple(leaf.name for leaf in self.leaves if not leaf.iostats)
 
 
@@ -158,8 +160,18 @@ def read_stack(directory: str, root: str = "/", depth: int = 0) -> BlockStack:
     if mount is None or name is None:
         medium = mount.fs_type if mount else "unknown"
         return BlockStack(real, mount, medium, None, None, medium, (), redundant=False, in_memory=medium == "tmpfs")
+    members = volume_members(mount, name, root)
+    if members is None:
+        medium = "%s on drives that are not known" % mount.fs_type
+        return BlockStack(real, mount, mount.fs_type, None, None, medium, (), redundant=False, in_memory=False)
     walk = _Walk(root, depth)
-    medium = walk.descend(name)
+    media = [walk.descend(each) for each in members.devices]
+    medium = media[0]
+    if len(media) > 1 or members.copies:
+        medium = "%s (%s)" % (" ".join([mount.fs_type, *members.profile]), _kinds(walk.leaves))
+    if members.copies:
+        number = mount.device_number
+        return BlockStack(real, mount, mount.fs_type, None, number, medium, tuple(walk.leaves), True, walk.in_memory)
     return BlockStack(
         directory=real,
         mount=mount,
@@ -248,12 +260,7 @@ def _mounted_device(mount: Mount, root: str) -> str | None:
     if os.path.isdir(by_number):
         return os.path.basename(os.path.realpath(by_number))
     # btrfs mounts under an anonymous number: only the source names the device.
-    if mount.source.startswith("/dev/"):
-        node = os.path.join(root, mount.source.lstrip("/"))
-        name = os.path.basename(os.path.realpath(node))
-        if os.path.isdir(device_directory(name, root)):
-            return name
-    return None
+    return named_device(mount.source.partition(":/dev/")[0], root)
 
 
 def _slaves(base: str) -> list[str]:
