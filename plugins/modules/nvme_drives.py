@@ -14,8 +14,9 @@ description:
   - Reads every NVMe namespace of the node and decides for each whether it becomes a member of the scratch array.
   - A drive is refused when it is mounted, is swap, has partitions or holders, or carries any signature that
     libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array O(array_name) are kept.
-  - A drive without any signature is refused when it carries a btrfs or XFS whose first superblock is gone, or when one
-    of some sixty blocks of it is neither zeros nor a pattern of discarded blocks. Data elsewhere on it is not seen.
+  - A drive without any signature is refused when it carries a btrfs or XFS whose first superblock is gone, or when a
+    block in its first or last MiB, or one of some thousand blocks between, is neither zeros nor a pattern of discarded
+    blocks. Data elsewhere on it is not seen.
   - Fails with a table of all drives unless exactly O(count) alike drives are usable. Never changes anything.
   - Refuses drives with metadata bytes, or with another logical block than the rest, and prints the C(nvme format) line
     that would mend them. Never runs that line.

@@ -386,7 +386,7 @@ def test_what_cannot_be_taken_down_is_named_and_left_to_the_sweeper(monkeypatch:
 def test_a_label_of_somebody_else_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = builders.nvme_drive(1)
     monkeypatch.setattr(made, "read_drives", lambda: [drive])
-    monkeypatch.setattr(made, "claim_problem", lambda path: None)
+    monkeypatch.setattr(made, "use_problems", lambda drives: {})
     cleared: list[str] = []
     monkeypatch.setattr(made, "clear_labels", lambda drives: cleared.extend(each.serial for each in drives))
     monkeypatch.setattr(made, "refuse_unless_blank", lambda drives, deep: None)

@@ -168,7 +168,7 @@ def test_the_look_at_a_suspended_array_reads_nothing_of_it(tmp_path: Path, monke
 
     monkeypatch.setattr(facts, "read_signatures", signatures)
     monkeypatch.setattr(facts, "read_unlabelled", lambda name, deep: [])
-    monkeypatch.setattr(facts, "claim_problem", lambda path: None)
+    monkeypatch.setattr(facts, "use_problems", lambda drives: {})
     monkeypatch.setattr(facts, "load", lambda: known.manifest)
     monkeypatch.setattr(facts, "examine", lambda names: known.superblocks)
     monkeypatch.setattr(facts, "has_capacity", lambda name: True)

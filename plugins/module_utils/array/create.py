@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..common.commands import run
 from ..common.refusal import Refusal
-from ..machine.drive_contents import claim_problem, read_signatures, read_unlabelled
+from ..machine.drive_contents import read_signatures, read_unlabelled, use_problems
 from ..machine.drives import Drive, disks_under, read_drives
 from .md_arrays import Array, find, read_arrays
 
@@ -28,19 +28,23 @@ def refuse_unless_blank(members: list[Drive], deep: bool = False) -> None:
     ``deep``: data of no known kind counts too.
     """
     for drive in members:
-        problem = "; ".join(drive.uses) or claim_problem(drive.path)
+        problem = "; ".join(drive.uses)
         if drive.partitions:
             problem = "has partitions " + ", ".join(drive.partitions)
-        if problem:
-            raise Refusal("drive `%s` (%s) %s. hint: nothing was changed" % (drive.serial, drive.name, problem))
+        _refuse(drive, problem)
     signatures = read_signatures([drive.name for drive in members])
     for drive in members if not signatures else ():
         signatures += read_unlabelled(drive.name, deep)
-    if signatures:
-        serial = {drive.name: drive.serial for drive in members}[signatures[0].device]
-        raise Refusal(
-            "drive `%s` (%s) holds %s. hint: nothing was changed" % (serial, signatures[0].device, signatures[0])
-        )
+    # Last, because reading takes a second and somebody may open a drive meanwhile; mdadm then claims the drives.
+    used = use_problems(members)
+    for drive in members:
+        held = [str(signature) for signature in signatures if signature.device == drive.name]
+        _refuse(drive, used.get(drive.name) or ("holds %s" % held[0] if held else None))
+
+
+def _refuse(drive: Drive, problem: str | None) -> None:
+    if problem:
+        raise Refusal("drive `%s` (%s) %s. hint: nothing was changed" % (drive.serial, drive.name, problem))
 
 
 def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None) -> None:

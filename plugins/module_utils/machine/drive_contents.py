@@ -15,6 +15,7 @@ from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text
 from ..units import format_size_binary
 from . import unlabelled
+from .device_users import users_of
 from .drives import Drive, partitions_of
 
 WINDOW = 1024 * 1024
@@ -142,20 +143,38 @@ def read_contents(drives: Sequence[Drive], deep: bool = False) -> tuple[Contents
                 unreadable[drive.name] = "cannot be read: %s" % error
     for signature in everything:
         contents.setdefault(owner[signature.device], []).append(signature)
-    for drive in drives:
-        if drive.claims or drive.name in unreadable:
-            continue
-        # An idle array claims the drives under it: ask the array instead.
-        paths = ["/dev/" + array for array in drive.idle_arrays] or [drive.path]
-        problems = [problem for problem in map(claim_problem, paths) if problem]
-        if problems:
-            unreadable[drive.name] = problems[0]
-        elif not (drive.uses or drive.partitions or contents.get(drive.name)):
+    asked = [drive for drive in drives if not drive.claims and drive.name not in unreadable]
+    unreadable.update(use_problems(asked))
+    for drive in asked:
+        if not (drive.name in unreadable or drive.uses or drive.partitions or contents.get(drive.name)):
             try:
                 contents[drive.name] = read_unlabelled(drive.name, deep)
             except UnreadableDevice as error:
                 unreadable[drive.name] = "cannot be read: %s" % error
     return contents, unreadable
+
+
+def use_problems(drives: Sequence[Drive]) -> dict[str, str]:
+    """By kernel name of the drive, why it must not be touched although no mount, swap or holder uses it.
+
+    The kernel refuses to open it exclusively, or a process, a loop device or a storage target uses it or something on
+    it: what uses a device need not claim it.
+    """
+    problems: dict[str, str] = {}
+    for drive in drives:
+        # An idle array claims the drives under it: ask the array instead.
+        for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
+            problem = claim_problem(path)
+            if problem:
+                problems.setdefault(drive.name, problem)
+    below = {drive.name: devices_of(drive) for drive in drives if drive.name not in problems}
+    users = users_of([name for names in below.values() for name in names])
+    for owner, names in below.items():
+        for name in names:
+            if name in users:
+                where = "" if name == owner else " (on %s)" % name
+                problems.setdefault(owner, "in use: %s%s" % (users[name], where))
+    return problems
 
 
 def claim_problem(path: str) -> str | None:

@@ -1,6 +1,7 @@
 """Contents that libblkid does not see: file systems whose first superblock is gone, and data without any label.
 
-It reads a few KiB of a drive. What it finds is there; a drive on which it finds nothing may still hold data elsewhere.
+It reads the first and the last MiB of a drive, and a block in some thousand places between. What it finds is there; a
+drive on which it finds nothing may still hold data elsewhere: docs/concepts/never.md says how much.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import os
 import struct
 import uuid
 from dataclasses import dataclass
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterator
 
 BTRFS, XFS, DATA = "btrfs without its first superblock", "xfs without its first superblock", "data without a label"
 PROBE = 4096
 _MIB, _GIB, _TIB = 2**20, 2**30, 2**40
+END = _MIB
+"""Bytes at each end of a drive that are read whole: what has no label begins there (LUKS with a detached header, a tar,
+a database), and there a plan knows a drive again."""
 
 _BTRFS_COPIES = (64 * _MIB, 256 * _GIB)
 """Offsets of the second and third superblock (btrfs(5); kernel: fs/btrfs/disk-io.h, btrfs_sb_offset)."""
@@ -26,7 +30,11 @@ _XFS_MANY = 512
 """Allocation groups on any drive in practice: mkfs.xfs makes 4 to 32 of them, or one for each processor."""
 _XFS_STRIPED = 64
 _STRIPES = (16, 32, 64, 128, 256)
-_EVENLY = 32
+_EVENLY = 4096
+_APART = 16 * _MIB
+"""Bytes between even places on a small drive, which has fewer of them."""
+_STEPS = 4
+"""Places between one power of two and the next."""
 _UNWRITTEN = (0x00, 0xFF)
 """A drive that was never written, or whose blocks were discarded, returns blocks of one of these bytes."""
 
@@ -44,31 +52,39 @@ Reader = Callable[[int, int], bytes]
 
 
 def look(path: str, deep: bool) -> Piece | None:
-    """The first contents of the device without a label that are found; ``deep``: also data of no known kind.
+    """The first contents of the device without a label that are found: superblocks, and data in the first and last MiB.
 
-    Raises ``OSError``.
+    ``deep``: also data of no known kind between them. Raises ``OSError``.
     """
     with _open(path, os.O_RDONLY) as (handle, size):
 
         def read(offset: int, length: int) -> bytes:
             return os.pread(handle, length, offset)
 
-        return next(_superblocks(read, size), None) or (next(_data(read, size), None) if deep else None)
+        found = next(_superblocks(read, size), None) or next(_at_the_ends(read, size), None)
+        return found or (next(_between(read, size), None) if deep else None)
 
 
-def clear(path: str) -> None:
-    """Overwrite with zeros what ``look`` finds, so that the drive counts as blank. Raises ``OSError``.
+def clear_between(path: str) -> None:
+    """Overwrite with zeros what ``look`` finds between the first and the last MiB. Raises ``OSError``.
 
-    It leaves the first and the last MiB of the drive alone, by which a plan knows the drive again: after an
-    interruption the same plan goes on.
+    By these two a plan knows the drive again: after an interruption the same plan goes on.
     """
-    with _open(path, os.O_RDWR) as (handle, size):
+    with _open(path, os.O_RDWR | os.O_EXCL) as (handle, size):
 
         def read(offset: int, length: int) -> bytes:
             return os.pread(handle, length, offset)
 
-        for piece in [*_superblocks(read, size), *_data(read, size)]:
+        for piece in [*_superblocks(read, size), *_between(read, size)]:
             os.pwrite(handle, bytes(min(PROBE, size - piece.offset)), piece.offset)
+        os.fsync(handle)
+
+
+def clear_ends(path: str) -> None:
+    """Overwrite the first and the last MiB with zeros, which is the last step to a blank drive. Raises ``OSError``."""
+    with _open(path, os.O_RDWR | os.O_EXCL) as (handle, size):
+        for start, length in _ends(size):
+            os.pwrite(handle, bytes(length), start)
         os.fsync(handle)
 
 
@@ -118,23 +134,39 @@ def xfs_groups(size: int) -> list[int]:
 
 
 def probes(size: int) -> list[int]:
-    """Offsets that are read for data of any kind: every power of two from 1 MiB on, where partitions, copies of
-    superblocks and the data of arrays begin, and places that divide the drive evenly. None in the first or last MiB.
+    """Offsets of the blocks that are read for data of any kind between the first and the last MiB.
+
+    Powers of two from either end and quarters between them, where partitions, copies of superblocks and the data of
+    arrays begin; and places that divide the drive evenly, 4,096 on a large one.
     """
-    powers = []
-    offset = _MIB
-    while offset < size:
-        powers.append(offset)
-        offset *= 2
-    evenly = [size * number // _EVENLY // PROBE * PROBE for number in range(1, _EVENLY)]
-    return sorted({at for at in powers + evenly if at >= _MIB and at + PROBE <= size - _MIB})
+    powers = [
+        power * step // _STEPS for bit in range(20, 63) for power in (2**bit,) for step in range(_STEPS, 2 * _STEPS)
+    ]
+    near = [at for power in powers if power < size for at in (power, (size - power) // PROBE * PROBE)]
+    count = max(1, min(_EVENLY, size // _APART))
+    evenly = [size * number // count // PROBE * PROBE for number in range(1, count)]
+    return sorted({at for at in near + evenly if at >= END and at + PROBE <= size - END})
 
 
-def _data(read: Reader, size: int) -> Iterator[Piece]:
+def _ends(size: int) -> list[tuple[int, int]]:
+    """Start and length of the first and the last MiB; of a smaller drive, of all of it."""
+    if size <= 2 * END:
+        return [(0, size)] if size else []
+    return [(0, END), (size - END, END)]
+
+
+def _at_the_ends(read: Reader, size: int) -> Iterator[Piece]:
+    for start, length in _ends(size):
+        data = read(start, length)
+        for at in range(0, len(data), PROBE):
+            if written(data[at : at + PROBE]):
+                yield Piece(DATA, start + at)
+
+
+def _between(read: Reader, size: int) -> Iterator[Piece]:
     return (Piece(DATA, offset) for offset in probes(size) if written(read(offset, PROBE)))
 
 
-def written(block: Iterable[int]) -> bool:
+def written(block: bytes) -> bool:
     """Whether somebody wrote this block: it is neither of the patterns of an unwritten or discarded one."""
-    data = bytes(block)
-    return not any(data == bytes([pattern]) * len(data) for pattern in _UNWRITTEN)
+    return not any(block.count(pattern) == len(block) for pattern in _UNWRITTEN)

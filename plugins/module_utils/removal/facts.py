@@ -12,10 +12,10 @@ from ..machine.drive_contents import (
     RAID_MEMBER,
     Signature,
     UnreadableDevice,
-    claim_problem,
     contents_hash,
     read_signatures,
     read_unlabelled,
+    use_problems,
 )
 from ..machine.drives import disks_under, partitions_of, read_drives
 from ..machine.mounts import mount_at, read_mounts
@@ -50,10 +50,7 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
                 hashes[drive.name] = contents_hash(drive)
         except UnreadableDevice as error:
             unreadable[drive.name] = "cannot be read: %s" % error
-        if not drive.uses and drive.name not in unreadable:
-            problem = claim_problem(drive.path)
-            if problem:
-                unreadable[drive.name] = problem
+    unreadable.update(use_problems([drive for drive in drives if not drive.uses and drive.name not in unreadable]))
     members = [name for name, labels in signatures.items() for signature in labels if signature.type == RAID_MEMBER]
     arrays = read_arrays()
     inside = {}

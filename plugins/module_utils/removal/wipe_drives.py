@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..array.md_arrays import Superblock, examine, read_arrays
 from ..common.commands import run
@@ -15,13 +15,13 @@ from ..machine.drive_contents import (
     RAID_MEMBER,
     WINDOW,
     UnreadableDevice,
-    claim_problem,
     contents_hash,
     read_signatures,
     read_unlabelled,
+    use_problems,
 )
 from ..machine.drives import Drive, disks_under, partitions_of
-from ..machine.unlabelled import clear
+from ..machine.unlabelled import clear_between, clear_ends
 
 WIPES: dict[str, Any] = {
     "type": "list",
@@ -35,14 +35,14 @@ WIPES: dict[str, Any] = {
 def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> None:
     """Check the plan's conditions for all drives before the first byte is written to any. Raises ``Refusal``."""
     names = {drive.name for drive in drives}
+    used = use_problems([drive for drive in drives if not drive.claims])
     for drive in drives:
         problem = "; ".join(drive.claims)
         for array in drive.idle_arrays:
             strangers = sorted(disks_under("/", array) - names)
             if strangers:
                 problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(strangers))
-        for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
-            problem = problem or claim_problem(path) or ""
+        problem = problem or used.get(drive.name, "")
         if not problem and contents_hash(drive) != hashes[drive.serial]:
             problem = "does not hold what the plan saw"
         if problem:
@@ -76,7 +76,7 @@ def clear_labels(drives: Sequence[Drive]) -> None:
     # All members first: any event of a drive that is still a member makes udev assemble the array again.
     with unwatched(names):
         for drive in drives:
-            clear_unlabelled(drive.path)
+            _written(clear_between, drive.path)
         for superblock in examine(members).values():
             clear_beginning(superblock)
         for name in members:
@@ -85,6 +85,8 @@ def clear_labels(drives: Sequence[Drive]) -> None:
         if drive.partitions:
             run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
         run(["wipefs", "--all", "--quiet", drive.path])
+        # wipefs removes the few bytes of each label; the rest of a partition table is data that nobody can name.
+        _written(clear_ends, drive.path)
 
 
 @contextlib.contextmanager
@@ -113,7 +115,7 @@ def clear_beginning(member: Superblock) -> None:
         os.close(handle)
 
 
-def clear_unlabelled(path: str) -> None:
+def _written(clear: Callable[[str], None], path: str) -> None:
     """Clear what no label names, by which the drive would not count as blank. Raises ``UnreadableDevice``."""
     try:
         clear(path)

@@ -24,7 +24,7 @@ from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.common.commands import CommandError, NotInstalled, run
 from tunetool.node.common.files import exact_text
 from tunetool.node.common.refusal import Refusal
-from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, claim_problem, read_signatures
+from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, read_signatures, use_problems
 from tunetool.node.machine.drives import Drive, Link, disks_under, read_drives
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.removal.wipe_drives import clear_labels
@@ -218,7 +218,7 @@ def _is_left(drive: Drive, entry: Entry) -> bool:
     if drive.serial in entry["given_back"] and not labels:
         # It was blank: what is on it now without a label is somebody else's.
         return False
-    if problem := claim_problem(drive.path):
+    if problem := use_problems([drive]).get(drive.name):
         raise NotTakenDown(f"drive `{drive.serial}` keeps what this run made: {problem}")
     return True
 

@@ -1,0 +1,174 @@
+"""Users of a block device that mounts, swap and holders do not show: processes, loop devices, storage targets.
+
+None of them keeps md from taking the device: a virtual machine or a target that opens a drive need not claim it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import glob
+import os
+import re
+import stat
+import struct
+import time
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Mapping, Sequence
+
+from ..common.files import exact_text, read_text, whole_number
+
+_PATIENCE = 10.0
+"""Seconds that a process may have a device open without being its user: udev and its programs look at every new one."""
+_EVERY = 0.25
+
+_LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
+_LOOP_INFO64 = 232
+
+_AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 0x1  # linux/fcntl.h, linux/stat.h
+_STATX_BYTES = 256
+
+_Number = tuple[bool, int, int]
+"""Whether it is a block device, major, minor."""
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A file descriptor of a process."""
+
+    name: str
+    pid: int
+    how: str
+    command: str
+
+    def __str__(self) -> str:
+        return "process %d `%s` has it open" % (self.pid, self.command)
+
+
+def users_of(names: Sequence[str], patience: float = _PATIENCE) -> dict[str, str]:
+    """The first user by kernel name of the device; devices without one are left out.
+
+    A device that a process has open is asked again for ``patience`` seconds: udev closes it, a user does not.
+    """
+    numbers = _numbers(names)
+    users = dict(_reversed(_loops(numbers), _targets(numbers)))
+    found = {opened for opened in _processes(numbers) if opened.name not in users}
+    deadline = time.monotonic() + patience
+    while found and time.monotonic() < deadline:
+        time.sleep(_EVERY)
+        found &= set(_processes(numbers))
+    for opened in sorted(found, key=lambda opened: (opened.pid, opened.how)):
+        users.setdefault(opened.name, str(opened))
+    return users
+
+
+def _reversed(*found: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The first user of a name last, so that a dictionary keeps it."""
+    return [pair for pairs in found for pair in pairs][::-1]
+
+
+def _numbers(names: Sequence[str]) -> dict[_Number, str]:
+    """The devices' numbers, also those of NVMe's character devices, by which a program sends commands past the block
+    layer."""
+    numbers = {}
+    for name in names:
+        generic = "/sys/class/nvme-generic/%s/dev" % re.sub("^nvme", "ng", name)
+        for path, block in (("/sys/class/block/%s/dev" % name, True), (generic, False)):
+            major, _, minor = (read_text(path) or "").partition(":")
+            if major.isdigit() and minor.isdigit():
+                numbers[(block, int(major), int(minor))] = name
+    return numbers
+
+
+def _loops(numbers: Mapping[_Number, str]) -> Iterator[tuple[str, str]]:
+    for path in sorted(glob.glob("/sys/block/loop*/loop/backing_file")):
+        loop = path.split(os.sep)[3]
+        # The path is that of the process that made it, and may be another device's here: the number is right.
+        number = _backing_number("/dev/" + loop) or _number_of(exact_text(path).rstrip("\n"))
+        if number and number in numbers:
+            yield numbers[number], "loop device `%s` lies on it" % loop
+
+
+def _backing_number(path: str) -> _Number | None:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        answer = fcntl.ioctl(handle, _LOOP_GET_STATUS64, bytes(_LOOP_INFO64))
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    device = int(struct.unpack_from("=Q", answer, 16)[0])
+    return (True, os.major(device), os.minor(device))
+
+
+def _targets(numbers: Mapping[_Number, str]) -> Iterator[tuple[str, str]]:
+    """Devices that the kernel itself exports: over NVMe, and by a SCSI target's file."""
+    for path in sorted(glob.glob("/sys/kernel/config/nvmet/subsystems/*/namespaces/*/device_path")):
+        number = _number_of(exact_text(path).strip())
+        if number and number in numbers:
+            yield numbers[number], "NVMe target `%s` exports it" % path.split(os.sep)[6]
+    for path in sorted(glob.glob("/sys/kernel/config/target/core/*/*/info")):
+        for backing in re.findall(r"(?:File|UDEV PATH): (\S+)", exact_text(path)):
+            number = _number_of(backing)
+            if number and number in numbers:
+                yield numbers[number], "SCSI target `%s` exports it" % path.split(os.sep)[6]
+
+
+def _number_of(path: str) -> _Number | None:
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(path)
+        if stat.S_ISBLK(status.st_mode):
+            return (True, os.major(status.st_rdev), os.minor(status.st_rdev))
+    return None
+
+
+def _processes(numbers: Mapping[_Number, str]) -> Iterator[_Open]:
+    """Open files and mappings of the devices in every process that may be read, but ours."""
+    mapped = re.compile(r" /dev/(%s)$" % "|".join(map(re.escape, sorted(set(numbers.values())))), re.MULTILINE)
+    for pid in sorted(pid for pid in map(whole_number, _listdir("/proc")) if pid is not None):
+        if pid == os.getpid():
+            continue
+        base = "/proc/%d" % pid
+        for handle in _listdir(base + "/fd"):
+            number = _open_number("%s/fd/%s" % (base, handle))
+            if number and number in numbers:
+                yield _Open(numbers[number], pid, "fd " + handle, _command(base))
+        for name in mapped.findall(exact_text(base + "/maps")) if numbers else ():
+            yield _Open(name, pid, "map", _command(base))
+
+
+def _command(base: str) -> str:
+    return read_text(base + "/comm") or "?"
+
+
+def _open_number(path: str) -> _Number | None:
+    """The device that a process has open; never waits for a server that is gone, as stat(2) of its files would."""
+    if _statx is None:  # glibc before 2.28
+        return _number_of(path) if _readlink(path).startswith("/dev/") else None
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if _statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, answer) != 0:
+        return None
+    mode = int(struct.unpack_from("=H", answer, 28)[0])
+    if not (stat.S_ISBLK(mode) or stat.S_ISCHR(mode)):
+        return None
+    major, minor = struct.unpack_from("=II", answer, 128)
+    return (stat.S_ISBLK(mode), major, minor)
+
+
+_statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+
+
+def _readlink(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def _listdir(path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(path)
+    return []
