@@ -22,6 +22,7 @@ from tunetool.inspect import model
 from tunetool.inspect.capture import capture
 from tunetool.inspect.source import Source
 from tunetool.node.machine import recording
+from tunetool.node.machine.drives import read_drives
 
 ROOT = Path(__file__).parents[2]
 H100 = ROOT / "docs/machines/h100-made.json"
@@ -96,6 +97,58 @@ def test_json_says_the_same_and_fits_its_schema(tmp_path: Path) -> None:
     tree = next(root for root in document["pcie"] if root["address"] == "pci0000:15")
     (switch,) = tree["children"]
     assert [child["kind"] for child in switch["children"]] == ["nic", "gpu"]
+
+
+def block(root: Path, name: str) -> Path:
+    return (root / "sys/class/block" / name).resolve()
+
+
+def test_drives_with_partitions_are_not_free(tmp_path: Path) -> None:
+    """As those of an imported ZFS pool, of which the mount names the pool alone."""
+    root = laid_out(H200, tmp_path)
+    with (root / "proc/self/mountinfo").open("a") as stream:
+        stream.write("60 28 0:45 / /tank rw,relatime - zfs tank rw,xattr,noacl\n")
+    for number in range(1, 9):
+        for part, sectors in ((1, 7499980800), (9, 16384)):
+            partition = block(root, f"nvme{number}n1") / f"nvme{number}n1p{part}"
+            partition.mkdir()
+            (partition / "partition").write_text(f"{part}\n")
+            (partition / "size").write_text(f"{sectors}\n")
+    shown = seen(root)
+    assert [drive["use"] for drive in shown["drives"]] == ["/"] + ["has partitions"] * 8
+    assert not any(drive["data"] for drive in shown["drives"])
+    found = findings_of(root)
+    assert "volume" not in found
+    assert found["drives.occupied"]["found"] == (
+        "8 drives are not blank or in use: `AWSMADE00` (nvme1n1) has partitions nvme1n1p1, nvme1n1p9; "
+        "`AWSMADE01` (nvme2n1) has partitions nvme2n1p1, nvme2n1p9; and 6 more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "source"),
+    [
+        ("sys/fs/btrfs/7c1f/devices/{}", "btrfs", "/dev/nvme1n1"),
+        ("sys/fs/bcachefs/7c1f/dev-{}/block", "bcachefs", "/dev/nvme1n1:/dev/nvme2n1"),
+    ],
+)
+def test_every_member_of_a_mounted_pool_is_in_use(tmp_path: Path, entry: str, kind: str, source: str) -> None:
+    root = laid_out(H200, tmp_path / "node")
+    with (root / "proc/self/mountinfo").open("a") as stream:
+        stream.write(f"60 28 0:45 / /pool rw,relatime - {kind} {source} rw\n")
+    for name in ("nvme1n1", "nvme2n1", "nvme3n1"):
+        link = root / entry.format(name)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(block(root, name), link.parent))
+    recorded = tmp_path / "recorded.json"
+    capture(Source(str(root)), recorded, hide_names=False)
+    for place in (root, recorded):
+        uses = [drive["use"] for drive in seen(place)["drives"]]
+        # A recording has no names of network and anonymous mounts, and so no mount point of the pool.
+        assert all(use in ("/pool", f"in a mounted {kind}") for use in uses[1:4]), uses
+        assert uses[4:] == ["free"] * 5
+    by_name = {drive.name: drive for drive in read_drives(str(root))}
+    assert by_name["nvme3n1"].claims == (f"in a mounted {kind} `7c1f`",)
 
 
 def test_a_cloud_node_before_it_is_built() -> None:

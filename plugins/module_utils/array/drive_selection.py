@@ -135,6 +135,11 @@ def _common_block(drives: Iterable[Drive]) -> int | None:
     return counted[0][0] if counted else None
 
 
+def occupied(drive: Drive, labels: Sequence[Signature], unreadable: str | None = None) -> str | None:
+    """Why a drive that is in no array of ours is not free: its users, what it holds, or why that is not known."""
+    return unreadable or "; ".join(drive.claims) or _contents(drive, labels, ours=False)
+
+
 def _contents(drive: Drive, others: Sequence[Signature], ours: bool) -> str | None:
     """The contents of an unused drive; ``others`` are its labels without our own array's."""
     held = [_where(signature, drive) for signature in others]

@@ -246,6 +246,7 @@ class _Users:
             by_source.append(mount)
         self._by_source = by_source
         self._swaps = _swap_names(root)
+        self._pooled = _pooled(root)
 
     def of(self, name: str) -> list[str]:
         reasons = self._direct(name)
@@ -265,12 +266,13 @@ class _Users:
     def _direct(self, name: str) -> list[str]:
         number = read_text(os.path.join(self._root, "sys/class/block", name, "dev")) or "?"
         reasons = ["mounted at `%s`" % mount.mount_point for mount in self._mounts.get(number, [])]
-        # btrfs and others mount under an anonymous device number: only the source names the device.
+        # btrfs and others mount under an anonymous device number: only the source names the device, or several.
         reasons += [
             "mounted at `%s`" % mount.mount_point
             for mount in self._by_source
-            if os.path.basename(mount.source) == name and mount.source.startswith("/dev/")
+            if name in [os.path.basename(path) for path in mount.source.split(":") if path.startswith("/dev/")]
         ]
+        reasons += self._pooled.get(name, ())
         if name in self._swaps:
             reasons.append("active swap")
         return reasons
@@ -290,6 +292,18 @@ class _Users:
                     reasons += self._held(partition, (*below, holder))
             reasons += self._held(holder, below)
         return reasons
+
+
+def _pooled(root: str) -> dict[str, list[str]]:
+    """The file system by kernel name, for each member of a mounted btrfs or bcachefs: the mount names only one."""
+    members: dict[str, list[str]] = {}
+    for pattern, kind in (("btrfs/*/devices/*", "btrfs"), ("bcachefs/*/dev-*/block", "bcachefs")):
+        for path in sorted(glob.glob(os.path.join(root, "sys/fs", pattern))):
+            uuid = os.path.relpath(path, os.path.join(root, "sys/fs", kind)).split(os.sep)[0]
+            members.setdefault(os.path.basename(os.path.realpath(path)), []).append(
+                "in a mounted %s `%s`" % (kind, uuid)
+            )
+    return members
 
 
 def _swap_names(root: str) -> set[str]:

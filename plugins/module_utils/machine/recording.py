@@ -106,6 +106,8 @@ FILES = (
     "/sys/devices/system/cpu/smt/control",
     "/sys/devices/system/node/node*/cpulist",
     "/sys/devices/system/node/node*/hugepages/*/[nf]r*_hugepages",
+    "/sys/fs/bcachefs/*/dev-*/block/dev",
+    "/sys/fs/btrfs/*/devices/*/dev",
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     "/sys/kernel/mm/hugepages/*/[nf]r*_hugepages",

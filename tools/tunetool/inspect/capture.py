@@ -11,7 +11,7 @@ from typing import Any
 
 from tunetool import __version__
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.inspect.collect import filesystems, volume
+from tunetool.inspect.collect import brief, filesystems, volume
 from tunetool.inspect.source import Source
 from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.common.files import replace_file
@@ -43,6 +43,9 @@ def capture(source: Source, path: Path, hide_names: bool) -> dict[str, Any]:
         raise CannotJudge(f"`{source.root}` cannot be recorded: {error}") from None
     document["tool_version"] = __version__
     document["health"] = _health_logs(source)
+    # In brief: labels, and names of programs, are their owner's.
+    occupied = source.occupied(read_drives(source.root))
+    document["occupied"] = occupied and {name: brief(reason) for name, reason in occupied.items()}
     arrays = read_arrays(source.root)
     mounted = filesystems(arrays, source.root)
     document["gds_facts"] = asdict(source.gds_facts(volume(mounted, arrays)))

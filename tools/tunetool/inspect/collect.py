@@ -14,6 +14,7 @@ from tunetool.inspect.findings import Facts, findings
 from tunetool.inspect.pci import link_of, tree
 from tunetool.inspect.settings import read_cuda, read_settings
 from tunetool.inspect.source import Source
+from tunetool.node.array.drive_selection import occupied
 from tunetool.node.array.md_arrays import Array, read_arrays
 from tunetool.node.common.check_result import FAIL
 from tunetool.node.common.drift import known_manifest
@@ -41,7 +42,10 @@ def inspect(source: Source) -> model.Inspection:
     root = source.root
     node_drives, arrays = read_drives(root), read_arrays(root)
     answers, health_note = _ask(node_drives, source)
-    drives = [_drive(drive, arrays, answers.get(drive.controller)) for drive in node_drives]
+    looked = source.occupied(node_drives)
+    # By users and partitions alone where nobody looked into the drives.
+    reasons = looked if looked is not None else {drive.name: occupied(drive, ()) for drive in node_drives}
+    drives = [_drive(drive, arrays, answers.get(drive.controller), reasons.get(drive.name)) for drive in node_drives]
     drives = [drive.model_copy(update={"data": _is_data(drive, drives)}) for drive in drives]
     devices = read_pci(root)
     gpus = [
@@ -82,6 +86,8 @@ def inspect(source: Source) -> model.Inspection:
         inspection,
         manifest=manifest,
         manifest_problem=manifest_damage(root.rstrip("/") + MANIFEST_PATH) or "",
+        occupied={drive.name: reason for drive in node_drives if (reason := reasons.get(drive.name))},
+        looked=looked is not None,
         checks=judge_health(node_drives, _from(answers)) if answers else [],
         sys=Path(root, "sys/devices").is_dir(),
         udev=Path(root, "run/udev/data").is_dir(),
@@ -146,19 +152,19 @@ def _from(answers: dict[str, Answer]) -> Reader:
     return reader
 
 
-def _drive(drive: Drive, arrays: Sequence[Array], answer: Answer | None) -> model.Drive:
+def _drive(drive: Drive, arrays: Sequence[Array], answer: Answer | None, reason: str | None) -> model.Drive:
     member = next((array for array in arrays if drive.name in array.members), None)
-    use = (member.name or member.device) if member else _use(drive)
+    use = (member.name or member.device) if member else brief(reason)
     health = _health(drive, answer)
     return model.Drive.from_fields_of(drive, link=link_of(drive.link), health=health, use=use, data=member is not None)
 
 
-def _use(drive: Drive) -> str:
-    """The drive's first use in brief: the mount point, the array, or ``free``."""
-    if not drive.uses:
+def brief(reason: str | None) -> str:
+    """What occupies the drive in brief: the mount point, the array, ``in use``, ``holds ext4``; or ``free``."""
+    if reason is None:
         return "free"
-    named = re.match(r"(?:mounted at|member of) `([^`]+)`", drive.uses[0])
-    return named.group(1) if named else drive.uses[0].replace("`", "")
+    named = re.match(r"(?:mounted at|member of) `([^`]+)`", reason)
+    return named.group(1) if named else re.split(r"[;:,]| \(| label `| UUID| at | nvme\d| `", reason)[0]
 
 
 _GRAVE = ("drives.critical_warning", "drives.media_errors", "drives.spare")

@@ -24,6 +24,10 @@ class Facts:
     manifest: Mapping[str, Any] | None = None
     manifest_problem: str = ""
     """Why the manifest that is there cannot be used."""
+    occupied: Mapping[str, str] = field(default_factory=dict)
+    """Why a drive is not free, by kernel name."""
+    looked: bool = False
+    """Whether somebody looked into the drives; else a free drive may hold something."""
     checks: Sequence[Check] = ()
     """Checks of the drives' health logs."""
     sys: bool = True
@@ -53,6 +57,7 @@ def findings(facts: Facts) -> list[Finding]:
         _different_drives,
         _arrays,
         _nothing_built,
+        _occupied,
         _filesystems,
         _shared,
         _memory,
@@ -191,10 +196,31 @@ def _nothing_built(facts: Facts) -> list[Finding]:
         Finding(
             id="volume",
             found=f"{len(free)} free drives of {sizes}, but no array over them",
-            remedy="`tunetool provision` builds the scratch volume; with `--check` it only prints what it "
-            "would do to each drive",
+            remedy=f"`tunetool provision` builds the scratch volume{'' if facts.looked else ' if they hold nothing'}; "
+            "with `--check` it only prints what it would do to each drive",
         )
     ]
+
+
+def _occupied(facts: Facts) -> Iterator[Finding]:
+    """Drives that are no member of an array and that provisioning refuses, but for mounted ones and swap."""
+    if facts.shown.arrays or facts.shown.host.container is not None:
+        return
+    refused = [
+        (drive, reason)
+        for drive in facts.shown.drives
+        if (reason := facts.occupied.get(drive.name)) and not reason.startswith(("mounted at", "active swap"))
+    ]
+    if not refused:
+        return
+    named = "; ".join(f"`{drive.serial}` ({drive.name}) {reason}" for drive, reason in refused[:2])
+    more = f"; and {len(refused) - 2} more" if len(refused) > 2 else ""
+    yield Finding(
+        id="drives.occupied",
+        found=f"{len(refused)} drives are not blank or in use: {named}{more}",
+        remedy="`tunetool provision` refuses them: end what uses them and save what they hold; then "
+        "`tunetool provision --plan FILE` names what would be lost",
+    )
 
 
 def _filesystems(facts: Facts) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tunetool.errors import UsageProblem
+from tunetool.node.array.drive_selection import occupied
 from tunetool.node.common import documents
 from tunetool.node.gds.facts import GdsFacts, read_gds_facts
+from tunetool.node.machine.drive_contents import read_contents
 from tunetool.node.machine.drive_health import Health, read_health
+from tunetool.node.machine.drives import Drive
 from tunetool.node.machine.nvme_admin import NotOffered, Refused
 from tunetool.node.machine.recording import BESIDE, SCHEMA_NAME, lay_out
 
@@ -31,6 +34,7 @@ class Beside(BaseModel):
     health: dict[str, Health] | None = None
     gds_facts: GdsFacts | None = None
     space: dict[str, tuple[int, int]] = {}
+    occupied: dict[str, str] | None = None
     note: str | None = None
 
 
@@ -53,6 +57,20 @@ class Source:
         if controller not in recorded:
             raise NotOffered("none in the recording")
         return recorded[controller]
+
+    def occupied(self, drives: Sequence[Drive]) -> dict[str, str] | None:
+        """Why a drive is not free, by kernel name, as provisioning judges it; None where nobody looked into the drives,
+        which takes root and their device nodes.
+        """
+        if not self.live:
+            return self.beside.occupied
+        if os.geteuid() != 0 or not all(Path(drive.path).exists() for drive in drives):
+            return None
+        contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes], deep=True)
+        reasons = {
+            drive.name: occupied(drive, contents.get(drive.name, ()), unreadable.get(drive.name)) for drive in drives
+        }
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def space(self, mount_point: str) -> tuple[int, int] | None:
         """Bytes of a file system, all and free, read or recorded; None where they are not known."""
