@@ -26,6 +26,8 @@ TILES = 16
 PARAM_BUFFER_SHARE = 0.25
 """Share of that memory that the parameter buffers may take at most."""
 FEWEST_PARAM_BUFFERS = 4
+_NEAR = 8
+"""A hint names world sizes of at most so many times the one that was asked for."""
 DEFAULT_BUCKET = 5 * 10**8
 """zero/config.py: reduce_bucket_size, allgather_bucket_size."""
 DEFAULT_LIVE = 10**9
@@ -37,12 +39,29 @@ def live(model: Model) -> int:
     return max(DEFAULT_LIVE, 2 * model.largest.numel)
 
 
+class Unreachable(CannotJudge):
+    """Direct I/O would not reach the address of every gradient; ``message`` says why, ``hint`` what would work."""
+
+
 def plan(job: Job, node: Node) -> Plan:
     """Compute the values of the ds_config for ``job`` on ``node``.
 
     Raises ``UsageProblem`` for arguments that no run can have, ``CannotJudge`` where the node lacks memory, lockable
-    memory or free space for the job.
+    memory or free space for the job, ``Unreachable`` where gradients would be misread.
     """
+    result, misread = _computed(job, node)
+    if misread:
+        raise Unreachable(
+            f"{misread} gradients of `{job.model.name}` on {_ranks(job.world)} would be at addresses that direct I/O "
+            f"cannot reach: DeepSpeed would train on wrong gradients without an error ({node.address_why})",
+            _reachable(job, node),
+        )
+    explain(result)
+    return result
+
+
+def _computed(job: Job, node: Node) -> tuple[Plan, int]:
+    """The plan without its reasons, and how many gradients direct I/O would not reach."""
     _check(job)
     result = Plan(job, node)
     _batch(result)
@@ -60,9 +79,39 @@ def plan(job: Job, node: Node) -> Plan:
         _stage3(result)
     if not node.gpu:
         result.items = [replace(item, where="host") if item.where == "gpu" else item for item in result.items]
+    misread = 0
+    if "pipeline" in result.values:
+        parts = zero.partitions(job.model, job.world)
+        block = int(job.aio["block_size"])
+        misread = zero.misread_gradients(parts, result.values["sub_group"], block, node.address_bytes)
     _fits(result)
-    explain(result)
-    return result
+    return result, misread
+
+
+def _reachable(job: Job, node: Node) -> str:
+    """What would work in place of ``job``: each was computed, none is a guess."""
+
+    def works(other: Job) -> bool:
+        try:
+            return not _computed(other, node)[1]
+        except (CannotJudge, UsageProblem):
+            return False
+
+    powers = [2**power for power in range((_NEAR * job.world).bit_length())]
+    worlds = [world for world in powers if world % job.nodes == 0 and job.world != world <= _NEAR * job.world]
+    ways = [
+        f"`--world-size {world}`"
+        for world in sorted(worlds, key=lambda world: abs(world - job.world))
+        if works(replace(job, world=world, batch=None))
+    ][:2]
+    if works(replace(job, kind="zero3-cpu")):
+        ways.append("`zero3-cpu`")
+    elsewhere = "`--dma-alignment BYTES` for a job's node whose direct I/O reaches other addresses (NVMe drives: 4)"
+    return f"use {' or '.join(ways)}, or {elsewhere}" if ways else elsewhere
+
+
+def _ranks(world: int) -> str:
+    return "1 rank" if world == 1 else f"{world} ranks"
 
 
 def _check(job: Job) -> None:
@@ -191,14 +240,6 @@ def _tiles(plan: Plan, parts: list[int], budget: int) -> None:
         Item("buffer for parameters that are written back", write_back, "locked"),
         Item("one sub-group's states while they are created", new_states, "host"),
     ]
-    misread = zero.misread_gradients(parts, size, block, node.address_bytes)
-    if misread:
-        raise CannotJudge(
-            f"{misread} gradients of `{job.model.name}` on {job.world} ranks would be at addresses that direct I/O "
-            "cannot reach: DeepSpeed would train on wrong gradients without an error",
-            f"use a world size that divides the tensors into multiples of {node.address_bytes // zero.FP32} elements, "
-            "or `zero3-cpu`",
-        )
 
 
 def _fits(plan: Plan) -> None:

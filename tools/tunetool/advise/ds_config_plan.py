@@ -31,6 +31,8 @@ class Node:
     """Free space of the file system that receives the swap files; None: unknown."""
     address_bytes: int = zero.SECTOR
     """Alignment in bytes that direct I/O to that file system needs of a memory address."""
+    address_why: str = "a sector is assumed"
+    """Whose alignment that is, and how it is known."""
     gpu: bool = True
     precision: Precision = BF16
 

@@ -13,7 +13,7 @@ from tunetool.cli import options
 from tunetool.cli.options import argument, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.tune import SearchOptions
-from tunetool.cli.values import FILE, NEW_FILE, SIZE
+from tunetool.cli.values import ALIGNMENT, FILE, NEW_FILE, SIZE
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class Options(SearchOptions):
     nvme_space: int | None = option(
         "--nvme-space", type=SIZE, help="Free space for offload on each node of the job. Default: that of --target."
     )
+    dma_alignment: int | None = option(
+        "--dma-alignment",
+        type=ALIGNMENT,
+        help="Alignment in bytes that direct I/O on the job's node needs of an address in memory: "
+        "a power of two from 4 to 4096. Default: that of --target, as reads there show.",
+    )
 
     def config(self) -> Request:
         """The request. Raises ``UsageProblem`` for options that cannot be used."""
@@ -81,6 +87,7 @@ class Options(SearchOptions):
             precision=self.precision,
             memory_bytes=self.memory,
             space_bytes=self.nvme_space,
+            address_bytes=self.dma_alignment,
         )
 
 

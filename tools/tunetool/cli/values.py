@@ -72,6 +72,13 @@ def _new_file(name: str, text: str, other: str = "") -> Path:
     return path
 
 
+def _alignment(name: str, text: str) -> int:
+    sizes = [2**power for power in range(2, 13)]
+    if text not in map(str, sizes):
+        raise UsageProblem(f"`{name} {text}` is not an alignment", f"one of {', '.join(map(str, sizes))} bytes")
+    return int(text)
+
+
 def _size(name: str, text: str) -> int:
     try:
         return parse_size(text)
@@ -171,6 +178,7 @@ NEW_FILE = Value("file", _new_file)
 """A file that will be written."""
 JSON_FILE = Value("file", _json)
 SIZE = Value("size", _size)
+ALIGNMENT = Value("bytes", _alignment)
 BANDWIDTH = Value("rate", _bandwidth)
 DURATION = Value("time", lambda name, text: parse_duration(text))
 """A duration of a measurement: seconds or minutes."""

@@ -14,16 +14,17 @@ import jinja2
 
 from tunetool import regular_files
 from tunetool.advise import zero
-from tunetool.advise.ds_config import plan
+from tunetool.advise.ds_config import NVME_KINDS, plan
 from tunetool.advise.ds_config_plan import Job, Node, Plan
 from tunetool.advise.precision import Asked, Precision, choose
 from tunetool.advise.read_model import load_model
 from tunetool.errors import UsageProblem
 from tunetool.measure.aio.driver import memlock
+from tunetool.measure.direct_addresses import Addresses, addresses
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import free_bytes
-from tunetool.node.common.files import read_int, read_text, replace_file
-from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.common.files import read_text, replace_file
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size, format_size_binary
 from tunetool.tune.check import Accepted, Classes, Facts, check_config, ready
@@ -50,6 +51,8 @@ class Request:
     precision: Asked = "auto"
     memory_bytes: int | None = None
     space_bytes: int | None = None
+    address_bytes: int | None = None
+    """Alignment that direct I/O needs of an address on the job's node; None: a read in ``target`` shows it."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,13 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
     installed = ready(request.python, environment, job.aio)
     with progress.step("asking DeepSpeed what it computes on", 10), Classes(request.python, environment) as classes:
         facts = classes.facts()
+        reached = _addresses(request)
         node = Node(
             memory_bytes=request.memory_bytes or memory_total() - hugepages_bytes(),
             memlock=memlock(),
             free_bytes=request.space_bytes or free_bytes(request.target),
-            address_bytes=address_bytes(read_stack(str(request.target))),
+            address_bytes=reached.alignment,
+            address_why=reached.why,
             gpu=facts.accelerator != "cpu",
             precision=precision_of(request.precision, facts),
         )
@@ -131,13 +136,13 @@ def precision_of(asked: Asked, facts: Facts) -> Precision:
     return choose(asked, facts.capabilities)
 
 
-def address_bytes(stack: BlockStack, root: str = "") -> int:
-    """Alignment of memory for direct I/O in bytes: a sector, unless all drives need less (NVMe: 4 since Linux 6.0)."""
-    queues = [f"{root}/sys/class/block/{name}/queue" for name in (stack.device, *(leaf.name for leaf in stack.leaves))]
-    # A partition has no queue; use its drive's.
-    alignments = [read_int(f"{queue}/dma_alignment") for queue in queues if Path(queue).exists()]
-    masks = [mask for mask in alignments if mask is not None]
-    return max(masks) + 1 if masks and len(masks) == len(alignments) else zero.SECTOR
+def _addresses(request: Request) -> Addresses:
+    """Where direct I/O reaches on the job's node."""
+    if request.kind not in NVME_KINDS:
+        return Addresses(zero.SECTOR, "nothing is swapped")
+    if request.address_bytes is not None:
+        return Addresses(request.address_bytes, f"`--dma-alignment {request.address_bytes}` says so of the job's node")
+    return addresses(request.target, read_stack(str(request.target)))
 
 
 def hugepages_bytes(root: str = "") -> int:

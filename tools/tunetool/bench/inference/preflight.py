@@ -30,7 +30,7 @@ from tunetool.node.machine.container import device_nodes
 from tunetool.node.machine.memory_left import memory_left
 from tunetool.node.units import format_count, format_size
 from tunetool.origin import install_hint
-from tunetool.tune.configs import address_bytes, read_settings, render
+from tunetool.tune.configs import read_settings, render
 from tunetool.tune.settings import AioSettings
 
 MIB = 2**20
@@ -130,7 +130,6 @@ def plan(request: Request) -> Plan:
         memory_bytes=memory if gpu else max(0, memory - working),
         memlock=memlock(),
         free_bytes=free_bytes(request.target) if "nvme" in places else None,
-        address_bytes=address_bytes(stack),
         gpu=gpu,
     )
     job = Job(

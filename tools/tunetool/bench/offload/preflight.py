@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.advise import zero
+from tunetool.advise.ds_config import Unreachable
 from tunetool.advise.ds_config import plan as plan_config
 from tunetool.advise.ds_config_plan import Job, Node
 from tunetool.advise.shapes import Model
@@ -20,13 +21,14 @@ from tunetool.bench.offload.samples import DRAM
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio.driver import memlock
 from tunetool.measure.aio.spec import granule
+from tunetool.measure.direct_addresses import addresses
 from tunetool.measure.sequential import free_bytes
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.machine.memory_left import bytes_left
 from tunetool.node.units import format_count, format_size
 from tunetool.tune.check import Facts
-from tunetool.tune.configs import address_bytes, precision_of, render
+from tunetool.tune.configs import precision_of, render
 from tunetool.tune.pool import aio_left
 from tunetool.tune.settings import DEFAULTS
 
@@ -184,15 +186,20 @@ def configure(request: Request, planned: Plan, facts: Facts) -> Configured:
     buffers = 0
     for store in planned.stores:
         job = Job("zero3-nvme", model, planned.aio, str(store.directory), world, micro_batch=request.micro_batch)
+        reached = addresses(store.directory, store.stack)
         node = Node(
             memory_bytes=spare // len(planned.stores),
             memlock=memlock(),
             free_bytes=free_bytes(store.directory) - planned.rung_bytes * world,
-            address_bytes=address_bytes(store.stack),
+            address_bytes=reached.alignment,
+            address_why=reached.why,
             gpu=planned.gpu,
             precision=precision_of(request.precision, facts),
         )
-        made = plan_config(job, node)
+        try:
+            made = plan_config(job, node)
+        except Unreachable as error:
+            raise CannotJudge(error.message, "use other `--ranks`, or another `--model`") from None
         buffers += made.rank_bytes("host", "locked") * world
         # The same sub-groups everywhere, as small as the place with the least room needs them.
         size = made.values["sub_group"]
