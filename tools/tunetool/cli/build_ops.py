@@ -33,9 +33,11 @@ def command(given: Options) -> int:
     TORCH_EXTENSIONS_DIR, or torch_extensions in the user's cache. Removes the lock of a build that died, for which
     DeepSpeed would wait for ever.
 
-    Exit codes: 0 every op that was asked for is compiled; 2 the call was wrong; 3 an op cannot be compiled here.
+    Exit codes: 0 every op that was asked for is compiled, `gds` by --op alone; 2 the call was wrong; 3 an op cannot be
+    compiled here.
     """
-    from tunetool.measure.aio.build_ops import SHARED_RUNTIME, build_ops
+    from tunetool.errors import CannotJudge
+    from tunetool.measure.aio.build_ops import CANNOT_BE_BUILT, OPTIONAL, SHARED_RUNTIME, build_ops, cure
     from tunetool.report.progress import best_progress
     from tunetool.training_python import choose
 
@@ -55,4 +57,8 @@ def command(given: Options) -> int:
             f"{names}: the compiler linked a C++ runtime of its own, and to print a number may end a job", err=True
         )
         click.echo(f"hint: compile it by a compiler that links libstdc++.so.6: {SHARED_RUNTIME}", err=True)
+    lacking = [each.op for each in built if each.status == CANNOT_BE_BUILT and each.op not in OPTIONAL]
+    if lacking:
+        names = ", ".join(f"`{op}`" for op in lacking)
+        raise CannotJudge(f"{names} of DeepSpeed's ops cannot be built here", cure(lacking, environment))
     return 0

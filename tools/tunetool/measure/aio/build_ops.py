@@ -18,15 +18,19 @@ from pathlib import Path
 from tunetool.errors import CannotJudge
 from tunetool.measure import worker
 from tunetool.measure.aio.build_child import CANNOT
-from tunetool.measure.aio.ops import LOCK, Probe, builders, need_deepspeed, probe, write_stamp
+from tunetool.measure.aio.ops import LIBAIO, LOCK, Probe, builders, need_deepspeed, probe, write_stamp
 from tunetool.measure.aio.spec import script
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.measure.worker import Worker, child_command, describe_end, without_preloads
 from tunetool.node.common.commands import in_c_locale
 from tunetool.node.machine.memory import memory_total
+from tunetool.system_packages import find, install_line
 
 OPS = ("async_io", "gds", "utils", "cpu_adam")
+OPTIONAL = ("gds",)
+"""What a machine may do without: it needs cuFile too."""
+CANNOT_BE_BUILT = "cannot be built here"
 SHARED_RUNTIME = "`CXX=c++ tunetool build-ops --rebuild`"
 """What compiles ops without a C++ runtime of their own, where the machine's compiler is an ordinary one."""
 GIB = 2**30
@@ -108,9 +112,9 @@ def _ensure(
     reason = _build(python, op, installed, environment, progress)
     seconds = time.monotonic() - began
     if reason is not None and required:
-        raise CannotJudge(f"DeepSpeed's op `{op}` cannot be built here: {reason}", _hint(op))
+        raise CannotJudge(f"DeepSpeed's op `{op}` cannot be built here: {reason}", cure([op], environment))
     if reason is not None:
-        return Built(op, "cannot be built here", seconds, reason)
+        return Built(op, CANNOT_BE_BUILT, seconds, reason)
     own = _try(python, op, installed, environment)
     return Built(op, "built", seconds, str(installed.find(op)), own)
 
@@ -223,7 +227,7 @@ def _build(python: Path, op: str, installed: Probe, environment: Mapping[str, st
     if code != 0:
         errors = [line for line in lines if "error:" in line.lower() or line.startswith("RuntimeError")]
         message, hint = describe_end(f"building DeepSpeed's op `{op}`", code, "\n".join(errors[:1] or lines))
-        raise CannotJudge(message, hint or _hint(op))
+        raise CannotJudge(message, hint or cure([op], environment))
     write_stamp(installed, op)
     if not installed.has(op):
         raise CannotJudge(
@@ -281,7 +285,11 @@ def _try(python: Path, op: str, installed: Probe, environment: Mapping[str, str]
     return own
 
 
-def _hint(op: str) -> str:
-    if op in ("async_io", "gds"):
-        return "install a C++ compiler, libaio's and Python's headers: `apt install g++ libaio-dev python3-dev`"
-    return "install a C++ compiler: `apt install g++`"
+def cure(ops: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The line that installs what this machine lacks to compile these ops, or what is needed at all."""
+    needed = [environment.get("CXX") or "c++", *([LIBAIO] if {"async_io", "gds"} & set(ops) else [])]
+    missing = [program for program in needed if find(program) is None]
+    if missing:
+        known = ["c++" if program == environment.get("CXX") else program for program in missing]
+        return f"install what is missing: {install_line(*known)}"
+    return "it takes `g++ libaio-dev python3-dev` (Debian, Ubuntu), `gcc-c++ libaio-devel python3-devel` (RHEL)"

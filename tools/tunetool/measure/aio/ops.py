@@ -21,7 +21,10 @@ from tunetool.measure.aio.spec import script
 from tunetool.measure.worker import Failed, Missing, Worker, child_command
 from tunetool.node.common.files import read_text
 from tunetool.origin import install_hint
+from tunetool.system_packages import find, install_line
 
+LIBAIO = "/usr/include/libaio.h"
+"""What DeepSpeed's I/O ops are compiled with."""
 LOCK = "lock"
 STAMP = "tunetool.json"
 """Beside an op that `tunetool build-ops` built: for which torch and DeepSpeed. Paths may differ, versions may not."""
@@ -103,6 +106,8 @@ def need(installed: Probe, op: str) -> None:
         return
     python_option = "" if Path(installed.python) == Path(sys.executable) else f" --python {installed.python}"
     hint = f"run `tunetool build-ops{python_option}" + ("`" if op == "async_io" else f" --op {op}`")
+    if find(LIBAIO) is None:
+        hint = f"{install_line(LIBAIO)}, then {hint}"
     for part in installed.parts(op):
         lock = installed.folder(part) / LOCK
         if lock.exists():
