@@ -295,18 +295,36 @@ def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:
     assert orders != [drawn_order(names, 4, number) for number in range(6)]
 
 
-def test_wrong_calls_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_wrong_calls_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageProblem, match="no directory to write to"):
         preflight.targets(Request("7b"))
     with pytest.raises(UsageProblem, match="in memory") as caught:
         preflight.targets(Request("7b", target=Path("/dev/shm")))
     assert "--memory-target" in (caught.value.hint or "")
-    with pytest.raises(UsageProblem, match="too little space") as caught:
-        preflight.check_space(Request("7b"), tmp_path, 2**60)
-    assert "--state-bytes" in (caught.value.hint or "")
+    for free, hint in ((75 * 10**9, "`--state-bytes 30GB`"), (10**8, "a directory with more space")):
+        monkeypatch.setattr(preflight, "free_bytes", lambda _, free=free: free)
+        with pytest.raises(UsageProblem, match="too little space") as caught:
+            preflight.check_space(Request("7b"), tmp_path, 10**11)
+        assert hint in (caught.value.hint or "")
     with pytest.raises(UsageProblem, match="too little memory"):
         preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 3 * 10**9)
     preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 4 * 10**9)
+
+
+@pytest.mark.parametrize("asked", [8 * 10**9, 4 * 10**9])
+def test_a_smaller_state_that_is_hinted_at_is_one_that_fits(asked: int, tmp_path: Path) -> None:
+    names = ["direct", "direct-async", "dcp-async-thread"]
+    request = Request("phi3-mini", state_bytes=asked, device="cpu")
+    with pytest.raises(UsageProblem, match=r"needed: 5 times the state of [84] GB") as caught:
+        preflight.check_memory(request, asked, names, [DISK], 16 * 10**9)
+    hint = caught.value.hint or ""
+    assert hint.startswith("use a smaller state: `--state-bytes 3GB`")
+    assert ("`--engines` without asynchronous ones" in hint) is (asked == 4 * 10**9), "three times 8 GB are too much"
+    preflight.check_memory(request, 3 * 10**9, names, [DISK], 16 * 10**9)
+    # A first layer of phi3-mini takes 1.4 GB: nothing smaller is left to name.
+    with pytest.raises(UsageProblem, match="too little memory") as caught:
+        preflight.check_memory(request, asked, ["direct"], [DISK], 10**9)
+    assert caught.value.hint == "use a smaller `--model`, or a machine with more memory"
 
 
 def test_memory_that_checkpoints_fill_counts_as_memory() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, ENGINES
@@ -22,7 +23,6 @@ from tunetool.origin import install_hint
 _COPIES = 2
 """Some engines hold two forms of a checkpoint on the medium for a moment."""
 _SLACK_BYTES = 64 * 2**20
-_LESS = "use a smaller state, such as `--state-bytes 4GB`"
 
 
 def targets(request: Request) -> list[tuple[Path, BlockStack]]:
@@ -76,8 +76,10 @@ def check_space(request: Request, directory: Path, state_bytes: int) -> None:
     """Raises ``UsageProblem`` when the checkpoints would not fit."""
     needed, free = space_needed(request, state_bytes), free_bytes(directory)
     if needed > free:
+        smaller = _smaller(request, state_bytes, lambda size: space_needed(request, size) <= free)
         raise UsageProblem(
-            f"`{directory}` has too little space: {format_size(free)} free, {format_size(needed)} are needed", _LESS
+            f"`{directory}` has too little space: {format_size(free)} free, {format_size(needed)} are needed",
+            smaller or "use a directory with more space, or a smaller `--model`",
         )
 
 
@@ -90,13 +92,35 @@ def check_memory(
     # In memory without a GPU: the state, and the blank one that it is restored into. Each asynchronous engine keeps a
     # copy, and any other may make one while it runs.
     copies = (0 if on_gpu else 2) + 1 + asynchronous
-    in_memory = sum(space_needed(request, state_bytes) for stack in stacks if stack.in_memory)
-    needed = copies * state_bytes + in_memory
-    if needed > available:
+    in_memory = sum(stack.in_memory for stack in stacks)
+
+    def needed(size: int, held: int = copies) -> int:
+        return held * size + in_memory * space_needed(request, size)
+
+    if needed(state_bytes) > available:
+        ways = [_smaller(request, state_bytes, lambda size: needed(size) <= available)]
+        if asynchronous and needed(state_bytes, copies - asynchronous) <= available:
+            ways.append("`--engines` without asynchronous ones, each of which keeps a copy of the state")
         raise UsageProblem(
-            f"too little memory: {format_size(available)} available, up to {format_size(needed)} are needed",
-            _LESS + (", or name fewer engines with `--engines`" if asynchronous > 1 else ""),
+            f"too little memory: {format_size(available)} available, up to {format_size(needed(state_bytes))} are "
+            f"needed: {copies} times the state of {format_size(state_bytes)}"
+            + (", and the checkpoints in memory" if in_memory else ""),
+            ", or ".join(filter(None, ways)) or "use a smaller `--model`, or a machine with more memory",
         )
+
+
+def _smaller(request: Request, state_bytes: int, fits: Callable[[int], bool]) -> str:
+    """The largest round `--state-bytes` below the state that fits, as a hint; empty where there is no such state."""
+    sizes = (digit * 10**power for power in range(12, 7, -1) for digit in range(9, 0, -1))
+    size = next((size for size in sizes if size < state_bytes and fits(size)), None)
+    if size is None:
+        return ""
+    try:
+        state(replace(request, state_bytes=size))
+    except UsageProblem:
+        return ""
+    text = f"{size // 10**9}GB" if size >= 10**9 else f"{size // 10**6}MB"
+    return f"use a smaller state: `--state-bytes {text}`"
 
 
 def announcement(request: Request, shape: Shape, names: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
