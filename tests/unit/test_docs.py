@@ -44,6 +44,8 @@ SYMPTOM = re.compile(r"^\| (?:`` ?(.+?) ?``|`([^`]+)`) \|", re.MULTILINE)
 QUOTING = re.compile(r"^\| (?:it says|the reason contains) \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
 """A table whose first column quotes messages."""
 NEEDS = re.compile(r"^# .+\n\nNeeds: \w", re.MULTILINE)
+FIRST_SCREEN = 30
+"""Lines of README that a reader sees without scrolling."""
 ANYWHERE = (["advise"], ["inspect"], ["init"], ["report", "list"])
 """Commands that need no node, no disk and no GPU."""
 ELSEWHERE = re.compile(r"-i|--capture|--page|expect$|[A-Z]{3,}")
@@ -440,3 +442,17 @@ def test_every_target_of_make_that_a_page_names_is_there() -> None:
 def test_the_readme_shows_how_to_test() -> None:
     lines = [line.partition("#")[0].strip() for block in blocks(ROOT / "README.md") for line in command_lines(block)]
     assert {"make check", "make test"} <= set(lines)
+
+
+def test_the_first_screen_has_two_commands_for_a_machine_that_has_nothing() -> None:
+    first = "\n".join((ROOT / "README.md").read_text().splitlines()[:FIRST_SCREEN])
+    (block,) = FENCE.finditer(first)
+    commands = [line.partition("#")[0].split() for line in command_lines(Block(block[2], block[3]))]
+    assert commands == [["make", "rehearse"], ["make", "test"]]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"rehearse", "test"} <= set(targets)
+    words = " ".join(FENCE.sub("", first).split())
+    for needed in ("Debian 12", "git", "make", "Python 3.11", "root or sudo", "GiB of memory"):
+        assert needed in words, f"what they need: {needed}"
+    for target in ("rehearse", "test"):
+        assert re.search(rf"`make {target}`[^.]*? \d+ minutes", words), f"how long `make {target}` takes"
