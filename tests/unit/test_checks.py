@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def test_a_node_as_built_passes_every_check(built: Path) -> None:
     checks = run_checks(MANIFEST, str(built), health=lambda controller: HEALTHY)
     assert {name: check.status for name, check in failed(checks).items()} == {
         "array.initramfs": "skip",  # a recorded node has no images
+        "filesystem.answers": "skip",  # nor a volume to ask
         "filesystem.boot": "skip",  # nor a fstab
         "gds.mode": "skip",
         "training.environment": "skip",
@@ -85,6 +87,7 @@ def test_a_node_as_built_passes_every_check(built: Path) -> None:
         "filesystem.mounted",
         "filesystem.options",
         "filesystem.geometry",
+        "filesystem.writable",
         "memory.hugepages",
         "memory.shm",
         "memory.memlock",
@@ -157,6 +160,18 @@ OVER_ITS_PARENT = "900 27 0:77 / /mnt rw - tmpfs t rw\n"
         ("proc/self/mountinfo", lambda text: text.replace("9:127 /", "254:1 /"), "filesystem.mounted", "another"),
         ("proc/self/mountinfo", lambda text: text + OVER_ITS_PARENT, "filesystem.mounted", "`t` at `/mnt` hides"),
         ("proc/self/mountinfo", lambda text: text.replace("noatime", "relatime"), "filesystem.options", "noatime"),
+        (
+            "proc/self/mountinfo",
+            lambda text: text.replace(f"{POINT} rw,", f"{POINT} ro,"),
+            "filesystem.writable",
+            "mounted read-only",
+        ),
+        (
+            "proc/self/mountinfo",
+            lambda text: re.sub(rf"({POINT} .* - xfs \S+ )rw,", r"\1ro,", text),
+            "filesystem.writable",
+            "mounted read-only",
+        ),
         ("proc/self/mountinfo", lambda text: text.replace("sunit=2048", "sunit=1024"), "filesystem.geometry", "512"),
         ("proc/self/mountinfo", lambda text: text.replace("size=524288k", "size=1024k"), "memory.shm", "1 MiB"),
         (

@@ -56,7 +56,10 @@ def test_a_mounted_volume_is_described_and_passes(node: Path, named: dict[str, A
     assert manifests.validate(named) == []
     jsonschema.validate(named, manifests.SCHEMA)
     checks = storage(run_checks(named, str(node)))
-    assert {name: check.status for name, check in checks.items()} == {"filesystem.mounted": "pass"}
+    assert {name: check.status for name, check in checks.items()} == {
+        "filesystem.mounted": "pass",
+        "filesystem.writable": "pass",
+    }
 
 
 @pytest.mark.parametrize(

@@ -484,7 +484,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
             Check(name.replace("_", "."), status, "as built", "otherwise", "run `tunetool provision`")
             for name, status in {"filesystem_mounted": "pass", **statuses}.items()
         ]
-        monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document: answers)
+        monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document, writes: answers)
 
     answer()
     return answer
@@ -504,11 +504,16 @@ def test_a_given_expectation_replaces_the_manifest_s(node: Any, checks: Any, tmp
     assert result.code == 0, reasons(result)
 
 
-def test_nothing_is_written_to_a_bare_mount_point(node: Any, checks: Any, tmp_path: Path, target: Path) -> None:
-    checks(filesystem_mounted="fail")
+@pytest.mark.parametrize(
+    "identity", ["filesystem.mounted", "filesystem.writable", "filesystem.answers", "drives.answer"]
+)
+def test_nothing_is_written_to_a_bare_mount_point_or_a_dead_volume(
+    node: Any, checks: Any, tmp_path: Path, target: Path, identity: str
+) -> None:
+    checks(**{identity.replace(".", "_"): "fail"})
     result = node(body="touch written; exit 1", target=None, manifest=manifest(tmp_path, target, read=4e9))
     assert result.code == 1
-    assert "was not measured: see filesystem.mounted" in reasons(result)
+    assert f"was not measured: see {identity}" in reasons(result)
     assert record_of(result).target is None
 
 

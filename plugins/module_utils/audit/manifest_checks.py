@@ -1,7 +1,8 @@
-"""Checks whether the node is as its manifest says, and whether its drives are healthy.
+"""Checks whether the node is as its manifest says, whether its volume takes data, and whether its drives are healthy.
 
-Reads /proc and /sys, and as root asks the drives for their health log: no I/O on the media. The only processes are
-those that lock memory as an ordinary user.
+Reads /proc and /sys; as root asks the drives for their health log, writes a few KiB to the volume and reads two blocks
+of each drive. The only processes are those that lock memory as an ordinary user, and the one that touches the volume:
+this one never does, since a dead volume would hold it for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, Mapping
 from ..array.initramfs_check import check_images
 from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, find, read_arrays
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
-from ..common.training_part import check_training
+from ..common.training_part import CHECK_ID as TRAINING
+from ..common.training_part import check_training, training_of
 from ..gds.facts import read_gds_facts
 from ..gds.md_udev_override import outdated
 from ..gds.path_choice import MODES, OFF, current
@@ -27,14 +29,18 @@ from ..machine.memory import (
     shm_huge,
     tmpfs_policies,
 )
-from ..machine.mounts import Mount, hidden_by, mount_at, read_mounts
+from ..machine.mounts import Mount, hidden_by, mount_at, plain_path, read_mounts
 from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..tuning.checks import tuning_checks
+from ..tuning.deepspeed_aio import CHECK_ID as TUNED
 from ..tuning.deepspeed_aio import check_tuned
 from ..units import format_size_binary
 from ..volume.immutable_flag import Unsupported, is_immutable
 from ..volume.late_mount import check_boot
+from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
+from ..volume.volume_answers import ANSWERS, ask_volume, shut_down
+from ..volume.volume_probe import Answer, Asker, ask
 from ..volume.xfs_geometry import geometry_of_mount
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
@@ -42,28 +48,37 @@ _STATE_REMEDIES = {**DEAD_STATES, **HALTED_STATES, "unknown": "`md/array_state` 
 
 
 def run_checks(
-    manifest: Mapping[str, Any], root: str = "/", health: Reader | None = None, locker: Locker | None = None
+    manifest: Mapping[str, Any],
+    root: str = "/",
+    health: Reader | None = None,
+    locker: Locker | None = None,
+    asker: Asker | None = None,
+    writes: bool = True,
 ) -> list[Check]:
     """Every configuration check, in an order in which later checks depend on earlier ones.
 
     ``health`` asks a controller for its health; by default this machine's drives are asked, a recorded one's are not.
-    ``locker`` locks memory; by default that is tried on this machine, and not for a recorded one.
+    ``locker`` locks memory, and ``asker`` asks the volume; by default that is tried on this machine, and not for a
+    recorded one. ``writes``: whether a file may be written to the volume, if root asks.
     """
     mount = mount_at(manifest["filesystem"]["mount_point"], read_mounts(root))
     if manifest["array"] is None:
         checks = [check_volume(manifest["filesystem"], mount, root)]
     else:
         checks = _volume_checks(manifest, mount, root, health)
+    # Nothing is written to another file system, and none is looked at.
+    mount = mount if any(check.id == MOUNTED and check.status == PASS for check in checks) else None
+    answer = None
+    if mount is not None:
+        answer, answers = ask_volume(manifest, mount, asker or (ask if root == "/" else None), writes, root)
+        checks += answers
     checks += _memory_checks(manifest["memory"], root)
     checks += tuning_checks(manifest, root)
     tries = locker or (lock_memory if root == "/" else None)
     if tries and manifest["memory"]["memlock"] is not None:
         checks += lock_checks(manifest["memory"]["memlock"], kinds(os.geteuid() == 0, root), tries, root)
-    checks.append(_offload_check(manifest, mount, root))
-    checks += _gds_checks(manifest, root)
-    if manifest.get("aio"):
-        checks.append(check_tuned(manifest["aio"], manifest["filesystem"]["mount_point"], root))
-    checks.append(check_training(manifest, root))
+    checks.append(_offload_check(manifest, mount, answer, root))
+    checks += _on_the_volume(manifest, answer, root)
     pending = manifest["reboot_required"]
     checks.append(
         _check(
@@ -89,6 +104,31 @@ def _volume_checks(manifest: Mapping[str, Any], mount: Mount | None, root: str, 
     checks += [*judge_health(members, reader), judge_links(members)]
     checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
     return [*checks, check_boot(manifest["filesystem"], root)]
+
+
+def _on_the_volume(manifest: Mapping[str, Any], answer: Answer | None, root: str) -> list[Check]:
+    """The checks that look at the volume, or may: none of them does where it does not answer."""
+    point, training = manifest["filesystem"]["mount_point"], training_of(manifest)
+    silent = answer is not None and answer.hangs
+    checks = []
+    if silent and manifest["gds"]["mode"] != OFF:
+        checks.append(_not_looked_at("gds.mode"))
+    else:
+        checks += _gds_checks(manifest, root)
+    if manifest.get("aio"):
+        checks.append(_not_looked_at(TUNED) if silent else check_tuned(manifest["aio"], point, root))
+    lies_there = training is not None and any(
+        plain_path(path).startswith(plain_path(point) + "/")
+        for path in (training.python, training.directory, training.ops_directory)
+    )
+    checks.append(_not_looked_at(TRAINING) if silent and lies_there else check_training(manifest, root))
+    return checks
+
+
+def _not_looked_at(identity: str) -> Check:
+    return Check(
+        identity, UNKNOWN, "as it was built", "not looked at: the volume does not answer", "see `%s`" % ANSWERS
+    )
 
 
 def _check(identity: str, holds: bool, expected: str, found: str, remedy: str) -> Check:
@@ -286,13 +326,21 @@ def _memlock_check(wanted: str, root: str) -> Check:
     )
 
 
-def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, root: str) -> Check:
+def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, answer: Answer | None, root: str) -> Check:
     path = manifest["offload_dir"]
     if path is None:
         return Check("offload.directory", SKIP, "none asked for", "none")
     if mount is None:
         return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
-    exists = os.path.isdir(os.path.join(root, path.lstrip("/")))
+    if answer is not None and answer.is_directory is None:
+        found = "not looked at: the volume does not answer"
+        if answer.shut_down:
+            found = shut_down(mount.fs_type)
+        elif answer.error:
+            found = os.strerror(answer.error)
+        return Check("offload.directory", UNKNOWN, "`%s`" % path, found, "see `%s`" % ANSWERS)
+    there = answer.is_directory if answer is not None else os.path.isdir(os.path.join(root, path.lstrip("/")))
+    exists = bool(there)
     return _check(
         "offload.directory", exists, "`%s`" % path, "a directory" if exists else "missing", "run `tunetool provision`"
     )

@@ -51,7 +51,8 @@ Description=Check this node's storage against its manifest
 Type=oneshot
 ExecStart=%(starter)s check
 Nice=10
-IOSchedulingClass=idle
+# What waits for a dead volume cannot be ended. It is left behind, and holds neither this check nor the next one.
+KillMode=process
 # A stuck drive must not hold it for ever. The age of the last result shows that then.
 TimeoutStartSec=%(timeout)d
 """

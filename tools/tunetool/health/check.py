@@ -1,4 +1,4 @@
-"""The checks of ``verify --level config``, every few minutes: no I/O on the drives, and little CPU."""
+"""The checks of ``verify --level config``, every few minutes: a few KiB of I/O, and little CPU."""
 
 from __future__ import annotations
 

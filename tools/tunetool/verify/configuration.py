@@ -14,9 +14,14 @@ from tunetool.node.common.manifest import MANIFEST_PATH, unsigned
 from tunetool.node.memory.memlock_checks import Locker
 
 
-def manifest_checks(path: Path | None, manifest: Mapping[str, Any], locker: Locker | None = None) -> list[Check]:
-    """The node against its manifest, which was read from ``path``; None: the node's own path."""
-    return [*run_checks(manifest, locker=locker), *_unsigned(path)]
+def manifest_checks(
+    path: Path | None, manifest: Mapping[str, Any], locker: Locker | None = None, writes: bool = True
+) -> list[Check]:
+    """The node against its manifest, which was read from ``path``; None: the node's own path.
+
+    ``writes``: whether a file may be written to the volume, to see that it takes one.
+    """
+    return [*run_checks(manifest, locker=locker, writes=writes), *_unsigned(path)]
 
 
 def static_checks(

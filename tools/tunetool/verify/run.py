@@ -30,10 +30,12 @@ from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_directory, refuse_unanswering
 from tunetool.measure.worker import foreign_code
 from tunetool.node.array.md_arrays import HALTED_STATES
+from tunetool.node.common.check_result import Check
 from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
+from tunetool.node.volume.volume_answers import ANSWERS, DRIVES, WRITABLE
 from tunetool.record import CheckResult, Expectation, Ladder, Measurement
 from tunetool.verdict import Case, limit_of
 from tunetool.verify.ceiling import ceiling
@@ -44,6 +46,9 @@ from tunetool.verify.request import Request
 
 MOUNTED = "filesystem.mounted"
 """The check without which nothing is written: the bare mount point belongs to the root file system."""
+
+LIVE = (WRITABLE, ANSWERS, DRIVES)
+"""The checks after whose failure nothing is measured: I/O of ours would fail, or wait for ever."""
 
 
 @dataclass
@@ -93,7 +98,7 @@ class _Verification:
         request, findings, progress, environment = self.request, self.collected, session.progress, session.environment
         manifest = self.manifest = read_manifest(request.manifest)
         if manifest is not None:
-            findings.checks += map(as_result, manifest_checks(request.manifest, manifest))
+            findings.checks += map(as_result, _against(request, manifest))
         if request.level == "config":
             findings.checks += map(as_result, static_checks(manifest, environment, request.gds))
         else:
@@ -118,6 +123,11 @@ class _Verification:
     def findings(self) -> Findings:
         """See ``session.Work``."""
         return _conclude(self)
+
+
+def _against(request: Request, manifest: Mapping[str, Any]) -> list[Check]:
+    """The node against its manifest. A dry run writes no file either."""
+    return manifest_checks(request.manifest, manifest, writes=not request.run.dry_run)
 
 
 def read_manifest(path: Path | None) -> dict[str, Any] | None:
@@ -213,6 +223,11 @@ def _set_scene(
         # I/O of ours would wait with everybody else's, in a state in which no signal ends it.
         progress.say(f"`{target}` lies on an array with {halted.found}: nothing is written there")
         findings.errors.append(f"`{target}` was not measured: see {halted.id}")
+        return None
+    dead = next((check for check in findings.checks if check.status == "fail" and check.id in LIVE), None)
+    if own_mount and dead is not None:
+        progress.say(f"`{target}`: {dead.found}: nothing is written there")
+        findings.errors.append(f"`{target}` was not measured: see {dead.id}")
         return None
     try:
         check_directory(target)

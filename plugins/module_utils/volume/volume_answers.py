@@ -1,0 +1,156 @@
+"""The checks that a volume can be written, that it answers, and that its drives do: what a job needs first."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Mapping
+
+from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
+from ..machine.drives import read_drives
+from ..machine.mounts import Mount
+from ..units import format_size_binary
+from .volume_probe import MAKE, PATIENCE, Answer, Asker, Question
+
+WRITABLE, ANSWERS, DRIVES = "filesystem.writable", "filesystem.answers", "drives.answer"
+READ_ONLY = "ro"
+_LOG = "see the kernel's log (`dmesg`)"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_DIRECTORY = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP)
+"""At the top of an owner's volume: an NFS server that trusts no root, a program's file system without directories."""
+_MANY_SECONDS = 120
+
+
+def ask_volume(
+    manifest: Mapping[str, Any], mount: Mount, asker: Asker | None, writes: bool, root: str = "/"
+) -> tuple[Answer | None, list[Check]]:
+    """Ask the manifest's volume, which is mounted, and its drives: the answer, and its checks.
+
+    ``asker``: None for a recorded node. Root alone writes, and only where the volume is not read-only.
+    """
+    array, wanted = manifest["array"], manifest["filesystem"]
+    reason = ""
+    if is_read_only(mount):
+        reason = "it is mounted read-only"
+    elif not writes:
+        reason = "this run writes nothing"
+    elif os.geteuid() != 0:
+        reason = "only root may write there: run it as root"
+    drives = []
+    if array is not None and os.geteuid() == 0:
+        serials = {member["serial"] for member in array["members"]}
+        drives = [(drive.serial, "/dev/" + drive.name) for drive in read_drives(root) if drive.serial in serials]
+    question = Question(
+        mount_point=wanted["mount_point"],
+        directory=manifest["offload_dir"],
+        write=not reason,
+        pieces=max(1, wanted["data_sw"]),
+        step=wanted["data_su_bytes"],
+        ours=array is not None,
+        drives=tuple(drives),
+    )
+    answer = asker(question) if asker else None
+    unwritten = reason if asker else "a recorded node answers nothing"
+    checks = [check_writable(mount), check_answers(question, answer, mount.fs_type, unwritten)]
+    if answer is not None and drives:
+        checks.append(check_drives(question, answer))
+    return answer, checks
+
+
+def is_read_only(mount: Mount) -> bool:
+    """Whether the kernel has the mount, or the file system below it, as read-only."""
+    return READ_ONLY in mount.options
+
+
+def check_writable(mount: Mount) -> Check:
+    """The flags of the mount, as the kernel has them."""
+    point, expected = mount.mount_point, "`%s` mounted for writing" % mount.mount_point
+    if not is_read_only(mount):
+        return Check(WRITABLE, PASS, expected, "rw")
+    remedy = "%s for why, then `mount -o remount,rw %s`; a file system with errors is repaired first" % (_LOG, point)
+    return Check(WRITABLE, FAIL, expected, "`%s` is mounted read-only" % point, remedy)
+
+
+def check_answers(question: Question, answer: Answer | None, fs_type: str, unwritten: str) -> Check:
+    """``answer``: None where nothing was asked. ``unwritten``: why nothing was written, where that was not asked."""
+    expected = "an answer within %g s" % PATIENCE
+    if question.write:
+        expected = "what is written is read back within %g s" % PATIENCE
+    if answer is None:
+        return Check(ANSWERS, SKIP, expected, unwritten)
+    status, found, remedy = _judged(question, answer, fs_type, unwritten)
+    return Check(ANSWERS, status, expected, found, remedy)
+
+
+def _judged(question: Question, answer: Answer, fs_type: str, unwritten: str) -> tuple[str, str, str]:
+    """Status, what was found, and the remedy."""
+    point = question.mount_point
+    if answer.hangs or answer.fault:
+        return _no_answer(question, answer)
+    if answer.shut_down:
+        return FAIL, shut_down(fs_type), "unmount `%s`, mount it again, and %s for why it was" % (point, _LOG)
+    if answer.error:
+        return _error(question, answer)
+    if not answer.same:
+        return FAIL, "it returned other bytes than were written", "%s, and replace the drive that it names" % _LOG
+    if not question.write:
+        return SKIP, "it answers; nothing was written: %s" % unwritten, ""
+    way = "past the page cache" if answer.direct else "through the page cache: it has no direct I/O"
+    return PASS, "%s written and read back %s" % (format_size_binary(answer.written), way), ""
+
+
+def _no_answer(question: Question, answer: Answer) -> tuple[str, str, str]:
+    if answer.silent_at:
+        remedy = "%s and at the drives; where somebody froze it, `fsfreeze --unfreeze %s`" % (
+            _LOG,
+            question.mount_point,
+        )
+        return FAIL, silence(answer), remedy
+    if answer.hangs_since is not None:
+        return UNKNOWN, "not asked: %s" % _still(answer), "see `%s`" % DRIVES
+    return UNKNOWN, "it could not be asked: %s" % answer.fault, "check again"
+
+
+def _error(question: Question, answer: Answer) -> tuple[str, str, str]:
+    words = "%s (%s)" % (os.strerror(answer.error), answer.error_at)
+    if answer.error in _FULL:
+        what = "it is full" if answer.error == errno.ENOSPC else "a quota of it is used up"
+        remedy = "remove what nobody needs on `%s`, then check again" % question.mount_point
+        return UNKNOWN, "%s, so nothing could be written: %s" % (what, words), remedy
+    if answer.error in (errno.EACCES, errno.EPERM) and not question.write:
+        return SKIP, "this user may not look there: %s" % words, ""
+    if answer.error in _NO_DIRECTORY and answer.error_at == MAKE and not question.ours:
+        return SKIP, "it answers; root cannot write at its top: %s" % words, ""
+    return FAIL, words, _LOG
+
+
+def shut_down(fs_type: str) -> str:
+    """A file system that answers everything with EIO."""
+    name = fs_type.upper() if fs_type == "xfs" else fs_type
+    return "%s is shut down: every access fails with an I/O error" % name
+
+
+def silence(answer: Answer) -> str:
+    """A volume that does not answer, in words."""
+    if answer.hangs_since is not None:
+        return "the volume does not answer: %s (%s)" % (_still(answer), answer.silent_at)
+    return "the volume did not answer for %g s (%s)" % (PATIENCE, answer.silent_at)
+
+
+def _still(answer: Answer) -> str:
+    since = answer.hangs_since or 0.0
+    ago = "%.0f s" % since if since < _MANY_SECONDS else "%.0f min" % (since / 60)
+    return "a check that began %s ago still waits, and no second one is started" % ago
+
+
+def check_drives(question: Question, answer: Answer) -> Check:
+    """Whether each drive answers a read."""
+    expected = "%d drives answer a read within %g s" % (len(question.drives), PATIENCE)
+    silent = ["`%s` did not answer for %g s" % (serial, PATIENCE) for serial in answer.silent_drives]
+    failed = ["`%s`: %s" % (serial, os.strerror(number)) for serial, number in answer.failed_drives]
+    if silent or failed:
+        remedy = "%s; reseat the drive, or replace it and run `ansible-playbook tunetool.node.replace_drive`" % _LOG
+        return Check(DRIVES, FAIL, expected, "; ".join(silent + failed), remedy)
+    if answer.hangs_since is not None or answer.fault:
+        return Check(DRIVES, UNKNOWN, expected, "not asked", "see `%s`" % ANSWERS)
+    return Check(DRIVES, PASS, expected, "all answer")

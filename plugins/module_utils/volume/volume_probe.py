@@ -1,0 +1,361 @@
+"""Asks a volume and its drives whether they still answer, by a child process that this process outlives.
+
+Nothing ends a process that waits for a dead drive or for a frozen file system, SIGKILL neither. So whatever touches the
+volume is done by the child, nobody waits for it longer than ``PATIENCE``, and while it hangs there is no second one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import mmap
+import os
+import re
+import select
+import signal
+import stat
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Sequence
+
+from ..common.run_directory import make_run_directory
+from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
+
+PATIENCE = 10.0
+"""Seconds after which silence is a fault: many times what a busy drive needs for a few KiB."""
+PIECE = 16 << 10
+"""Bytes of one write: a multiple of every block that a drive or a file system addresses directly."""
+NAME = ".tunetool-probe"
+MAKE = "make a directory"
+"""The first step that changes something."""
+_BLOCK = 4096
+_REAP_SECONDS = 1.0
+_LARGEST_NOTE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a volume."""
+
+    mount_point: str
+    directory: str | None = None
+    """A directory that must be there."""
+    write: bool = True
+    pieces: int = 1
+    """Pieces that are written, so that each drive of a stripe gets one."""
+    step: int = 0
+    """Bytes from one piece to the next."""
+    ours: bool = True
+    """Whether the file system is this node's own. Another host could be at work in one that several share."""
+    drives: tuple[tuple[str, str], ...] = ()
+    """Serial and path of the drives to read from."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    silent_at: str = ""
+    """The step in which the volume was when patience ended; empty: it answered."""
+    silent_drives: tuple[str, ...] = ()
+    hangs_since: float | None = None
+    """Seconds for which an earlier child hangs, so that none was started now."""
+    error: int = 0
+    """Number of the volume's error, which came in ``error_at``."""
+    error_at: str = ""
+    shut_down: bool = False
+    """Whether not even the top directory can be looked at."""
+    failed_drives: tuple[tuple[str, int], ...] = ()
+    """Drives that cannot be read, each with its error."""
+    is_directory: bool | None = None
+    """None: not known."""
+    written: int = 0
+    """Bytes that were written and read back."""
+    direct: bool = False
+    """Whether that went past the page cache."""
+    same: bool = True
+    """Whether the bytes that were read are those that were written."""
+    fault: str = ""
+    """Why the child ended without an answer."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether whoever touches the volume now may never come back."""
+        return bool(self.silent_at) or self.hangs_since is not None
+
+
+Asker = Callable[[Question], Answer]
+
+
+def ask(question: Question, patience: float = PATIENCE, directory: str | None = None) -> Answer:
+    """Ask now. ``directory``: of the lock; None: that of this user, who may have none."""
+    try:
+        with _lock(question.mount_point, directory, patience) as lock:
+            return lock if isinstance(lock, Answer) else _ask_a_child(question, patience, lock)
+    except OSError as error:
+        return Answer(fault="`%s`: %s" % (error.filename or "system call", error.strerror or error))
+
+
+def _ask_a_child(question: Question, patience: float, lock: int) -> Answer:
+    began = time.monotonic()
+    _note(lock, began, "start")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _be_child(question, writing, lock)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        messages, ended = _listen(reading, began + patience)
+    finally:
+        os.close(reading)
+        _end(child)
+    answer = _answer(question, messages, ended)
+    _note(lock, began, answer.silent_at, answer.silent_drives)
+    return answer
+
+
+@contextlib.contextmanager
+def _lock(mount_point: str, directory: str | None, patience: float) -> Iterator[int | Answer]:
+    """The lock of a volume, which a child holds for as long as it lives; an answer where an earlier one lives."""
+    if directory is None:
+        directory = make_run_directory() if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
+    if not directory:
+        handle = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    else:
+        path = os.path.join(directory, "probe%s.lock" % re.sub(r"[^A-Za-z0-9]+", "-", mount_point))
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + patience
+        while directory:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # A check beside this one ends within its own patience.
+                if time.monotonic() > deadline:
+                    yield _earlier(handle)
+                    return
+                time.sleep(0.05)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _note(lock: int, began: float, step: str, drives: Sequence[str] = ()) -> None:
+    """For the next check, if the child hangs still."""
+    if stat.S_ISREG(os.fstat(lock).st_mode):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps({"began": began, "step": step, "drives": drives}).encode("ascii"), 0)
+
+
+def _earlier(lock: int) -> Answer:
+    try:
+        note = json.loads(os.pread(lock, _LARGEST_NOTE, 0))
+        return Answer(
+            silent_at=str(note["step"]),
+            silent_drives=tuple(str(drive) for drive in note["drives"]),
+            hangs_since=max(0.0, time.monotonic() - float(note["began"])),
+        )
+    except (ValueError, TypeError, KeyError):
+        return Answer(silent_at="start", hangs_since=0.0)
+
+
+def _listen(reading: int, deadline: float) -> tuple[list[dict[str, Any]], bool]:
+    """The messages until the child ends, or until ``deadline``; and whether it ended."""
+    poller = select.poll()
+    poller.register(reading, select.POLLIN | select.POLLHUP)
+    text, ended = b"", False
+    while not ended:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            break
+        part = os.read(reading, 1 << 16)
+        text += part
+        ended = not part
+    return [json.loads(line) for line in text.split(b"\n")[:-1]], ended
+
+
+def _end(child: int) -> None:
+    """End the child. One that nothing can end is left: it holds its lock, and init reaps it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    deadline = time.monotonic() + _REAP_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _answer(question: Question, messages: list[dict[str, Any]], ended: bool) -> Answer:
+    """What the child said, as one answer."""
+    said: dict[str, Any] = {}
+    drives: dict[str, int] = {}
+    for message in messages:
+        if "drive" in message:
+            drives[message["drive"]] = message["number"]
+        else:
+            said.update(message)
+    step = said.pop("step", "start")
+    done = said.pop("done", False)
+    if not done and "fault" not in said:
+        said["fault" if ended else "silent_at"] = "the child ended in step `%s`" % step if ended else step
+    silent = tuple(serial for serial, _ in question.drives if serial not in drives) if not ended else ()
+    failed = tuple((serial, number) for serial, number in drives.items() if number)
+    if said.get("error"):
+        said["error_at"] = step
+    return Answer(silent_drives=silent, failed_drives=failed, **said)
+
+
+def _be_child(question: Question, writing: int, lock: int) -> None:
+    """Ask, say what came, and end. It keeps nothing of its parent that somebody could wait for."""
+    os.setsid()
+    os.chdir("/")
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+    kept = [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3) for handle in (writing, lock)]
+    null = os.open(os.devnull, os.O_RDWR)
+    for handle in range(3):
+        os.dup2(null, handle)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+    def say(**message: Any) -> None:
+        # Whoever asked may be gone. What was begun here is finished and removed all the same.
+        with contextlib.suppress(OSError):
+            os.write(kept[0], json.dumps(message).encode("ascii") + b"\n")
+
+    threads = [threading.Thread(target=_read_drive, args=(say, *drive), daemon=True) for drive in question.drives]
+    for thread in threads:
+        thread.start()
+    try:
+        _ask_volume(question, say)
+        say(done=True)
+    except OSError as error:
+        number = error.errno or errno.EIO
+        say(error=number, shut_down=number == errno.EIO and _is_shut_down(question.mount_point))
+        say(done=True)
+    except Exception as error:
+        say(fault="%s: %s" % (type(error).__name__, error))
+    for thread in threads:
+        thread.join()
+
+
+def _read_drive(say: Callable[..., None], serial: str, path: str) -> None:
+    """Read two blocks of a drive, past the page cache: a throttle may let the first one pass."""
+    number = 0
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        try:
+            with mmap.mmap(-1, _BLOCK) as block:
+                for offset in (_BLOCK, 2 * _BLOCK):
+                    os.preadv(handle, [block], offset)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        number = error.errno or errno.EIO
+    say(drive=serial, number=number)
+
+
+def _is_shut_down(mount_point: str) -> bool:
+    try:
+        os.stat(mount_point)
+    except OSError as error:
+        return error.errno == errno.EIO
+    return False
+
+
+def _ask_volume(question: Question, say: Callable[..., None]) -> None:
+    """Raises ``OSError`` in the step that was said last."""
+
+    def step(name: str) -> None:
+        say(step=name)
+
+    step("look at `%s`" % question.mount_point)
+    os.stat(question.mount_point)
+    if question.directory is not None:
+        step("look at `%s`" % question.directory)
+        say(is_directory=_is_directory(question.directory))
+    if question.write:
+        _write(question, step, say)
+
+
+def _is_directory(path: str) -> bool:
+    """As ``os.path.isdir``, which also calls a directory absent that cannot be read. Raises ``OSError``."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _write(question: Question, step: Callable[[str], None], say: Callable[..., None]) -> None:
+    """Write, fsync and read back in a new directory of mode 0700, which is gone afterwards. Raises ``OSError``."""
+    prefix = NAME + "-" if question.ours else prefix_of_this_host(NAME)
+    step("remove what an earlier check left")
+    remove_stale_directories(prefix, question.mount_point)
+    step(MAKE)
+    directory, path = new_directory(prefix, question.mount_point)
+    try:
+        _write_file(question, directory, step, say)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink("probe", dir_fd=directory)
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        os.close(directory)
+
+
+def _write_file(question: Question, directory: int, step: Callable[[str], None], say: Callable[..., None]) -> None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    step("make a file")
+    direct = True
+    try:
+        handle = os.open("probe", flags | os.O_DIRECT, 0o600, dir_fd=directory)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Some file systems have no direct I/O, as a tmpfs in older kernels. They may have made the file all the same.
+        handle, direct = os.open("probe", flags, 0o600, dir_fd=directory), False
+    try:
+        pieces = question.pieces if _allocated(handle, question, step) else 1
+        contents = [os.urandom(PIECE) for _ in range(pieces)]
+        with mmap.mmap(-1, PIECE) as area:
+            step("write")
+            for index, content in enumerate(contents):
+                area[:] = content
+                if os.pwritev(handle, [area], index * question.step) != PIECE:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            step("fsync")
+            os.fsync(handle)
+            if not direct:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            step("read back")
+            same = True
+            for index, content in enumerate(contents):
+                area[:] = bytes(PIECE)
+                same = os.preadv(handle, [area], index * question.step) == PIECE and area[:] == content and same
+        say(written=pieces * PIECE, direct=direct, same=same)
+    finally:
+        os.close(handle)
+    step("remove the file")
+    os.unlink("probe", dir_fd=directory)
+
+
+def _allocated(handle: int, question: Question, step: Callable[[str], None]) -> bool:
+    """Allocate all pieces at once: then they lie beside each other, so that each drive of the stripe gets one."""
+    if question.pieces == 1:
+        return True
+    step("allocate")
+    try:
+        os.posix_fallocate(handle, 0, question.pieces * question.step)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EINVAL, errno.EOPNOTSUPP):
+            return False
+        raise
+    return True

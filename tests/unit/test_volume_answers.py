@@ -1,0 +1,239 @@
+"""A volume that no job can use is no PASS: read-only, frozen, shut down, full, silent; on a real XFS over a loop device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines import RECORDED
+from programs import need_program
+from tunetool.health.check import check
+from tunetool.health.now import current
+from tunetool.health.results import Files
+from tunetool.measure.session import Run
+from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common import manifest as manifests
+from tunetool.node.common.check_result import Check
+from tunetool.node.common.commands import CommandError, run
+from tunetool.node.health.settings import dump
+from tunetool.node.volume.named_volume import describe_volume
+from tunetool.node.volume.volume_answers import check_drives
+from tunetool.node.volume.volume_probe import Question, ask
+from tunetool.report.progress import PlainProgress
+from tunetool.verify.request import Request
+from tunetool.verify.run import verify
+from waiting import gone
+
+BUILT: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
+QUIET = {"hugepages": [], "shm_bytes": None, "memlock": None}
+SILENCE = 1.0
+"""Seconds. What a frozen file system holds never comes back, so any patience ends alike."""
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[Path]:
+    """A real XFS, mounted, which no test can leave frozen."""
+    need_program("mkfs.xfs", "xfs_io", "losetup", "mount", "fsfreeze")
+    image, point = tmp_path / "image", tmp_path / "point"
+    point.mkdir()
+    with image.open("w") as stream:
+        stream.truncate(320 << 20)
+    run(["mkfs.xfs", "-q", str(image)])
+    try:
+        device = run(["losetup", "--find", "--show", str(image)]).stdout.strip()
+    except CommandError as error:
+        pytest.skip(f"needs root and loop devices: {error}")
+    try:
+        run(["mount", device, str(point)])
+    except CommandError as error:
+        run(["losetup", "--detach", device])
+        pytest.skip(f"needs XFS: {error}")
+    (point / "offload").mkdir()
+    try:
+        yield point
+    finally:
+        run(["fsfreeze", "--unfreeze", str(point)], accept=range(256))
+        gone(*hanging(point))
+        run(["umount", str(point)])
+        run(["losetup", "--detach", device])
+
+
+def hanging(point: Path) -> list[int]:
+    """The processes that still ask the volume: each holds its lock."""
+    lock = "probe" + str(point).replace("/", "-").replace("_", "-") + ".lock"
+    found = set()
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(handle.readlink()).endswith(lock):
+                found.add(int(handle.parts[2]))
+    return sorted(found)
+
+
+def manifest_of(point: Path) -> dict[str, Any]:
+    document = {**BUILT, "array": None, "filesystem": describe_volume(str(point)), "memory": QUIET, "expect": {}}
+    return {**document, "offload_dir": str(point / "offload"), "gds": {"mode": "off", "reasons": []}}
+
+
+def checks_of(point: Path, **settings: Any) -> dict[str, Check]:
+    return {each.id: each for each in run_checks(manifest_of(point), **settings)}
+
+
+def names(point: Path) -> list[str]:
+    return sorted(each.name for each in point.iterdir())
+
+
+def moved(point: Path) -> tuple[int, int]:
+    """Bytes that the device counts as read and as written."""
+    device = run(["findmnt", "-no", "SOURCE", str(point)]).stdout.strip()
+    counts = (Path("/sys/block") / Path(device).name / "stat").read_text().split()
+    return int(counts[2]) * 512, int(counts[6]) * 512
+
+
+def test_a_volume_that_takes_data_passes_by_what_its_device_counts(volume: Path) -> None:
+    read, written = moved(volume)
+    checks = checks_of(volume)
+    assert checks["filesystem.writable"].status == checks["offload.directory"].status == "pass"
+    answers = checks["filesystem.answers"]
+    assert (answers.status, answers.found) == ("pass", "16 KiB written and read back past the page cache")
+    after = moved(volume)
+    assert after[0] - read >= 16 << 10
+    assert after[1] - written >= 16 << 10
+    assert names(volume) == ["offload"]
+
+
+@pytest.mark.parametrize("options", ["remount,ro", "remount,bind,ro"], ids=["file system", "mount"])
+def test_a_volume_remounted_read_only_fails(volume: Path, options: str) -> None:
+    run(["mount", "-o", options, str(volume)])
+    checks = checks_of(volume)
+    assert checks["filesystem.writable"].status == "fail"
+    assert "mounted read-only" in checks["filesystem.writable"].found
+    assert "kernel's log" in checks["filesystem.writable"].remedy
+    assert checks["filesystem.answers"].status == "skip"
+    run(["mount", "-o", options.replace("ro", "rw"), str(volume)])
+    assert checks_of(volume)["filesystem.writable"].status == "pass"
+
+
+def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    manifests.write(manifest_of(volume), str(path))
+    run(["fsfreeze", "--freeze", str(volume)])
+    command = [sys.executable, "-m", "tunetool", "verify", "--level", "config", "--manifest", str(path)]
+    # A child that kept the output open would hold whoever reads it.
+    done = subprocess.run(
+        [*command, "--runs-dir", str(tmp_path / "runs")], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the volume did not answer for 10 s (make a directory)" in " ".join(done.stdout.split())
+
+    before = hanging(volume)
+    assert len(before) == 1
+    answers = checks_of(volume, asker=partial(ask, patience=SILENCE))["filesystem.answers"]
+    assert answers.status == "fail"
+    assert "still waits, and no second one is started (make a directory)" in answers.found
+    assert "fsfreeze --unfreeze" in answers.remedy
+    assert hanging(volume) == before
+
+    run(["fsfreeze", "--unfreeze", str(volume)])
+    gone(*before)
+    assert checks_of(volume)["filesystem.answers"].status == "pass"
+    assert names(volume) == ["offload"]
+
+
+def test_a_volume_that_is_shut_down_is_called_so_and_nothing_else(volume: Path, tmp_path: Path) -> None:
+    files = Files(tmp_path / "node")
+    files.settings.parent.mkdir(parents=True)
+    files.settings.write_text(dump(900, 0, "", []))
+    manifests.write(manifest_of(volume), str(files.manifest))
+    run(["xfs_io", "-x", "-c", "shutdown -f", str(volume)])
+    settings = {"period_seconds": 900, "measure_seconds": 0, "textfile_directory": "", "ignored_checks": []}
+    assert check(settings, files) == "fail"
+    assert current(files).reasons == ["filesystem.answers: XFS is shut down: every access fails with an I/O error"]
+    checks = checks_of(volume)
+    assert checks["offload.directory"].status == "unknown"
+    assert "XFS is shut down" in checks["offload.directory"].found
+    remedy = checks["filesystem.answers"].remedy
+    assert f"unmount `{volume}`, mount it again" in remedy
+    assert "kernel's log" in remedy
+
+
+def test_a_full_volume_is_called_full_and_not_dead(volume: Path) -> None:
+    size = 64 << 20
+    with (volume / "offload/full").open("wb") as stream:
+        while size >= 4096:
+            try:
+                os.posix_fallocate(stream.fileno(), stream.seek(0, os.SEEK_END), size)
+            except OSError:
+                size //= 2
+    answers = checks_of(volume)["filesystem.answers"]
+    assert (answers.status, answers.found.split(",")[0]) == ("unknown", "it is full")
+    (volume / "offload/full").unlink()
+    assert checks_of(volume)["filesystem.answers"].status == "pass"
+
+
+def test_what_a_killed_check_left_is_removed_and_nothing_of_others(volume: Path) -> None:
+    for name in (".tunetool-probe", ".tunetool-probe-abc", "data"):
+        (volume / name).mkdir()
+    question = Question(str(volume), None)
+    left = volume / ".tunetool-probe-abcd_123"
+    left.mkdir(mode=0o700)
+    (left / "probe").write_bytes(bytes(4096))
+    assert ask(question).written
+    assert names(volume) == [".tunetool-probe", ".tunetool-probe-abc", "data", "offload"]
+
+
+def test_a_user_is_told_that_nothing_was_written(volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    volume.chmod(0o777)
+    before = volume.stat().st_mtime_ns
+    for above in tmp_path.parents[1], tmp_path.parents[0], tmp_path:
+        above.chmod(0o755)
+    answers = as_a_user(volume)["filesystem.answers"]
+    assert (answers.status, "only root may write there" in answers.found) == ("skip", True)
+    assert volume.stat().st_mtime_ns == before
+    volume.chmod(0o700)
+    checks = as_a_user(volume)
+    assert (checks["filesystem.answers"].status, checks["offload.directory"].status) == ("skip", "unknown")
+    assert "Permission denied" in checks["offload.directory"].found
+
+
+def as_a_user(point: Path) -> dict[str, Check]:
+    manifest = manifest_of(point)
+    os.seteuid(65534)
+    try:
+        return {each.id: each for each in run_checks(manifest)}
+    finally:
+        os.seteuid(0)
+
+
+def test_a_dry_run_writes_nothing_to_the_volume(volume: Path, tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    manifests.write(manifest_of(volume), str(path))
+    before = volume.stat().st_mtime_ns
+    request = Request(level="config", manifest=path, run=Run(runs_dir=tmp_path / "runs", dry_run=True))
+    verify(request, PlainProgress())
+    assert volume.stat().st_mtime_ns == before
+    checks_of(volume)
+    assert volume.stat().st_mtime_ns > before
+
+
+def test_a_drive_that_is_silent_and_one_that_fails_are_named(volume: Path, tmp_path: Path) -> None:
+    silent = tmp_path / "silent"
+    os.mkfifo(silent)
+    well = volume / "drive"
+    well.write_bytes(bytes(1 << 20))
+    drives = (("S1", str(silent)), ("S2", str(tmp_path / "gone")), ("S3", str(well)))
+    question = Question(str(tmp_path), str(tmp_path), write=False, drives=drives)
+    answer = ask(question, SILENCE, str(tmp_path))
+    assert (answer.silent_at, answer.is_directory) == ("", True)
+    drive = check_drives(question, answer)
+    assert drive.status == "fail"
+    assert drive.found == "`S1` did not answer for 10 s; `S2`: No such file or directory"
