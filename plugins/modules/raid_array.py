@@ -102,10 +102,11 @@ from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.drift import Difference, Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
+from ..module_utils.machine.drive_contents import UnreadableDevice, read_signatures  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
+from ..module_utils.machine.unlabelled import clear_ends  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
+from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe, written  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
 from ..module_utils.volume.apply import forget_volume  # noqa: E402
 
@@ -206,9 +207,8 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
     if not module.check_mode:
         array = apply(module, wanted, step, members, doomed)
         uuid = str(array.uuid)
-        if doomed:
-            # Old contents of the drives may be where the new array begins.
-            run(["wipefs", "--all", "--quiet", array.path])
+        if step.action == "create":
+            clear_beginning_of(array, wiped=bool(doomed))
     else:
         if step.action == "create":
             refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
@@ -253,6 +253,15 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             },
         ],
     }
+
+
+def clear_beginning_of(array: Array, wiped: bool) -> None:
+    """Old contents of the drives may be where the new array begins, and M(tunetool.node.scratch_filesystem) would take
+    them for data of the array. A label on drives that counted as blank is left for it to refuse."""
+    if wiped:
+        run(["wipefs", "--all", "--quiet", array.path])
+    if wiped or not read_signatures([array.device]):
+        written(clear_ends, array.path)
 
 
 def renew_initramfs(module: AnsibleModule, conf: str, uuid: str, changed: bool) -> list[Image]:

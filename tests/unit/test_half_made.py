@@ -15,6 +15,8 @@ from skips import no_loops
 from tunetool.node.array.md_arrays import Array
 from tunetool.node.common.commands import run
 from tunetool.node.common.drift import Ledger, settle
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine.device_users import users_of
 from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.make_xfs import half_made
 from tunetool.node.volume.xfs_geometry import mkfs_arguments, wanted_geometry
@@ -91,6 +93,35 @@ def device(tmp_path: Path) -> Iterator[Array]:
     (tmp_path / "dev" / name).symlink_to(f"/dev/{name}")
     yield Array(name, "0", "nvme_raid0", "raid0", 2**20, 8, "clean", (), "7:999")
     run(["losetup", "--detach", f"/dev/{name}"])
+
+
+@pytest.mark.parametrize("at", [0, 700_000, 4 * 2**30 - 5000])
+def test_an_array_with_data_and_no_label_gets_no_file_system(device: Array, tmp_path: Path, at: int) -> None:
+    """As one that somebody made by hand, and that was adopted: a database or LUKS without a header may lie on it."""
+    with Path(device.path).open("r+b") as stream:
+        stream.seek(at)
+        stream.write(b"somebody's results")
+    before = (tmp_path / "image").stat().st_blocks
+    with pytest.raises(Refusal, match=r"array `nvme_raid0` holds data without a label at .*nothing was made over it"):
+        settle(lambda ledger: Volume(wishes()["filesystem"], ledger, device, str(tmp_path)).make(), None, False)
+    assert (tmp_path / "image").stat().st_blocks == before
+
+
+def test_an_array_that_a_process_has_open_gets_no_file_system(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users_of, "__defaults__", (0.5,))
+    holder = subprocess.Popen(
+        ["sh", "-c", 'exec 3<>"$1"; echo open; read -r line', "sh", device.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(Refusal, match=f"`nvme_raid0` is in use: process {holder.pid} `sh` has it open"):
+            settle(lambda ledger: Volume(wishes()["filesystem"], ledger, device, str(tmp_path)).make(), None, False)
+        holder.communicate()
 
 
 def test_an_mkfs_that_is_killed_at_any_write_is_done_again_by_the_next_run(

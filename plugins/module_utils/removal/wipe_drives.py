@@ -76,7 +76,7 @@ def clear_labels(drives: Sequence[Drive]) -> None:
     # All members first: any event of a drive that is still a member makes udev assemble the array again.
     with unwatched(names):
         for drive in drives:
-            _written(clear_between, drive.path)
+            written(clear_between, drive.path)
         for superblock in examine(members).values():
             clear_beginning(superblock)
         for name in members:
@@ -86,7 +86,7 @@ def clear_labels(drives: Sequence[Drive]) -> None:
             run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
         run(["wipefs", "--all", "--quiet", drive.path])
         # wipefs removes the few bytes of each label; the rest of a partition table is data that nobody can name.
-        _written(clear_ends, drive.path)
+        written(clear_ends, drive.path)
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ def clear_beginning(member: Superblock) -> None:
         os.close(handle)
 
 
-def _written(clear: Callable[[str], None], path: str) -> None:
+def written(clear: Callable[[str], None], path: str) -> None:
     """Clear what no label names, by which the drive would not count as blank. Raises ``UnreadableDevice``."""
     try:
         clear(path)

@@ -11,9 +11,12 @@ from ..common.drift import Ledger, built_manifest, forget
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
-from ..machine.drive_contents import read_signatures
+from ..machine.device_users import users_of
+from ..machine.drive_contents import UnreadableDevice, read_signatures
 from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry, without_entry
 from ..machine.mounts import read_mounts
+from ..machine.unlabelled import look
+from ..units import format_size_binary
 from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import MountPoint, reload_systemd
@@ -83,6 +86,8 @@ class Volume(MountPoint):
             refusal = "array `%s` of a built node holds nothing. hint: %s" % (name, hint)
             self.ledger.cannot("filesystem.type", expected, "nothing", hint, refusal)
             return self.built.get("uuid")
+        if not signatures:
+            self._refuse_unless_blank(self.array)
         if not signatures or half:
             before = "xfs that mkfs did not finish\n" if half else ""
             if not self.ledger.note("file system on %s" % name, before, describe(self.geometry)):
@@ -99,6 +104,28 @@ class Volume(MountPoint):
             return self.built.get("uuid")
         self._compare_geometry(self.array)
         return self._uuid(str(signatures[0].uuid))
+
+    def _refuse_unless_blank(self, array: Array) -> None:
+        """An array that somebody made may hold data that no label names; one that was made here begins with zeros.
+
+        Raises ``Refusal``.
+        """
+        path = "/dev/" + array.device
+        try:
+            piece = look(self._path(path), deep=False)
+        except OSError as error:
+            raise UnreadableDevice("`%s` cannot be read: %s" % (path, error.strerror)) from error
+        if piece is not None:
+            raise Refusal(
+                "array `%s` holds %s at %s. hint: nothing was made over it; save what is there, then "
+                "`blkdiscard %s` makes it blank"
+                % (self.wanted["array"], piece.kind, format_size_binary(piece.offset), array.path)
+            )
+        user = users_of([array.device]).get(array.device)
+        if user is not None:
+            raise Refusal(
+                "array `%s` is in use: %s. hint: nothing was made over it; end its user" % (self.wanted["array"], user)
+            )
 
     def _compare_geometry(self, array: Array) -> None:
         mount_points = [
