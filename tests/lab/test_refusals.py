@@ -94,11 +94,48 @@ def test_whatever_others_left_is_refused_by_name(blank: Lab) -> None:
         ("LAB1NV2", "holds LVM2_member"),
         ("LAB1NV3", "holds zfs_member"),
         ("LAB1NV4", "mounted at `/mnt/btrfs`"),
-        ("LAB1NV5", "in use: the kernel refuses to open"),
+        ("LAB1NV5", "mounted at `/mnt/btrfs`"),
         ("LAB1NV6", "holds crypto_LUKS"),
         ("LAB1NV7", "holds swap"),
         ("LAB1NV8", "mounted at `/mnt/partition-in-use` (partition nvme"),
         ("LAB1SYS", "mounted at `/srv/system`"),
+    ):
+        assert reason in row(output, serial)
+        assert "  refuse  " in row(output, serial)
+
+
+WITHOUT_LABELS = (
+    DEV
+    + """
+tar -cf - /etc 2>/dev/null | dd of=$(dev LAB1NV1) bs=64k conv=fsync status=none
+head -c 200000 /dev/urandom | dd of=$(dev LAB1NV2) bs=64k conv=fsync status=none
+printf kept | dd of=$(dev LAB1NV3) bs=1 seek=700000 conv=fsync status=none
+printf kept | dd of=$(dev LAB1NV4) bs=1 seek=$(($(blockdev --getsize64 $(dev LAB1NV4)) - 5000)) conv=fsync status=none
+losetup /dev/loop5 $(dev LAB1NV5)
+dmsetup create somebody --table "0 8192 linear $(dev LAB1NV6) 0"
+cp -a $(dev LAB1NV7) /root/guest-disk
+for serial in 7:/root/guest-disk 8:$(dev LAB1NV8); do
+  setsid python3 -c 'import os, sys, time; os.open(sys.argv[1], os.O_RDWR); time.sleep(3600)' ${serial#*:} >/dev/null 2>&1 </dev/null &
+done
+n=0; until [ $(ls -l /proc/*/fd 2>/dev/null | grep -c -e guest-disk -e "$(dev LAB1NV8)$") = 2 ]; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.2; done
+rm /root/guest-disk; sync; udevadm settle
+"""
+)
+
+
+def test_what_no_label_shows_is_refused_by_name(blank: Lab) -> None:
+    blank.ssh("node1", WITHOUT_LABELS)
+    output = refused(blank)
+    assert "8 drives asked for, 0 usable" in output
+    for serial, reason in (
+        ("LAB1NV1", "holds data without a label at 0 B"),
+        ("LAB1NV2", "holds data without a label at 0 B"),
+        ("LAB1NV3", "holds data without a label at "),
+        ("LAB1NV4", "holds data without a label at "),
+        ("LAB1NV5", "in use: loop device `loop5` lies on it"),
+        ("LAB1NV6", "member of `dm-0`"),
+        ("LAB1NV7", "`python3` has it open"),
+        ("LAB1NV8", "`python3` has it open"),
     ):
         assert reason in row(output, serial)
         assert "  refuse  " in row(output, serial)

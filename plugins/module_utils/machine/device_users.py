@@ -52,6 +52,8 @@ def users_of(names: Sequence[str], patience: float = _PATIENCE) -> dict[str, str
     A device that a process has open is asked again for ``patience`` seconds: udev closes it, a user does not.
     """
     numbers = _numbers(names)
+    if not numbers:
+        return {}
     users = dict(_reversed(_loops(numbers), _targets(numbers)))
     found = {opened for opened in _processes(numbers) if opened.name not in users}
     deadline = time.monotonic() + patience
@@ -111,6 +113,11 @@ def _targets(numbers: Mapping[_Number, str]) -> Iterator[tuple[str, str]]:
         number = _number_of(exact_text(path).strip())
         if number and number in numbers:
             yield numbers[number], "NVMe target `%s` exports it" % path.split(os.sep)[6]
+    for path in sorted(glob.glob("/sys/kernel/config/nvmet/subsystems/*/passthru/device_path")):
+        controller = os.path.basename(exact_text(path).strip())
+        for name in set(numbers.values()):
+            if controller and os.path.basename(os.path.realpath("/sys/class/block/%s/device" % name)) == controller:
+                yield name, "NVMe target `%s` passes its controller through" % path.split(os.sep)[6]
     for path in sorted(glob.glob("/sys/kernel/config/target/core/*/*/info")):
         for backing in re.findall(r"(?:File|UDEV PATH): (\S+)", exact_text(path)):
             number = _number_of(backing)
@@ -137,7 +144,7 @@ def _processes(numbers: Mapping[_Number, str]) -> Iterator[_Open]:
             number = _open_number("%s/fd/%s" % (base, handle))
             if number and number in numbers:
                 yield _Open(numbers[number], pid, "fd " + handle, _command(base))
-        for name in mapped.findall(exact_text(base + "/maps")) if numbers else ():
+        for name in mapped.findall(exact_text(base + "/maps")):
             yield _Open(name, pid, "map", _command(base))
 
 

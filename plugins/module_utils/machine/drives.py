@@ -10,6 +10,7 @@ from typing import Any
 
 from ..common.files import read_int, read_text, whole_number
 from .mounts import Mount, read_mounts, swap_sources
+from .volume_members import named_device, volume_members
 
 SECTOR = 512
 """sysfs counts ``size`` in units of 512 bytes, whatever the drive's logical block is."""
@@ -240,11 +241,14 @@ class _Users:
     def __init__(self, root: str) -> None:
         self._root = root
         self._mounts: dict[str, list[Mount]] = {}
-        by_source: list[Mount] = []
+        # btrfs and others mount under an anonymous device number, and a file system may span several devices.
+        self._by_member: dict[str, list[Mount]] = {}
         for mount in read_mounts(root):
             self._mounts.setdefault(mount.device_number, []).append(mount)
-            by_source.append(mount)
-        self._by_source = by_source
+            named = named_device(mount.source.split(":/dev/")[0], root)
+            members = volume_members(mount, named, root) if named else None
+            for device in members.devices if members else [named] if named else []:
+                self._by_member.setdefault(device, []).append(mount)
         self._swaps = _swap_names(root)
         self._pooled = _pooled(root)
 
@@ -266,12 +270,7 @@ class _Users:
     def _direct(self, name: str) -> list[str]:
         number = read_text(os.path.join(self._root, "sys/class/block", name, "dev")) or "?"
         reasons = ["mounted at `%s`" % mount.mount_point for mount in self._mounts.get(number, [])]
-        # btrfs and others mount under an anonymous device number: only the source names the device, or several.
-        reasons += [
-            "mounted at `%s`" % mount.mount_point
-            for mount in self._by_source
-            if name in [os.path.basename(path) for path in mount.source.split(":") if path.startswith("/dev/")]
-        ]
+        reasons += ["mounted at `%s`" % mount.mount_point for mount in self._by_member.get(name, [])]
         reasons += self._pooled.get(name, ())
         if name in self._swaps:
             reasons.append("active swap")
@@ -295,7 +294,7 @@ class _Users:
 
 
 def _pooled(root: str) -> dict[str, list[str]]:
-    """The file system by kernel name, for each member of a mounted btrfs or bcachefs: the mount names only one."""
+    """The file system by kernel name, for each member of a btrfs or bcachefs that runs in any mount namespace."""
     members: dict[str, list[str]] = {}
     for pattern, kind in (("btrfs/*/devices/*", "btrfs"), ("bcachefs/*/dev-*/block", "bcachefs")):
         for path in sorted(glob.glob(os.path.join(root, "sys/fs", pattern))):
