@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import resource
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -155,6 +156,48 @@ def _shift(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
 
 
+def _empty(path: Path, shape: list[int], dtype: str = "F32", name: str = "c") -> None:
+    """A tensor without elements."""
+    header = json.dumps({name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def _socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket has at most 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 4976698672\n"
+KINDS: dict[str, Callable[[Path], object]] = {
+    "is no file but a FIFO": os.mkfifo,
+    "is no file but a directory": Path.mkdir,
+    "is no file but a socket": _socket,
+    "is no file but a device": lambda path: path.symlink_to("/dev/zero"),
+    "leads to `gone`, which is not there": lambda path: path.symlink_to("gone"),
+}
+
+
+@pytest.mark.parametrize("words", KINDS)
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX, "model-1.safetensors", "named.safetensors"])
+def test_what_is_no_file_is_called_what_it_is_and_not_waited_for(name: str, words: str, model: Path) -> None:
+    if name == "model.safetensors":
+        (model / INDEX).unlink()
+    (model / name).unlink(missing_ok=True)
+    KINDS[words](model / name)
+    path = model / name if name == "named.safetensors" else model
+    if path.is_dir() and path != model:
+        return  # a directory may be named, and then has no weights
+    with pytest.raises(UsageProblem) as caught:
+        load(path)
+    assert f"`{model / name}` {words}" in caught.value.message
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -182,6 +225,12 @@ def _shift(path: Path) -> None:
             "/model-2.safetensors` is not a safetensors",
         ),
         (lambda d: _shift(d / "model-2.safetensors"), "/model-2.safetensors` is not a safetensors file: 'd' lies at"),
+        (lambda d: _empty(d / "model-2.safetensors", [0, 2**63]), "`c` has the shape [0, 9223372036854775808], which"),
+        (lambda d: _empty(d / "model-2.safetensors", [2**40, 0, 2**40]), "`c` has the shape [1099511627776, 0, 1"),
+        (lambda d: _empty(d / "model-2.safetensors", [2**31] * 3 + [0]), "'c' has more elements than can be"),
+        (lambda d: _empty(d / "model-2.safetensors", [0], "F4", "\n"), r"`\n` has dtype F4, which is not supported"),
+        (lambda d: (d / "model-2.safetensors").write_text(POINTER), "/model-2.safetensors` is a Git LFS pointer"),
+        (lambda d: (d / INDEX).write_text(POINTER), f"{INDEX}` is a Git LFS pointer"),
     ],
 )
 def test_what_is_wrong_with_files_or_index_is_named(model: Path, spoil: Callable[[Path], Any], words: str) -> None:

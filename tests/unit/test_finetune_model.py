@@ -149,6 +149,7 @@ def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 4976698672\n"
 SECOND = "model-00002-of-00004.safetensors"
 
 
@@ -196,8 +197,12 @@ SECOND = "model-00002-of-00004.safetensors"
             lambda d: (d / safetensors_files.INDEX).write_text("[" * 100_000),
             f"/{safetensors_files.INDEX}` is not an index",
         ),
-        (lambda d: _fifo(d / safetensors_files.INDEX), f"/{safetensors_files.INDEX}` is not an index"),
-        (lambda d: _fifo(d / SECOND), f"/{SECOND}` is missing"),
+        (lambda d: _fifo(d / safetensors_files.INDEX), f"/{safetensors_files.INDEX}` is no file but a FIFO"),
+        (lambda d: _fifo(d / SECOND), f"/{SECOND}` is no file but a FIFO"),
+        *(
+            (lambda d, name=name: (d / name).write_text(POINTER), f"/{name}` is a Git LFS pointer")
+            for name in (SECOND, "config.json", "tokenizer.json", "tokenizer_config.json")
+        ),
         (lambda d: _fifo(d / "config.json"), "/config.json` cannot be read"),
         (lambda d: (d / "config.json").write_text("[" * 100_000), "/config.json` cannot be read"),
     ],

@@ -1,4 +1,4 @@
-"""The header of a .safetensors file, checked as the safetensors library checks it. Standard library alone.
+"""The header of a .safetensors file, checked as the safetensors library checks it.
 
 A file is the header's length (8 bytes, little-endian), the header (JSON), and the tensors' bytes. What the library
 refuses (safetensors/src/tensor.rs) is refused here, for a reader that trusted such a header would load wrong values.
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+
+from tunetool import regular_files
 
 START = 8
 """Bytes in front of the header, which hold its length."""
@@ -39,6 +43,10 @@ class Invalid(ValueError):
     """No header that the library would take; says why, in few words."""
 
 
+class CutShort(Invalid):
+    """The file ends within its header; says so after `is`."""
+
+
 class Entry(NamedTuple):
     """One tensor: ``dtype`` as the library names it; its bytes are [``begin``, ``end``) behind the header."""
 
@@ -47,6 +55,34 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+class Header(NamedTuple):
+    """Of a file of ``size`` bytes, whose tensors' bytes begin at ``begin``."""
+
+    entries: tuple[Entry, ...]
+    begin: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The size that the file must have."""
+        return self.begin + (self.entries[-1].end if self.entries else 0)
+
+
+def read(path: Path) -> Header:
+    """The header of the file at ``path``, whose size is not compared. Raises ``OSError`` as ``open_regular`` does,
+    ``Invalid``, and ``regular_files.Pointer``."""
+    with os.fdopen(regular_files.open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < regular_files.POINTER_BYTES:
+            regular_files.refuse_pointer(path, file.read(regular_files.POINTER_BYTES))
+            file.seek(0)
+        count = length(file.read(START))
+        header = file.read(count)
+    if len(header) < count:
+        raise CutShort(f"cut short: {size} bytes, its list of tensors alone takes {START + count}")
+    return Header(entries(header), START + count, size)
 
 
 def length(start: bytes) -> int:

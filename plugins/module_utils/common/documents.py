@@ -29,14 +29,33 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """A handle for reading. Raises ``OSError``, also (EINVAL) where the path leads to no regular file."""
-    # A FIFO that nobody writes to holds an ordinary open.
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    """A handle for reading. Raises ``OSError``, also (EINVAL) where the path leads to no regular file: it says what."""
+    try:
+        # A FIFO that nobody writes to holds an ordinary open.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        # A socket, or a device that nothing drives.
+        raise _not_regular(os.stat(path).st_mode, path) from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise _not_regular(mode, path)
     os.set_blocking(handle, True)
     return handle
+
+
+def _not_regular(mode: int, path: str | os.PathLike[str]) -> OSError:
+    return OSError(errno.EINVAL, "it is not a regular file but a %s" % kind_of(mode), str(path))
+
+
+def kind_of(mode: int) -> str:
+    """What something with this ``st_mode`` is, which is no regular file."""
+    for is_kind, name in ((stat.S_ISDIR, "directory"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket")):
+        if is_kind(mode):
+            return name
+    return "device"
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = LARGEST, flags: int = 0) -> bytes:

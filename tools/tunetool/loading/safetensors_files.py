@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +39,9 @@ DTYPES = {
 }
 """torch's dtype names, by the names in safetensors files."""
 AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
+
+
+_MOST_ELEMENTS = 1 << 63
 
 
 class Stored(NamedTuple):
@@ -88,6 +93,7 @@ def list_tensors(path: Path) -> Listing:
     directory, names, index = _files_and_index(path)
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
+        _check_kind(directory / missing[0])
         raise UsageProblem(
             f"`{directory / missing[0]}` is missing: the index lists {len(names)} files, {len(missing)} are not there",
             AGAIN,
@@ -113,18 +119,22 @@ def files_of(directory: Path) -> tuple[str, ...]:
 
 def _files_and_index(path: Path) -> tuple[Path, tuple[str, ...], Mapping[str, str] | None]:
     """The directory, the names of the files in it, and the index: the file of each tensor."""
+    if os.path.lexists(path) and not path.is_dir():
+        _check_kind(path)
     index = path / INDEX
     if path.name.endswith(_INDEX_ENDING) and path.is_file():
         index = path
     elif path.is_file():
         return path.parent, (path.name,), None
-    if not index.exists():
-        if (path / SINGLE).exists():
+    if not os.path.lexists(index):
+        if os.path.lexists(path / SINGLE):
+            _check_kind(path / SINGLE)
             return path, (SINGLE,), None
         raise UsageProblem(
             f"`{path}` holds no weights: neither `{INDEX}` nor `{SINGLE}`",
             "give a directory with .safetensors files, or generate weights with `7b`, `3b` or `tiny`",
         )
+    _check_kind(index)
     try:
         entries = regular_files.read_json(index)["weight_map"]
         names = set(entries.values())
@@ -133,6 +143,20 @@ def _files_and_index(path: Path) -> tuple[Path, tuple[str, ...], Mapping[str, st
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise UsageProblem(f"`{index}` names no files of this directory", AGAIN)
     return index.parent, tuple(sorted(names)), entries
+
+
+def _check_kind(path: Path) -> None:
+    """Raises ``UsageProblem`` for something else than a file, and for a link that leads nowhere."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise UsageProblem(f"`{path}` leads to `{path.readlink()}`, which is not there", AGAIN) from None
+        return
+    except OSError as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", AGAIN) from None
+    if not stat.S_ISREG(mode):
+        raise UsageProblem(f"`{path}` is no file but a {regular_files.kind_of(mode)}", AGAIN)
 
 
 def _check_index(index: Path, entries: Mapping[str, str], tensors: Mapping[str, Stored]) -> None:
@@ -147,32 +171,32 @@ def _check_index(index: Path, entries: Mapping[str, str], tensors: Mapping[str, 
 
 def _in_file(path: Path) -> Iterator[Stored]:
     try:
-        with os.fdopen(regular_files.open_regular(path), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = safetensors_header.length(file.read(safetensors_header.START))
-            header = file.read(length)
-        first = safetensors_header.START + length
-        if len(header) < length:
-            raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone takes {first}", AGAIN)
-        entries = safetensors_header.entries(header)
+        header = safetensors_header.read(path)
     except OSError as error:
         raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", AGAIN) from None
+    except safetensors_header.CutShort as error:
+        raise UsageProblem(f"`{path}` is {error}", AGAIN) from None
     except safetensors_header.Invalid as error:
         raise UsageProblem(f"`{path}` is not a safetensors file: {error}", AGAIN) from None
-    whole = first + (entries[-1].end if entries else 0)
-    if size != whole:
-        how = "is cut short" if size < whole else "is too long"
-        raise UsageProblem(f"`{path}` {how}: {size} bytes, and its header lists {whole}", AGAIN)
-    for entry in entries:
+    if header.size != header.end:
+        how = "is cut short" if header.size < header.end else "is too long"
+        raise UsageProblem(f"`{path}` {how}: {header.size} bytes, and its header lists {header.end}", AGAIN)
+    for entry in header.entries:
         if entry.dtype not in DTYPES:
             raise UsageProblem(
-                f"`{path}`: `{entry.name}` has dtype {entry.dtype}, which is not supported",
+                f"`{path}`: {shown(entry.name)} has dtype {entry.dtype}, which is not supported",
                 f"supported: {', '.join(DTYPES)}",
+            )
+        # Without elements it has no bytes that would bound the other dimensions.
+        if math.prod(max(size, 1) for size in entry.shape) >= _MOST_ELEMENTS:
+            raise UsageProblem(
+                f"`{path}`: {shown(entry.name)} has the shape {list(entry.shape)[:8]}, which no tensor of torch has",
+                AGAIN,
             )
         yield Stored(
             entry.name,
             path.name,
-            first + entry.begin,
+            header.begin + entry.begin,
             entry.end - entry.begin,
             DTYPES[entry.dtype],
             entry.shape,

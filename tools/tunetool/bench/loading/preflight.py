@@ -20,6 +20,7 @@ from tunetool.node.machine.container import device_nodes
 from tunetool.node.machine.memory_left import memory_left
 from tunetool.node.units import format_size
 from tunetool.origin import install_hint
+from tunetool.regular_files import refuse_pointers
 from tunetool.stage.whole_directory import need_room
 from tunetool.training.model import reference_model
 
@@ -54,6 +55,7 @@ def media(request: Request) -> list[Medium]:
                 f"use one of {', '.join(sorted(reference_model.SIZES))}, or a model's directory",
             )
         listing = list_tensors(Path(request.model))
+        refuse_pointers([listing.directory / "config.json"])
         stack = read_stack(str(listing.directory.resolve()))
         return [Medium(listing.directory.resolve(), stack, _states(stack), is_made=False)]
     named = [("--target", path) for path in (request.target,) if path is not None]

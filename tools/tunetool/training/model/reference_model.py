@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunetool import regular_files
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, is_tied, published_name, read_configuration, tensors
 from tunetool.advise.shapes import Tensor
 from tunetool.errors import UsageProblem
@@ -81,6 +82,7 @@ def check(directory: Path) -> ModelFacts:
     tokenizer_file = directory / tokenizer.FILE
     if not tokenizer_file.is_file():
         raise UsageProblem(f"`{tokenizer_file}` is missing", "copy or download the model again")
+    regular_files.refuse_pointers(sorted(directory.glob("*.json")))
     return ModelFacts(
         **{
             **facts.__dict__,

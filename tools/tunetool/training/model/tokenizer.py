@@ -9,6 +9,7 @@ from typing import Any
 
 from tunetool.advise.qwen2_5_vl import SPECIAL_TOKENS
 from tunetool.errors import UsageProblem
+from tunetool.regular_files import refuse_pointers
 
 FILE = "tokenizer.json"
 CHAT_TEMPLATE = (
@@ -100,6 +101,7 @@ class Tokenizer:
         hint = "the directory of a Qwen2.5-VL has one; copy or download the model again"
         if not path.is_file():
             raise UsageProblem(f"`{path}` is missing", hint)
+        refuse_pointers([path])
         try:
             self._fast = Fast.from_file(str(path))
         except Exception as error:  # the library raises a bare Exception
