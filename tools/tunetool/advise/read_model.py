@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tunetool import regular_files
 from tunetool.advise import expert_decoder, gpt2, qwen2_5_vl
+from tunetool.advise.packed_weights import Unproven
 from tunetool.advise.shapes import (
     PRESETS,
     Decoder,
     Model,
-    Tensor,
     decoder_from_config,
-    header_bytes,
     in_module_order,
-    tensors_from_safetensors,
 )
+from tunetool.advise.weight_files import ENDING, INDEX, check_alone, choose, read_parameters
 from tunetool.errors import UsageProblem
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
 _BY_SIZES: Mapping[str, tuple[str, Decoder | gpt2.Gpt2]] = {**PRESETS, **gpt2.PRESETS, **expert_decoder.PRESETS}
 _OTHER_TYPES = (qwen2_5_vl.MODEL_TYPE, gpt2.MODEL_TYPE, *expert_decoder.FAMILIES)
 NAMES = (*qwen2_5_vl.CONFIGURATIONS, *_BY_SIZES)
@@ -44,15 +41,21 @@ def load_model(text: str) -> Model:
             f"known: {', '.join(NAMES)}; or a config.json, a .safetensors file, or a folder that holds them",
         )
     if path.is_dir():
-        weights = sorted(path.glob("*.safetensors"))
+        weights = [each.name for each in path.glob(f"*{ENDING}")]
         if weights:
-            return _from_weights(path.name, _of_index(path) or weights)
+            return _from_weights(path.name, _of_index(path) or choose(path, weights))
         path = path / CONFIG
     if path.name.endswith(".index.json"):
         return _from_weights(path.parent.name, _of_index(path.parent, path.name) or [])
-    if path.suffix == ".safetensors":
+    if path.suffix == ENDING:
+        check_alone(path)
         return _from_weights(path.stem, [path])
-    document, chosen = _json(path), None
+    document = _json(path)
+    return _from_config(document, path, f"the sizes in `{path}`")
+
+
+def _from_config(document: Mapping[str, Any], path: Path, source: str) -> Model:
+    chosen = None
     kind = document.get("model_type")
     if kind == qwen2_5_vl.MODEL_TYPE:
         tensors = qwen2_5_vl.tensors(document, str(path))
@@ -63,7 +66,7 @@ def load_model(text: str) -> Model:
         tensors, chosen = decoder.tensors(), decoder.experts.per_token
     else:
         tensors = decoder_from_config(document, str(path), _OTHER_TYPES).tensors()
-    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", tuple(tensors), chosen)
+    return Model(path.parent.name or path.stem, source, tuple(tensors), chosen)
 
 
 def _per_token(sizes: object) -> int | None:
@@ -109,19 +112,25 @@ def _of_index(folder: Path, name: str = INDEX) -> list[Path] | None:
 
 
 def _from_weights(name: str, files: list[Path]) -> Model:
-    tensors: list[Tensor] = []
-    for file in files:
-        try:
-            with os.fdopen(regular_files.open_regular(file), "rb") as stream:
-                start = stream.read(8)
-                tensors += tensors_from_safetensors(start + stream.read(header_bytes(start, str(file)) - 8), str(file))
-        except OSError as error:
-            raise UsageProblem(
-                f"`{file}` cannot be read: {error.strerror}", "download all files of the model"
-            ) from None
-    if not tensors:
+    path = files[0].parent / CONFIG if files else Path(CONFIG)
+    config = _json(path) if files and path.exists() else {}
+    try:
+        found = read_parameters(files, config)
+    except Unproven as unproven:
+        return _of_packed(path, config, files[0], unproven)
+    if not found.tensors:
         raise UsageProblem(f"`{name}` has no tensors", "name a folder with a model's files")
-    source = f"the {len(files)} file(s) of its weights"
-    config = files[0].parent / CONFIG
-    mixed = any(map(expert_decoder.is_expert, tensors)) and config.exists()
-    return Model(name, source, in_module_order(tensors), expert_decoder.per_token(_json(config)) if mixed else None)
+    source = f"the {len(files)} file(s) of its weights{', unpacked' if found.packed else ''}"
+    mixed = any(map(expert_decoder.is_expert, found.tensors))
+    return Model(name, source, in_module_order(found.tensors), expert_decoder.per_token(config) if mixed else None)
+
+
+def _of_packed(path: Path, config: Mapping[str, Any], file: Path, unproven: Unproven) -> Model:
+    """By the sizes in the config.json at ``path``. Raises ``UsageProblem`` where those do not give the tensors."""
+    try:
+        return _from_config(config, path, f"the sizes in `{path}`: its weights are packed")
+    except UsageProblem:
+        raise UsageProblem(
+            f"`{file}`: {unproven}, nor does a `{CONFIG}` of a known type",
+            f"name the model from which it was packed, or its `{CONFIG}`",
+        ) from None

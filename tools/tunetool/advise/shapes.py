@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tunetool import safetensors_header
 from tunetool.errors import UsageProblem
 
 _LAYER = re.compile(r"(^|\.)(layers|h|blocks|block)\.(\d+)\.")
@@ -237,28 +236,6 @@ def check_sizes(path: str, layers: int, *sizes: int) -> None:
         raise UsageProblem(
             f"`{path}`: a size is too large, more than {MOST_LAYERS} layers or {LARGEST_SIZE} elements", _HINT
         )
-
-
-def tensors_from_safetensors(header: bytes, path: str) -> tuple[Tensor, ...]:
-    """The tensors that ``header``, the beginning of a .safetensors file, lists, in the order of their data."""
-    length = header_bytes(header[:8], path)
-    try:
-        listed = safetensors_header.entries(header[8:length])
-    except safetensors_header.Invalid as error:
-        raise _no_safetensors(path, error) from None
-    return tuple(Tensor(entry.name, entry.shape) for entry in listed)
-
-
-def header_bytes(start: bytes, path: str) -> int:
-    """Size in bytes of the header of a .safetensors file, computed from the file's first 8 bytes."""
-    try:
-        return safetensors_header.START + safetensors_header.length(start)
-    except safetensors_header.Invalid as error:
-        raise _no_safetensors(path, error) from None
-
-
-def _no_safetensors(path: str, error: Exception) -> UsageProblem:
-    return UsageProblem(f"`{path}` is not a safetensors file: {error}", "name a folder with a model's files")
 
 
 def in_module_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
