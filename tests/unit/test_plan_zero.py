@@ -231,6 +231,20 @@ def test_a_config_json_gives_the_same_tensors_as_the_known_model(tmp_path: Path)
     assert load_model(str(tmp_path)).tensors == preset("70b").tensors
 
 
+def test_biases_that_a_config_json_has_are_counted(tmp_path: Path) -> None:
+    """The sizes of Granite 3B Code (config.json of ibm-granite/granite-3b-code-base-2k), with the number of
+    parameters that transformers builds of them."""
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 32, "num_hidden_layers": 32}
+    config = {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, **sizes, "num_key_value_heads": 32, "vocab_size": 49152})
+    )
+    model = load_model(str(tmp_path))
+    assert model.numel == 3_482_503_680
+    biases = [tensor for tensor in model.tensors if tensor.name.startswith("model.layers.0.") and "bias" in tensor.name]
+    assert sum(tensor.numel for tensor in biases) == 4 * 2560 + 2 * 10240 + 2560
+
+
 def test_weights_name_their_tensors_in_the_order_of_the_modules(tmp_path: Path) -> None:
     safetensors(tmp_path / "model-00001-of-00002.safetensors", {"lm_head.weight": [9, 4], "model.layers.10.w": [4, 4]})
     safetensors(tmp_path / "model-00002-of-00002.safetensors", {"model.embed.weight": [9, 4], "model.layers.2.w": [2]})

@@ -74,7 +74,7 @@ class ExpertsDecoder(Decoder):
     def _attention(self, layer: int) -> list[Tensor]:
         prefix = f"model.layers.{layer}.self_attn."
         if self.latent is not None:
-            return _latent(self.latent, prefix, self.hidden, self.heads)
+            return _latent(self.latent, prefix, self.hidden, self.heads, bias=self.out_bias)
         tensors = super()._attention(layer)
         if self.whole_norm:
             widths = (("q", self.heads), ("k", self.kv_heads))
@@ -103,7 +103,7 @@ class ExpertsDecoder(Decoder):
         return [Tensor(f"{prefix}{name}.weight", shape) for name, shape in shapes]
 
 
-def _latent(latent: Latent, prefix: str, hidden: int, heads: int) -> list[Tensor]:
+def _latent(latent: Latent, prefix: str, hidden: int, heads: int, *, bias: bool) -> list[Tensor]:
     query = heads * (latent.nope + latent.rope)
     shapes: list[tuple[str, tuple[int, ...]]]
     if latent.query_rank:
@@ -120,7 +120,12 @@ def _latent(latent: Latent, prefix: str, hidden: int, heads: int) -> list[Tensor
         ("kv_b_proj", (heads * (latent.nope + latent.value), latent.rank)),
         ("o_proj", (hidden, heads * latent.value)),
     ]
-    return [Tensor(f"{prefix}{name}.weight", shape) for name, shape in shapes]
+    tensors = []
+    for name, shape in shapes:
+        tensors.append(Tensor(f"{prefix}{name}.weight", shape))
+        if bias and name in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj"):
+            tensors.append(Tensor(f"{prefix}{name}.bias", shape[:1]))
+    return tensors
 
 
 def _like_mixtral(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,15 +171,17 @@ class _Family:
 _RANKS = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 """The fields of ``Latent``; a model whose queries are not compressed has null for the first."""
 _DEEPSEEK = _Family(_like_deepseek, latent=_RANKS)
+_NO_BIAS = {"qkv_bias": False, "out_bias": False}
+_QKV_BIAS = {"qkv_bias": True, "out_bias": False}
 FAMILIES: Mapping[str, _Family] = {
-    "mixtral": _Family(_like_mixtral, {"block": "block_sparse_moe", "names": ("w1", "w3", "w2")}),
+    "mixtral": _Family(_like_mixtral, {"block": "block_sparse_moe", "names": ("w1", "w3", "w2")}, _NO_BIAS),
     "olmoe": _Family(_like_mixtral, decoder={"whole_norm": True}),
-    "qwen2_moe": _Family(_like_qwen, {"shared_name": "shared_expert", "shared_gate": True}, {"qkv_bias": True}),
+    "qwen2_moe": _Family(_like_qwen, {"shared_name": "shared_expert", "shared_gate": True}, _QKV_BIAS),
     "qwen3_moe": _Family(_like_qwen, decoder={"qk_norm": True}),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
-    "glm4_moe": _Family(_like_deepseek),
+    "glm4_moe": _Family(_like_deepseek, decoder={"out_bias": False}),
 }
 """By ``model_type`` of a config.json."""
 _MIXTRAL = Experts(8, 2, 14336, **FAMILIES["mixtral"].experts)
@@ -208,6 +215,8 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> ExpertsDecode
     settings: dict[str, Any] = {
         **sizes,
         "qkv_bias": bool(document.get("attention_bias")),
+        "out_bias": bool(document.get("attention_bias")),
+        "mlp_bias": kind == "deepseek_v2" and bool(document.get("mlp_bias")),
         "qk_norm": bool(document.get("use_qk_norm")),
         "tied": bool(document.get("tie_word_embeddings", False)),
         **family.decoder,

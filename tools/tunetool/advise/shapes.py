@@ -75,6 +75,9 @@ class Decoder:
     tied: bool = False
     """The output layer is the embedding: one tensor."""
     qkv_bias: bool = False
+    out_bias: bool = False
+    """Of the attention's output."""
+    mlp_bias: bool = False
     qk_norm: bool = False
     fused: bool = False
     """Query, key and value are one tensor, gate and up are another (Phi-3)."""
@@ -101,6 +104,8 @@ class Decoder:
             if self.qkv_bias:
                 tensors.append(Tensor(f"{prefix}{name}_proj.bias", (rows,)))
         tensors.append(Tensor(f"{prefix}o_proj.weight", (self.hidden, query)))
+        if self.out_bias:
+            tensors.append(Tensor(f"{prefix}o_proj.bias", (self.hidden,)))
         if self.qk_norm:
             tensors += [Tensor(f"{prefix}{name}_norm.weight", (self.head_dim,)) for name in ("q", "k")]
         return tensors
@@ -110,8 +115,13 @@ class Decoder:
 
     def _mlp(self, prefix: str, intermediate: int) -> list[Tensor]:
         wide = (("gate_up", 2 * intermediate),) if self.fused else (("gate", intermediate), ("up", intermediate))
-        tensors = [Tensor(f"{prefix}{name}_proj.weight", (rows, self.hidden)) for name, rows in wide]
-        return [*tensors, Tensor(f"{prefix}down_proj.weight", (self.hidden, intermediate))]
+        shapes = [*((name, (rows, self.hidden)) for name, rows in wide), ("down", (self.hidden, intermediate))]
+        tensors = []
+        for name, shape in shapes:
+            tensors.append(Tensor(f"{prefix}{name}_proj.weight", shape))
+            if self.mlp_bias:
+                tensors.append(Tensor(f"{prefix}{name}_proj.bias", shape[:1]))
+        return tensors
 
 
 PRESETS: Mapping[str, tuple[str, Decoder]] = {
@@ -142,13 +152,14 @@ PRESETS: Mapping[str, tuple[str, Decoder]] = {
     "llama-tiny": ("tunetool's own, to try a configuration within seconds", Decoder(1024, 2, 8, 8, 2816, 4096, 128)),
 }
 
-# model_type -> differences from Llama that config.json does not state.
+_NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
+# model_type -> differences from Llama that config.json does not state, or that the model makes whatever it states.
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "llama": {},
-    "mistral": {},
-    "phi3": {"fused": True},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"qk_norm": True},
+    "mistral": _NO_BIAS,
+    "phi3": {**_NO_BIAS, "fused": True},
+    "qwen2": {**_NO_BIAS, "qkv_bias": True},
+    "qwen3": {"mlp_bias": False, "qk_norm": True},
 }
 
 _ABSENT: Mapping[str, Mapping[str, int]] = {"mistral": {"num_key_value_heads": 8}, "qwen3": {"head_dim": 128}}
@@ -178,12 +189,15 @@ def decoder_from_config(document: Mapping[str, Any], path: str, others: Iterable
             f"known types: {', '.join(sorted([*_FAMILIES, *others]))}; for others name the folder with the "
             ".safetensors files",
         )
-    sizes = decoder_sizes({**_ABSENT.get(family, {}), **document}, path)
-    bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
-    norm = _FAMILIES[family].get("qk_norm", False)
-    fused = _FAMILIES[family].get("fused", False)
-    tied = bool(document.get("tie_word_embeddings", False))
-    return Decoder(tied=tied, qkv_bias=bias, qk_norm=norm, fused=fused, **sizes)
+    settings: dict[str, Any] = {
+        **decoder_sizes({**_ABSENT.get(family, {}), **document}, path),
+        "tied": bool(document.get("tie_word_embeddings", False)),
+        "qkv_bias": bool(document.get("attention_bias")),
+        "out_bias": bool(document.get("attention_bias")),
+        "mlp_bias": bool(document.get("mlp_bias")),
+        **_FAMILIES[family],
+    }
+    return Decoder(**settings)
 
 
 def decoder_sizes(document: Mapping[str, Any], path: str) -> dict[str, int]:

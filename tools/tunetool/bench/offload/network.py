@@ -45,7 +45,7 @@ class Attention(nn.Module):
             self.k_proj = nn.Linear(sizes.hidden, key, bias=sizes.qkv_bias)
             self.v_proj = nn.Linear(sizes.hidden, key, bias=sizes.qkv_bias)
         self.split = (query, key, key)
-        self.o_proj = nn.Linear(query, sizes.hidden, bias=False)
+        self.o_proj = nn.Linear(query, sizes.hidden, bias=sizes.out_bias)
         if sizes.qk_norm:
             self.q_norm, self.k_norm = Norm(sizes.head_dim), Norm(sizes.head_dim)
 
@@ -87,7 +87,8 @@ class Layer(nn.Module):
 
     def __init__(self, sizes: Decoder) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(sizes), Feed(sizes.hidden, sizes.intermediate, fused=sizes.fused)
+        self.self_attn = Attention(sizes)
+        self.mlp = Feed(sizes.hidden, sizes.intermediate, bias=sizes.mlp_bias, fused=sizes.fused)
         self.input_layernorm, self.post_attention_layernorm = Norm(sizes.hidden), Norm(sizes.hidden)
 
     def forward(self, x: Any) -> Any:
