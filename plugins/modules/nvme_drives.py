@@ -127,15 +127,19 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.adopt_or_wipe import Consent, Foreign, is_foreign, plain_uuid  # noqa: E402
 from ..module_utils.array.array_values import chunk_problem, drives_problems, name_problem  # noqa: E402
-from ..module_utils.array.drift import Asked, complete  # noqa: E402
-from ..module_utils.array.drive_decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeable  # noqa: E402
+from ..module_utils.array.cut_off import cut_off  # noqa: E402
+from ..module_utils.array.drift import GIVE_UP, Asked, complete  # noqa: E402
+from ..module_utils.array.drive_decisions import ADOPT, KEEP, TAKE, WIPE, Criteria, table, wipeable  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.audit.before_changes import obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
+from ..module_utils.common.files import read_text  # noqa: E402
+from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
+from ..module_utils.ephemeral.boot_decision import BEGUN_PATH  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
 from ..module_utils.gds.facts import read_gpus  # noqa: E402
 from ..module_utils.health import health_units  # noqa: E402
@@ -187,6 +191,27 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
     built = built_manifest()
     ours = built["array"]["uuid"] if built else None
     return tuple(array for array in arrays.values() if is_foreign(array, array_name, ours))
+
+
+def cut_off_arrays(contents: Contents, array_name: str, count: int) -> dict[str, str]:
+    """Arrays of ours whose creation was cut off, with what to say of each; see ``cut_off``."""
+    members = [
+        name
+        for name, signatures in contents.items()
+        for signature in signatures
+        if signature.type == RAID_MEMBER
+        and signature.device == name
+        and (signature.label or "").split(":")[-1] == array_name
+    ]
+    if not 0 < len(members) < count:
+        return {}
+    try:
+        superblocks = examine(members)
+    except CommandError:
+        return {}
+    # Also of a manifest that is damaged: what it names was built. Not where a boot had begun to make it again.
+    known = (read_text(MANIFEST_PATH) or "").replace(read_text(BEGUN_PATH) or "-", "")
+    return cut_off(array_name, count, superblocks, read_arrays(), known)
 
 
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:
@@ -246,9 +271,10 @@ def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool)
             "%s. hint: `mdadm --examine` must answer for the members: install it where it is missing" % error,
         )
     named = adopted(wanted, superblocks) if action == "adopt" else wanted
-    step = decide(named, superblocks, read_arrays())
+    step = decide(named, superblocks, read_arrays(), {drive.name: drive.serial for drive in selection.selected})
     if step.action in ("refuse", "create"):
-        return "refuse", "; ".join(step.reasons) or "the members carry no array"
+        reasons = "; ".join(step.reasons) or "the members carry no array"
+        return "refuse", "%s. hint: put back what is missing, or ask for what is there. %s" % (reasons, GIVE_UP)
     if action == "adopt" and not adopt:
         return "adopt", "array `%s` fits. hint: `raid_array_adopt: true` keeps it with its data" % named.name
     return action, "array `%s` is as asked" % named.name
@@ -314,6 +340,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         chunk_bytes=chunk,
         foreign=foreign_arrays(drives, contents, wanted["array_name"]),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
+        cut_off=cut_off_arrays(contents, wanted["array_name"], criteria.count),
     )
     selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent, formats)
     answer: dict[str, Any] = {
@@ -341,8 +368,11 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     fail_over_drift(module, selection, chunk, answer)
     if selection.problem:
         blockers = ["%s. hint: %s" % (selection.problem, selection.hint), *blockers]
+    torn = torn_array(selection, wanted["array_name"])
+    if torn:
+        blockers = [torn, *blockers]
     if blockers:
-        shown = "\n" + answer["table"] if selection.problem else ""
+        shown = "\n" + answer["table"] if selection.problem or torn else ""
         module.fail_json(msg=refusal(blockers) + shown, changed=False, **answer)
     module.exit_json(
         changed=False,
@@ -370,6 +400,24 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) ->
     if wishes.get("filesystem"):
         wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=chunk)
     return obstacles(mount_point, wishes, [drive.serial for drive in selection.selected], array)
+
+
+def torn_array(selection: Selection, array_name: str) -> str | None:
+    """The refusal of an array of ours that some chosen drives carry and others do not."""
+    serials: dict[str, list[str]] = {KEEP: [], TAKE: []}
+    for row in selection.decisions:
+        serials.setdefault(row.verdict, []).append("`%s`" % row.drive.serial)
+    if not (serials[KEEP] and serials[TAKE]) or selection.problem:
+        return None
+    return (
+        "array `%s` is on %s and not on %s, which are blank. hint: put back what is missing; nothing was changed. %s"
+        % (
+            array_name,
+            ", ".join(serials[KEEP]),
+            ", ".join(serials[TAKE]),
+            GIVE_UP,
+        )
+    )
 
 
 def refusal(problems: list[str]) -> str:

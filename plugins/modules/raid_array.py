@@ -93,7 +93,8 @@ from typing import Mapping  # noqa: E402  (Ansible wants the documentation first
 
 from ..module_utils.array.array_values import chunk_problem, name_problem  # noqa: E402
 from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
-from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
+from ..module_utils.array.drift import GIVE_UP, Asked, array_differences  # noqa: E402
+from ..module_utils.array.drive_decisions import by_serial  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
@@ -132,7 +133,7 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
     if made != (wanted.level, wanted.chunk_bytes, set(wanted.members)):
         module.fail_json(
             msg="array `%s` was made as %s, chunk %d, members %s. hint: look at `mdadm --detail %s`"
-            % (wanted.name, array.level, array.chunk_bytes, ", ".join(map(str, array.members)), array.path)
+            % (wanted.name, array.level, array.chunk_bytes, by_serial(array.members, _serials()), array.path)
         )
     return array
 
@@ -186,18 +187,20 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
         wanted,
         {name: block for name, block in superblocks.items() if name not in doomed_names},
         [array for array in arrays if array.device not in stopped],
+        _serials(),
     )
     differences: list[Difference] = []
     if step.action != "create" and not doomed:
         differences = drift(module, wanted, step, superblocks, arrays)
     if step.action == "refuse" or (doomed and step.action != "create"):
         module.fail_json(
-            msg="array `%s` is not as asked: %s. hint: nothing was changed; move its data away and clear the "
-            "drives yourself, or ask for what is there%s"
+            msg="array `%s` is not as asked: %s. hint: nothing was changed; put back what is missing, or ask for what "
+            "is there%s. %s"
             % (
                 wanted.name,
                 "; ".join(step.reasons) or "a plan cannot wipe members of an array that stays",
                 ", with `raid_array_adopt: true` under its own name" if only_name(step) else "",
+                GIVE_UP,
             ),
             changed=False,
         )
@@ -286,14 +289,18 @@ def drift(
         return []
     members = tuple(module.params["serials"])
     asked = Asked(wanted.name, wanted.level, wanted.chunk_bytes, members, len(members), module.params["adopt"])
-    serials = {drive.name: drive.serial for drive in read_drives()}
-    differences = array_differences(manifest, asked, arrays, superblocks, serials)
+    differences = array_differences(manifest, asked, arrays, superblocks, _serials())
     if step.action == "refuse" and all(difference.mended for difference in differences):
         reasons = "; ".join(step.reasons)
         differences.append(Difference("array", "as asked", reasons, mended=False, hint="look at `mdadm --examine`"))
     if not all(difference.mended for difference in differences):
         raise Drifted(differences)
     return differences
+
+
+def _serials() -> dict[str, str]:
+    """The drives' serials by kernel name."""
+    return {drive.name: drive.serial for drive in read_drives()}
 
 
 def only_name(step: Step) -> bool:

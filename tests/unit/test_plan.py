@@ -162,7 +162,7 @@ def test_a_member_that_changed_since_the_plan_spares_its_whole_array() -> None:
     selection = pick(drives, holding, changed, count=1)
     assert wipeable(selection.decisions) == []
     assert "its contents changed since" in selection.decisions[0].reason
-    assert "nvme1n1" in selection.decisions[1].reason
+    assert "may not be wiped: `S1`" in selection.decisions[1].reason
 
 
 def test_an_array_in_use_is_never_wiped() -> None:

@@ -7,7 +7,7 @@ from typing import Mapping, Sequence
 
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
-from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision
+from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, by_serial
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Consent:
     foreign: tuple[Foreign, ...] = ()
     disks_under: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Kernel names of the disks under each idle array."""
+    cut_off: Mapping[str, str] = field(default_factory=dict)
+    """Arrays of ours whose creation was cut off, by plain UUID, with what to say of each: they may be wiped."""
 
 
 def adopt(
@@ -132,7 +134,8 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
         names = holding
     else:
         names = {row.drive.name for row in rows if row.drive.name in holding and row.drive.serial in consent.wipes}
-    problems = _problems([row.drive for row in rows if row.drive.name in names], consent)
+    serials = {row.drive.name: row.drive.serial for row in rows}
+    problems = _problems([row.drive for row in rows if row.drive.name in names], consent, serials)
     checked = []
     for row in rows:
         problem = problems.get(row.drive.name)
@@ -151,8 +154,8 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
     ]
 
 
-def _problems(drives: Sequence[Drive], consent: Consent) -> dict[str, str]:
-    """Why named drives may not be wiped, by name.
+def _problems(drives: Sequence[Drive], consent: Consent, serials: Mapping[str, str]) -> dict[str, str]:
+    """Why named drives may not be wiped, by name. ``serials`` are those of all drives, by name.
 
     An idle array is wiped completely or not at all: a reason against one member holds for the others.
     """
@@ -169,7 +172,9 @@ def _problems(drives: Sequence[Drive], consent: Consent) -> dict[str, str]:
             under = {other for array in drive.idle_arrays for other in consent.disks_under.get(array, ())}
             strangers = sorted(under - doomed - {drive.name})
             if drive.name in doomed and strangers:
-                spared[drive.name] = "its array has other members that may not be wiped: %s" % ", ".join(strangers)
+                spared[drive.name] = "its array has other members that may not be wiped: %s" % by_serial(
+                    strangers, serials
+                )
         if not spared:
             return problems
         problems.update(spared)

@@ -15,6 +15,10 @@ from .mdadm_conf import conf_with_array
 
 ANEW = "save the data, `ansible-playbook tunetool.node.teardown`, then `tunetool provision`; or ask for what is there"
 
+GIVE_UP = (
+    "`ansible-playbook tunetool.node.teardown --tags plan -e plan_file=plan.json` shows what giving the array up loses"
+)
+
 
 @dataclass(frozen=True)
 class Asked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Iterable, Mapping, Sequence
 
 from ..machine.drives import Drive
 from ..units import format_size, format_size_binary
@@ -38,6 +38,12 @@ class Decision:
 def wipeable(decisions: Sequence[Decision]) -> list[Drive]:
     """The drives to wipe."""
     return [row.drive for row in decisions if row.verdict == WIPE]
+
+
+def by_serial(names: Iterable[str | None], serials: Mapping[str, str] | None) -> str:
+    """Drives for a message: by serial, which a person finds on them, else by kernel name. ``serials``: by that name."""
+    known = serials or {}
+    return ", ".join("`%s`" % known[name] if name and known.get(name) else str(name) for name in names)
 
 
 def shown_size(count: int) -> str:

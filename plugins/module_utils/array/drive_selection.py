@@ -60,8 +60,8 @@ def select(
     formats = formats or {}
     serial_counts = Counter(drive.serial for drive in drives)
     common = _common_block(drive for drive in drives if not _mismatch(drive, criteria))
-    # Arrays of that name that are not ours.
-    strangers = frozenset(array.uuid for array in consent.foreign if array.name == array_name)
+    # Arrays of that name that are not ours, or were never finished.
+    strangers = frozenset(array.uuid for array in consent.foreign if array.name == array_name) | set(consent.cut_off)
     rows = []
     holding = set()
     for drive in drives:
@@ -73,6 +73,9 @@ def select(
         others = [signature for signature in labels if not _is_ours(signature, array_name, strangers)]
         ours = len(others) < len(labels)
         contents = _contents(drive, others, ours)
+        begun = {plain_uuid(signature.uuid) for signature in others} & set(consent.cut_off)
+        if contents and begun:
+            contents = "; ".join([contents, *(consent.cut_off[uuid] for uuid in sorted(begun))])
         # Our own array may hold its member, and its file system may be mounted.
         fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, contents is None and ours)
         if fault is None and drive.metadata_bytes:

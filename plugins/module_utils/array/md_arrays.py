@@ -10,6 +10,7 @@ from typing import Mapping, Sequence
 
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text, whole_number
+from .drive_decisions import by_serial
 
 _MOST_DISKS = 2**16
 """A superblock counts its members in 16 bits."""
@@ -266,8 +267,13 @@ def adopted(wanted: Wanted, superblocks: Mapping[str, Superblock]) -> Wanted:
     return replace(wanted, name=names.pop())
 
 
-def decide(wanted: Wanted, superblocks: Mapping[str, Superblock], arrays: Sequence[Array]) -> Step:
-    """Decide how to get the array ``wanted``.
+def decide(
+    wanted: Wanted,
+    superblocks: Mapping[str, Superblock],
+    arrays: Sequence[Array],
+    serials: Mapping[str, str] | None = None,
+) -> Step:
+    """Decide how to get the array ``wanted``. ``serials``: the drives' by kernel name, for messages.
 
     All members without a superblock: create. All of them members of one array of the wanted name, level, chunk
     and size: keep it, or assemble it. Anything between is refused, with every difference named: RAID0 has no
@@ -282,13 +288,13 @@ def decide(wanted: Wanted, superblocks: Mapping[str, Superblock], arrays: Sequen
         reasons.append("the members belong to %d different arrays: %s" % (len(uuids), ", ".join(uuids)))
     blank = [member for member in wanted.members if member not in superblocks]
     if blank:
-        reasons.append("%s: no superblock, while the others have one" % ", ".join(blank))
+        reasons.append("%s: no superblock, while the others have one" % by_serial(blank, serials))
     reasons += _differences(wanted, named[0])
     if reasons:
         return Step("refuse", uuids[0], tuple(reasons))
     for array in arrays:
         if array.uuid == uuids[0] or set(wanted.members) & {name for name in array.members if name}:
-            return _decide_assembled(wanted, array, uuids[0])
+            return _decide_assembled(wanted, array, uuids[0], serials)
     return Step("assemble", uuids[0])
 
 
@@ -316,7 +322,7 @@ def _decide_blank(wanted: Wanted, arrays: Sequence[Array]) -> Step:
     return Step("create")
 
 
-def _decide_assembled(wanted: Wanted, array: Array, uuid: str) -> Step:
+def _decide_assembled(wanted: Wanted, array: Array, uuid: str, serials: Mapping[str, str] | None) -> Step:
     if (array.state in DEAD_STATES and array.state != "inactive") or array.state in HALTED_STATES:
         return Step("refuse", uuid, (str(array.fault),))
     if array.state == "inactive":
@@ -326,7 +332,7 @@ def _decide_assembled(wanted: Wanted, array: Array, uuid: str) -> Step:
         return Step(
             "refuse",
             uuid,
-            ("assembled `%s` has other members: %s" % (array.device, ", ".join(str(m) for m in array.members)),),
+            ("assembled `%s` has other members: %s" % (array.device, by_serial(array.members, serials)),),
         )
     return Step("keep", uuid)
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from ..array.drive_decisions import by_serial
 from ..array.md_arrays import Superblock, examine, read_arrays
 from ..common.commands import run
 from ..common.files import read_int
@@ -20,7 +21,7 @@ from ..machine.drive_contents import (
     read_unlabelled,
     use_problems,
 )
-from ..machine.drives import Drive, disks_under, partitions_of
+from ..machine.drives import Drive, disks_under, partitions_of, read_drives
 from ..machine.unlabelled import clear_between, clear_ends
 
 WIPES: dict[str, Any] = {
@@ -41,7 +42,11 @@ def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> No
         for array in drive.idle_arrays:
             strangers = sorted(disks_under("/", array) - names)
             if strangers:
-                problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(strangers))
+                serials = {other.name: other.serial for other in read_drives()}
+                problem = "is in array `%s` with drives that may not be wiped: %s" % (
+                    array,
+                    by_serial(strangers, serials),
+                )
         problem = problem or used.get(drive.name, "")
         if not problem and contents_hash(drive) != hashes[drive.serial]:
             problem = "does not hold what the plan saw"
