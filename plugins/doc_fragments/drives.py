@@ -20,7 +20,9 @@ options:
     description: Transport as sysfs names it.
     type: str
   serials:
-    description: Exact serial numbers that the inventory pins; other drives are ignored.
+    description:
+      - Exact serial numbers that the inventory pins; other drives are ignored. Where drives of a node share one, each is
+        known by more, as C(tunetool inspect) shows it (C(nvme_card@0000:00:05.0-n3)).
     type: list
     elements: str
     default: []

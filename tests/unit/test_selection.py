@@ -96,7 +96,10 @@ def test_a_serial_that_is_not_there_is_named() -> None:
         ({"uses": ("member of `md0`",)}, "member of `md0`"),
         ({"partitions": ("nvme3n1p1",)}, "has partitions nvme3n1p1"),
         ({"serial": ""}, "has no serial number"),
-        ({"serial": "S004"}, "serial `S004` is on 2 drives"),
+        (
+            {"serial": "S004"},
+            "serial `S004` is on 2 drives, which may be paths to one: no NGUID, EUI-64 or address tells them apart",
+        ),
     ],
 )
 def test_a_drive_with_a_problem_is_refused(changes: dict[str, object], reason: str) -> None:

@@ -126,7 +126,13 @@ def _fault(drive: Drive, serial_counts: Mapping[str, int], ours: bool) -> str | 
     elif not drive.serial:
         fault = "has no serial number"
     elif serial_counts[drive.serial] > 1:
-        fault = "serial `%s` is on %d drives" % (drive.serial, serial_counts[drive.serial])
+        fault = (
+            "serial `%s` is on %d drives, which may be paths to one: no NGUID, EUI-64 or address tells them apart"
+            % (
+                drive.serial,
+                serial_counts[drive.serial],
+            )
+        )
     else:
         return None
     return fault

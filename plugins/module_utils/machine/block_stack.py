@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..common.documents import read_bytes
 from ..common.files import read_int, read_text, whole_number
+from .drive_identity import identities
 from .mounts import DEVICE_NUMBER, Mount, mount_holding, read_mounts
 from .volume_members import named_device, volume_members
 
@@ -358,12 +359,12 @@ def _hidden_paths(name: str, root: str) -> list[str]:
 
 
 def _serial(name: str, base: str, root: str) -> str | None:
-    # `device` of an NVMe namespace is its controller or, under multipath, its subsystem: both say the serial.
-    candidates = [os.path.join(base, "device/serial"), os.path.join(base, "serial")]
     match = _NVME.match(name)
     if match:
-        candidates.append(os.path.join(root, "sys/class/nvme/nvme%s/serial" % match.group(1)))
-    for path in candidates:
+        identity = identities(root).get(name)
+        # Another recording may know the controller by its class alone.
+        return identity or read_text(os.path.join(root, "sys/class/nvme/nvme%s/serial" % match.group(1))) or None
+    for path in (os.path.join(base, "device/serial"), os.path.join(base, "serial")):
         serial = read_text(path)
         if serial:
             return serial

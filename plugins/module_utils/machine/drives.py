@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.files import read_int, read_text, whole_number
+from .drive_identity import NAMESPACE, PCI_ADDRESS, controller_of, identities
 from .mounts import Mount, read_mounts, swap_sources
 from .volume_members import named_device, volume_members
 
@@ -39,6 +40,7 @@ class Drive:
     name: str
     """Kernel name, such as ``nvme3n1``: changes over reboots, for messages only."""
     serial: str
+    """What it is known by: its serial number, with more where others of the machine share that (`identities`)."""
     model: str
     firmware: str
     size_bytes: int
@@ -78,32 +80,29 @@ class Drive:
         return "/dev/" + self.name
 
 
-_PCI_ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
-_NAMESPACE = re.compile(r"^nvme\d+n\d+$")
-
-
 def read_drives(root: str = "/") -> list[Drive]:
     """Every NVMe namespace, sorted by PCI address and name."""
     block = os.path.join(root, "sys/block")
     try:
-        names = sorted(name for name in os.listdir(block) if _NAMESPACE.match(name))
+        names = sorted(name for name in os.listdir(block) if NAMESPACE.match(name))
     except OSError:
         return []
     links = _by_id_links(root)
     users = _Users(root)
-    drives = [_read_drive(root, name, links.get(name, []), users) for name in names]
+    known_by = identities(root)
+    drives = [_read_drive(root, name, known_by.get(name, ""), links.get(name, []), users) for name in names]
     return sorted(drives, key=lambda drive: (drive.pci_address or "~", drive.name))
 
 
-def _read_drive(root: str, name: str, links: list[str], users: _Users) -> Drive:
+def _read_drive(root: str, name: str, identity: str, links: list[str], users: _Users) -> Drive:
     base = os.path.join(root, "sys/block", name)
-    controller = _controller(base)
+    controller = controller_of(base)
     serial = read_text(os.path.join(controller, "serial")) or ""
     pci_address = read_text(os.path.join(controller, "address"))
     device = os.path.join(controller, "device")
     return Drive(
         name=name,
-        serial=serial,
+        serial=identity,
         model=read_text(os.path.join(controller, "model")) or "",
         firmware=read_text(os.path.join(controller, "firmware_rev")) or "",
         size_bytes=(read_int(os.path.join(base, "size")) or 0) * SECTOR,
@@ -112,7 +111,8 @@ def _read_drive(root: str, name: str, links: list[str], users: _Users) -> Drive:
         transport=read_text(os.path.join(controller, "transport")) or "",
         pci_address=pci_address,
         numa_node=_numa_node(controller, device),
-        by_id=_best_link(links, serial),
+        # A link with a serial that several share leads to any of them.
+        by_id=_best_link([link for link in links if identity == serial or not link.endswith("_" + serial)], serial),
         link=read_link(device),
         controller=os.path.basename(os.path.realpath(controller)),
         uses=tuple(users.of(name)),
@@ -120,16 +120,6 @@ def _read_drive(root: str, name: str, links: list[str], users: _Users) -> Drive:
         arrays=tuple(holder for holder in holders_of(root, name) if holder.startswith("md")),
         idle_arrays=tuple(users.idle_arrays_on(name)),
     )
-
-
-def _controller(base: str) -> str:
-    """The controller of a namespace. Under native multipath the namespace hangs off a subsystem instead."""
-    device = os.path.join(base, "device")
-    if os.path.exists(os.path.join(device, "transport")):
-        return device
-    paths = sorted(glob.glob(os.path.join(device, "nvme[0-9]*")))
-    paths = [path for path in paths if os.path.exists(os.path.join(path, "transport"))]
-    return paths[0] if paths else device
 
 
 def _metadata_bytes(base: str) -> int:
@@ -155,7 +145,7 @@ def _numa_node(controller: str, device: str) -> int | None:
 def read_link(device: str) -> Link:
     """The PCIe link of a device directory in sysfs, with what the port above it can do."""
     port = os.path.dirname(os.path.realpath(device))
-    if not _PCI_ADDRESS.match(os.path.basename(port)):
+    if not PCI_ADDRESS.match(os.path.basename(port)):
         port = ""
     return Link(
         current_speed_gts=_gigatransfers(read_text(os.path.join(device, "current_link_speed"))),

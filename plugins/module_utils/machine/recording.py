@@ -67,14 +67,17 @@ FILES = (
     "/sys/block/nvme*/device/nvme[0-9]*/model",
     "/sys/block/nvme*/device/nvme[0-9]*/numa_node",
     "/sys/block/nvme*/device/nvme[0-9]*/serial",
+    "/sys/block/nvme*/device/nvme[0-9]*/subsysnqn",
     "/sys/block/nvme*/device/nvme[0-9]*/transport",
     "/sys/block/nvme*/device/serial",
+    "/sys/block/nvme*/device/subsysnqn",
     "/sys/block/nvme*/device/transport",
     "/sys/block/nvme*/holders/*/dev",
     "/sys/block/nvme*/integrity/*",
     "/sys/block/nvme*/metadata_bytes",
     "/sys/block/nvme*/nvme*p*/dev",
     "/sys/block/nvme*/nvme*p*/holders/*/dev",
+    "/sys/block/nvme*/nsid",
     "/sys/block/nvme*/nvme*p*/partition",
     "/sys/block/nvme*/queue/iostats",
     "/sys/block/nvme*/queue/logical_block_size",
@@ -83,6 +86,7 @@ FILES = (
     "/sys/block/nvme*/queue/scheduler",
     "/sys/block/nvme*/size",
     "/sys/block/nvme*/stat",
+    "/sys/block/nvme*/wwid",
     "/sys/bus/pci/devices/*/*_link_*",
     "/sys/bus/pci/devices/*/class",
     "/sys/bus/pci/devices/*/device",
@@ -277,12 +281,25 @@ def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
         text = re.sub(r"md-name-%s:" % re.escape(host), "md-name-node:", text) if host else text
         return re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", "192.0.2.1", text)
 
+    # They hold the serial in their own way; only which of them are equal matters.
+    own = {path: text for path, text in document["files"].items() if re.search(r"/(?:wwid|subsysnqn)$", path)}
+    numbers = {text: number for number, text in enumerate(sorted(set(own.values())), start=1)}
+
+    def numbered(path: str, text: str) -> str:
+        if path.endswith("/wwid"):
+            kind = "nvme." if text.startswith("nvme.") else "eui."
+            return "%s%016x\n" % (kind, numbers[text])
+        return "nqn.2014-08.org.nvmexpress:%d\n" % numbers[text]
+
     def coded(path: str) -> bool:
         # Those names contain the serial in hexadecimal, or an equivalent number.
         return bool(re.search(r"/by-id/nvme-(?:eui|nvme|uuid)\.", path))
 
     copy: dict[str, Any] = json.loads(json.dumps(dict(document)))
-    copy["files"] = {path: _keeping_versions(path, text, clean) for path, text in copy["files"].items()}
+    copy["files"] = {
+        path: numbered(path, text) if path in own else _keeping_versions(path, text, clean)
+        for path, text in copy["files"].items()
+    }
     if host:
         copy["files"]["/proc/sys/kernel/hostname"] = "node\n"
     copy["links"] = {clean(path): target for path, target in copy["links"].items() if not coded(path)}

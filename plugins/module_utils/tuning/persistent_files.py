@@ -6,6 +6,7 @@ import os
 import re
 from typing import Sequence
 
+from ..machine.drive_identity import parts
 from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
 
 UDEV_PATH = "/etc/udev/rules.d/90-tunetool-io.rules"
@@ -45,7 +46,7 @@ def udev_rules(tuning: Tuning, serials: Sequence[str], array_uuid: str) -> str:
     lines = []
     queue = _assignments(tuning, DRIVE_SETTINGS)
     if queue:
-        lines += [_rule('KERNEL=="nvme*", ATTRS{serial}=="%s"' % _pattern(serial), queue) for serial in serials]
+        lines += [_rule(_drive(serial), queue) for serial in serials]
     ahead = _assignments(tuning, ("read_ahead",))
     if ahead:
         lines.append(_rule('KERNEL=="md*", ENV{MD_UUID}=="%s"' % array_uuid, ahead))
@@ -59,6 +60,17 @@ def _assignments(tuning: Tuning, settings: Sequence[str]) -> str:
 
 def _rule(match: str, assignments: str) -> str:
     return 'ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", %s%s\n' % (match, assignments)
+
+
+def _drive(identity: str) -> str:
+    """The conditions for one drive. Those in plural are met by one device above it, its controller."""
+    known = parts(identity)
+    match = 'KERNEL=="nvme*", ATTRS{serial}=="%s"' % _pattern(known.serial)
+    if known.own_id:
+        match += ', ATTR{wwid}=="%s"' % known.own_id
+    elif known.address:
+        match += ', ATTRS{address}=="%s", ATTR{nsid}=="%s"' % (known.address, known.number)
+    return match
 
 
 def _pattern(serial: str) -> str:
