@@ -21,8 +21,8 @@ options:
     type: str
   serials:
     description:
-      - Exact serial numbers that the inventory pins; other drives are ignored. Where drives of a node share one, each is
-        known by more, as C(tunetool inspect) shows it (C(nvme_card@0000:00:05.0-n3)).
+      - Exact serial numbers that the inventory pins; other drives are ignored. Where drives of a node share one, each
+        is known by more, as C(tunetool inspect) shows it (C(nvme_card@0000:00:05.0-n3)).
     type: list
     elements: str
     default: []

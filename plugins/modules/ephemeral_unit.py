@@ -72,6 +72,7 @@ from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, ConfigError, dump  # noqa: E402
 from ..module_utils.ephemeral.boot_unit import UNIT, changes, files, has_run, take_effect  # noqa: E402
+from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 from ..module_utils.volume.offload_arguments import OFFLOAD_ARGUMENTS  # noqa: E402
@@ -135,6 +136,7 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
     changed = changes(wanted)
     if not module.check_mode:
         for change in changed:
+            module.change_begins()
             apply(change)
     diff = [diff_entry(each.path, each.before, each.after) for each in changed]
     if wanted and not has_run():
@@ -161,6 +163,7 @@ def main() -> None:
             diff = converge(module)
         # Outside of the lock, which the unit's program takes itself.
         if diff and not module.check_mode:
+            module.change_begins()
             take_effect(module.params["enabled"])
     except CommandError as error:
         module.fail_json(msg="%s. hint: see `systemctl status %s`" % (error, UNIT))
@@ -168,6 +171,8 @@ def main() -> None:
         module.fail_json(msg=str(error))
     except (ManifestError, UnitError) as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
+    except OSError as error:
+        module.fail_json(msg=failed_write(error))
     except KeyError as error:
         module.fail_json(msg="offload directory: %s. hint: make the user or group first" % error.args[0])
     else:

@@ -110,6 +110,7 @@ from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.gds.apply import GdsJob  # noqa: E402
 from ..module_utils.gds.path_choice import AUTO, MODES, Impossible  # noqa: E402
+from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import outcome  # noqa: E402
 
@@ -129,7 +130,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    job = GdsJob(module.params, Ledger(built_manifest(), acting=not module.check_mode))
+    job = GdsJob(module.params, Ledger(built_manifest(), not module.check_mode, module.change_begins))
     try:
         with only_one():
             decision = job.all()
@@ -139,6 +140,8 @@ def main() -> None:
         module.fail_json(msg="%s. hint: see `dmesg` and /var/lib/dkms/nvidia-fs" % error)
     except (Refusal, Locked) as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=failed_write(error))
     else:
         module.exit_json(
             **outcome(job.ledger),

@@ -77,6 +77,7 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.health import apply, health_units  # noqa: E402
 from ..module_utils.health.settings import dump, problems_of  # noqa: E402
+from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
 
@@ -118,6 +119,7 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
         socket=bool(wanted["socket"]),
         measures=wanted["measure_every"] > 0,
         acting=not module.check_mode,
+        begins=module.change_begins,
     )
 
 
@@ -129,11 +131,12 @@ def main() -> None:
         with only_one():
             diff = converge(module)
         if diff and not module.check_mode:
+            module.change_begins()
             health_units.take_effect(wanted["enabled"], bool(wanted["socket"]))
     except CommandError as error:
         module.fail_json(msg="%s. hint: see `systemctl status %s`" % (error, health_units.TIMER))
     except OSError as error:
-        module.fail_json(msg="`%s`: %s. hint: give another path" % (error.filename, error.strerror))
+        module.fail_json(msg=failed_write(error))
     except (ForeignDropIn, Locked, Refusal) as error:
         module.fail_json(msg=str(error))
     else:

@@ -135,6 +135,7 @@ from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestE
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.common.training_part import CHECK_ID  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
+from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
@@ -217,11 +218,15 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(**result)
     try:
+        if result["changed"]:
+            module.change_begins()
         _write_block(block, stale)
         if before != after:
             write(document)
     except ManifestError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), **result)
+    except OSError as error:
+        module.fail_json(msg=failed_write(error), **result)
     judge(module, document, result)
 
 

@@ -98,6 +98,7 @@ from ..module_utils.array.drive_decisions import by_serial  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
+from ..module_utils.audit.before_changes import not_writable  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.drift import Difference, Drifted, as_results, built_manifest  # noqa: E402
@@ -106,6 +107,7 @@ from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice, read_signatures  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
 from ..module_utils.machine.unlabelled import clear_ends  # noqa: E402
+from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe, written  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
@@ -116,6 +118,7 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
     """Carry out a step and read back the array. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
         refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
+        module.change_begins()
         # After an interruption here the node counts as not built: the next run continues from its present state.
         forget_volume()
         if doomed:
@@ -124,6 +127,7 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
         refuse_unless_blank(members, deep=True)
         create(wanted.name, wanted.chunk_bytes, members)
     elif step.action == "assemble":
+        module.change_begins()
         assemble(wanted.name, str(step.uuid), members)
     array = settled(step.uuid or wanted.members[0])
     if array is None or array.uuid is None:
@@ -166,6 +170,8 @@ def main() -> None:
         module.fail_json(msg=str(error), changed=False, differences=as_results(error.differences))
     except (CommandError, UnreadableDevice, Refusal, Locked) as error:
         module.fail_json(msg="array `%s`: %s" % (name, error))
+    except OSError as error:
+        module.fail_json(msg="array `%s`: %s" % (name, failed_write(error)))
     else:
         module.exit_json(**result)
 
@@ -204,6 +210,11 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             ),
             changed=False,
         )
+    if step.action == "create":
+        # Once more, right before the drives are written: the packages came since nvme_drives looked.
+        closed = not_writable()
+        if closed:
+            raise Refusal("; ".join(closed))
     if doomed:
         refuse_unless_wipeable(doomed, hashes)
     lost = contents_text(doomed)
@@ -220,6 +231,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
     before = content(conf)
     after = conf_with_array(before, wanted.name, uuid)
     if after != before and not module.check_mode:
+        module.change_begins()
         replace_file(conf, after)
     stale = renew_initramfs(module, conf, uuid, after != before)
     return {
@@ -269,7 +281,7 @@ def clear_beginning_of(array: Array, wiped: bool) -> None:
 
 def renew_initramfs(module: AnsibleModule, conf: str, uuid: str, changed: bool) -> list[Image]:
     """The images that do not carry the arrays of ``conf``, rebuilt unless in check mode. ``uuid`` is our array's."""
-    renewed = renew(conf, changed, acting=not module.check_mode, ours=uuid)
+    renewed = renew(conf, changed, acting=not module.check_mode, ours=uuid, begins=module.change_begins)
     if renewed.left:
         module.fail_json(
             msg="the initramfs does not carry `%s` after it was rebuilt: %s. hint: rebuild it by hand"

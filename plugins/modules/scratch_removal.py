@@ -113,6 +113,7 @@ from typing import Any  # noqa: E402
 
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
+from ..module_utils.audit.before_changes import not_writable  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
@@ -159,7 +160,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     if remains:
         removal = replace(removal, note="nothing to remove but the health check")
     if removal.volume:
-        job = Job(removal, removal.volume, wanted["job"], module.check_mode, wanted["program"])
+        job = Job(removal, removal.volume, wanted["job"], module.check_mode, wanted["program"], module.change_begins)
     if wanted["plan"]:
         text = describe(removal, job.occupants() if job else [])
         return dict(answer, wiped=[], plan=removal_part(removal, text), msg="%s\n%s" % (answer["table"], text))
@@ -177,6 +178,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
             "%s. hint: nothing was changed; `%s`, read it, then `%s`"
             % (problem, PLANNING[wanted["job"]], APPLYING[wanted["job"]])
         )
+    closed = not_writable()
+    if closed:
+        raise Refusal("; ".join(closed))
     job.run(allowed)
     for warning in job.warnings:
         module.warn(warning)

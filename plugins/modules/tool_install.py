@@ -63,11 +63,13 @@ import os  # noqa: E402  (Ansible wants the documentation first)
 import shutil  # noqa: E402
 import tarfile  # noqa: E402
 import tempfile  # noqa: E402
+from typing import Callable  # noqa: E402
 
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.venv import make_venv, pip_of, point  # noqa: E402
 from ..module_utils.machine.distribution import read_distribution  # noqa: E402
+from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 
@@ -105,16 +107,18 @@ def install(python: str, archive: str, venv: str) -> None:
     run(["sync", "--file-system", venv])
 
 
-def converge(wanted: dict[str, str]) -> None:
-    """Install under the new key unless it exists, switch to it, remove the old ones."""
+def converge(wanted: dict[str, str], begins: Callable[[], None]) -> None:
+    """Install under the new key unless it exists, switch to it, remove the old ones. ``begins`` comes first."""
     prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
     program = os.path.join(prefix, "bin/tunetool")
     if installed_key(program) != key:
         version = run([wanted["python"], "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip()
         if version != "True":
             raise CommandError("`%s` is older than Python 3.10" % wanted["python"])
+        begins()
         install(wanted["python"], wanted["archive"], os.path.join(prefix, "venv-" + key))
         point(program, os.path.join("..", "venv-" + key, "bin/tunetool"))
+    begins()
     if link:
         point(link, program)
     for name in os.listdir(prefix):
@@ -150,11 +154,13 @@ def main() -> None:
         module.exit_json(**result)
     try:
         with only_one():
-            converge(wanted)
+            converge(wanted, module.change_begins)
     except Locked as error:
         module.fail_json(msg=str(error))
     except CommandError as error:
         module.fail_json(msg="tunetool cannot be installed: %s. hint: %s" % (error, read_distribution().python_hint))
+    except OSError as error:
+        module.fail_json(msg="tunetool cannot be installed: %s" % failed_write(error))
     module.exit_json(**result)
 
 

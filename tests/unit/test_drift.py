@@ -632,7 +632,13 @@ def test_a_built_array_never_leads_to_mdadm_create(
     monkeypatch.setattr(module, "settled", lambda uuid: None)
     monkeypatch.setattr(module, "built_manifest", lambda: MANIFEST)
     params = {"serials": list(SERIALS), "wipes": [], "adopt": adopt}
-    fake = SimpleNamespace(params=params, check_mode=False, fail_json=fail, get_bin_path=lambda name: name)
+    fake = SimpleNamespace(
+        params=params,
+        check_mode=False,
+        fail_json=fail,
+        get_bin_path=lambda name: name,
+        change_begins=lambda: None,
+    )
     wanted = module.Wanted("nvme_raid0", "raid0", 2**20, tuple(drive.name for drive in drives))
     with pytest.raises((Ended, module.Drifted, module.Refusal)) as caught:
         module.converge(fake, wanted, drives)

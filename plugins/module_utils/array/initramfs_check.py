@@ -9,7 +9,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..common.commands import run
@@ -176,17 +176,26 @@ class Renewal:
     unknown: tuple[Image, ...] = ()
 
 
-def renew(conf: str, changed: bool, acting: bool, root: str = "/", ours: str = "", gone: str = "") -> Renewal:
+def renew(
+    conf: str,
+    changed: bool,
+    acting: bool,
+    root: str = "/",
+    ours: str = "",
+    gone: str = "",
+    begins: Callable[[], None] = lambda: None,
+) -> Renewal:
     """Rebuild the images that do not carry the arrays of ``conf``, where ``acting`` and where there is a tool for it.
 
     Minutes on a slow node; raises ``CommandError`` when the tool fails. ``changed`` and ``gone`` are those of
-    ``judge_images``. Afterwards only the array ``ours`` is checked.
+    ``judge_images``. Afterwards only the array ``ours`` is checked. ``begins`` is called before a rebuild.
     """
     judged = judge_images(conf, root, changed=changed, gone=gone)
     command = rebuild_command(root)
     stale = tuple(image for image in judged if image.problem and command is not None)
     left: tuple[Image, ...] = ()
     if stale and acting and command is not None:
+        begins()
         run(command, timeout=1800)
         judged = judge_images(conf, root, gone=gone, only=ours)
         left = tuple(image for image in judged if image.problem)

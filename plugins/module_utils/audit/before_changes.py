@@ -6,9 +6,11 @@ compares everything: the owner reads every difference, or every obstacle, in one
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, Mapping, Sequence
 
 from ..array.drift import Asked, array_differences, built_array, complete
+from ..array.initramfs_check import images, mdadm_conf_path, rebuild_command
 from ..array.md_arrays import Array, examine, read_arrays
 from ..common.commands import CommandError, NotInstalled
 from ..common.drift import Collector, Difference, Ledger, built_manifest
@@ -19,12 +21,14 @@ from ..gds.apply import early_refusals
 from ..machine.drive_contents import UnreadableDevice
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, foreign_entry
+from ..machine.writable import Later, unwritable
 from ..memory.apply import MemoryJob
 from ..memory.memory_values import memory_problems
 from ..tuning.apply import TuningJob
 from ..units import UnitError
 from ..volume.apply import Volume, former_uuid
 from ..volume.mount_point import MountPoint
+from ..volume.unit_dropins import UNITS_DIRECTORY
 from ..volume.volume_values import volume_problems
 from ..volume.xfs_geometry import wanted_geometry
 
@@ -81,6 +85,16 @@ def in_the_way(mount_point: str, root: str = "/") -> str | None:
     return foreign_entry(content(root.rstrip("/") + FSTAB), mount_point, ours)
 
 
+def not_writable(root: str = "/") -> list[str]:
+    """Why a build could not write after its drives what the next boot needs, a line for each cause with its cure."""
+    later = [Later(path) for path in (mdadm_conf_path(root), FSTAB, MANIFEST_PATH, UNITS_DIRECTORY + "/tunetool")]
+    sizes = [os.path.getsize(image) for image in images(root)] if rebuild_command(root) is not None else []
+    if sizes:
+        # The tools write an image beside the old one, one after the other, and collect its files in /var/tmp.
+        later += [Later("/boot/initrd", max(sizes)), Later("/var/tmp/initrd", max(sizes))]
+    return unwritable(later, root)
+
+
 def obstacles(
     mount_point: str,
     wishes: Mapping[str, Any],
@@ -95,10 +109,13 @@ def obstacles(
     chosen; ``array``: the running array over them, if it is to be kept.
     """
     found = Collector()
+    found.refusals += not_writable(root)
     volume, memory, tuning = (wishes.get(name) for name in ("filesystem", "memory", "tuning"))
+    invalid: list[str] = []
     if volume:
-        found.refusals += volume_problems(volume, wanted_geometry(volume["chunk_bytes"], len(serials)).log_su_bytes)
-    if not found.refusals:
+        invalid = volume_problems(volume, wanted_geometry(volume["chunk_bytes"], len(serials)).log_su_bytes)
+    found.refusals += invalid
+    if not invalid:
         _volume_obstacles(found, mount_point, volume, array, root)
     if memory:
         _memory_obstacles(found, memory, root)

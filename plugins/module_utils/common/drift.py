@@ -87,9 +87,13 @@ def diff_entry(what: str, before: str, after: str) -> dict[str, str]:
 class Ledger:
     """Collects a job's changes: before and after for the diff, and on a built node each difference by name."""
 
-    def __init__(self, manifest: Mapping[str, Any] | None, acting: bool) -> None:
+    def __init__(
+        self, manifest: Mapping[str, Any] | None, acting: bool, begins: Callable[[], None] = lambda: None
+    ) -> None:
+        """``begins`` is called before each change."""
         self.manifest = manifest
         self.acting = acting
+        self._begins = begins
         self.diff: list[dict[str, str]] = []
         self.differences: list[Difference] = []
         self.warnings: list[str] = []
@@ -99,6 +103,8 @@ class Ledger:
         if before == after:
             return False
         self.diff.append(diff_entry(what, before, after))
+        if self.acting:
+            self._begins()
         return self.acting
 
     def differs(self, name: str, expected: str, found: str, what: str, before: str, after: str) -> bool:
@@ -162,9 +168,14 @@ Result = TypeVar("Result")
 
 
 def settle(
-    work: Callable[[Ledger], Result], manifest: Mapping[str, Any] | None, check_mode: bool
+    work: Callable[[Ledger], Result],
+    manifest: Mapping[str, Any] | None,
+    check_mode: bool,
+    begins: Callable[[], None] = lambda: None,
 ) -> tuple[Result, Ledger]:
     """Let ``work`` compare everything, then let it act, if every difference can be mended.
+
+    ``begins`` is called before each change.
 
     Raises ``Drifted`` with every difference, and ``Refusal`` on a node that is not built; nothing was changed then.
     """
@@ -174,7 +185,7 @@ def settle(
         raise Drifted(looking.differences)
     if check_mode or not looking.diff:
         return result, looking
-    acting = Ledger(manifest, acting=True)
+    acting = Ledger(manifest, True, begins)
     result = work(acting)
     acting.warnings = list(dict.fromkeys(looking.warnings + acting.warnings))
     return result, acting

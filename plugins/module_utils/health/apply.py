@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Iterator, Mapping
+from typing import Callable, Iterator, Mapping
 
 from ..common.commands import CommandError
 from ..common.drift import diff_entry
@@ -12,10 +12,17 @@ from . import health_units
 
 
 def converge(
-    program: str, files: Mapping[str, str], directory: str, socket: bool, measures: bool, acting: bool
+    program: str,
+    files: Mapping[str, str],
+    directory: str,
+    socket: bool,
+    measures: bool,
+    acting: bool,
+    begins: Callable[[], None] = lambda: None,
 ) -> list[dict[str, str]]:
     """Compare, then write or remove. Returns the diff. Without ``files`` all of it goes.
 
+    ``begins`` is called before the first change.
     ``directory``: of the metrics, empty for none. The caller lets systemd read its files again: ``take_effect``.
     Raises ``CommandError``, ``ForeignDropIn`` and ``OSError``.
     """
@@ -31,6 +38,8 @@ def converge(
     diff += [diff_entry(path, "a result\n", "") for path in results]
     if not acting:
         return diff
+    if diff:
+        begins()
     if changed:
         health_units.stop(bool(files), socket)
         # Again: a check or measurement that ran until now may have written more.

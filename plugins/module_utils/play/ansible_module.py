@@ -14,7 +14,15 @@ class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core 
 
     A file or a name on a node may hold any bytes, and ansible-core 2.19 takes no result with one that is not: the task
     would fail after its work is done, and again at every later run.
+
+    A failure after ``change_begins`` says that the node was changed.
     """
+
+    _changing = False
+
+    def change_begins(self) -> None:
+        """Called before each write to the node."""
+        self._changing = True
 
     def exit_json(self, **kwargs: Any) -> None:
         """End the module, without error."""
@@ -22,6 +30,8 @@ class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core 
 
     def fail_json(self, msg: str, **kwargs: Any) -> None:
         """End the module, with an error."""
+        if self._changing:
+            kwargs["changed"] = True
         super().fail_json(printable(msg), **printable(kwargs))
 
     def warn(self, warning: str, **kwargs: Any) -> None:

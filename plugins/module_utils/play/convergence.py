@@ -8,6 +8,7 @@ from ..common.change_lock import Locked, only_one
 from ..common.commands import CommandError
 from ..common.drift import Drifted, Ledger, as_results, built_manifest, message, settle
 from ..common.refusal import Refusal
+from ..machine.writable import failed_write
 from ..units import UnitError
 
 Result = TypeVar("Result")
@@ -26,13 +27,15 @@ def converge(
     refused: tuple[type[Exception], ...] = (Refusal, CommandError, Locked, *errors)
     try:
         with only_one():
-            result, ledger = settle(work, manifest(), module.check_mode)
+            result, ledger = settle(work, manifest(), module.check_mode, module.change_begins)
     except UnitError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
     except Drifted as error:
         module.fail_json(msg=str(error), changed=False, differences=as_results(error.differences))
     except refused as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=failed_write(error))
     else:
         for warning in ledger.warnings:
             module.warn(warning)

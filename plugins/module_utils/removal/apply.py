@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Mapping
+from typing import Callable, Mapping
 
 from ..array.initramfs_check import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
@@ -44,8 +44,18 @@ def remove_remains(program: str, acting: bool) -> list[dict[str, str]]:
 class Job:
     """The steps in order; collects the diff as it goes."""
 
-    def __init__(self, removal: Removal, volume: Volume, job: str, check_mode: bool, program: str) -> None:
+    def __init__(
+        self,
+        removal: Removal,
+        volume: Volume,
+        job: str,
+        check_mode: bool,
+        program: str,
+        begins: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``begins`` is called before each change."""
         self.removal = removal
+        self._begins = begins
         self.volume = volume
         self.teardown = job == TEARDOWN
         self.check_mode = check_mode
@@ -58,6 +68,8 @@ class Job:
         """Record a difference for the diff; equal texts are none."""
         if before != after:
             self.diff.append(diff_entry(what, before, after))
+            if not self.check_mode:
+                self._begins()
 
     def occupants(self) -> list[str]:
         """What uses the volume, a line each."""
