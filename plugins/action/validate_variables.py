@@ -49,6 +49,16 @@ PLAY_VARIABLES = frozenset(
 
 VARIABLES_HINT = ". hint: `ansible-doc -t role tunetool.node.ROLE` lists the variables of a role"
 
+_VOLUME = ("drives", "array", "filesystem")
+NEEDS = {
+    "array": ("drives",),
+    "filesystem": ("drives", "array"),
+    "tunetool": (*_VOLUME, "memory", "tuning", "gds", "reboot"),
+}
+"""Parts of provision.yml, by tag, that use in the same run what others answered: no host keeps that."""
+WITHOUT_BUILD = (*_VOLUME, "tuning", "gds")
+"""Parts that leave out a volume that its owner built."""
+
 ROLE_OF_JOB = {REPLACE: "replace_drive"}
 """The role whose required variables this job needs; no other job uses them."""
 
@@ -125,6 +135,25 @@ def plan_problem(variables: dict[str, Any], job: str | None) -> str | None:
     return None
 
 
+def tags_problem(variables: dict[str, Any]) -> str | None:
+    """Problems of ``--tags`` and ``--skip-tags``: a part that runs without those whose answers it uses."""
+    asked, skipped = set(variables.get("ansible_run_tags") or ["all"]), set(variables.get("ansible_skip_tags") or ())
+
+    def runs(tag: str) -> bool:
+        return bool(asked & {"all", "tagged", PROVISION, tag}) and not skipped & {"tagged", PROVISION, tag}
+
+    left_out = WITHOUT_BUILD if variables.get("tunetool_volume") else ()
+    for tag, parts in NEEDS.items():
+        needed = tuple(each for each in parts if each not in left_out)
+        missing = [each for each in needed if not runs(each)]
+        if runs(tag) and tag not in left_out and missing:
+            names = ", ".join(f"`{each}`" for each in missing)
+            return (
+                f"the part `{tag}` needs what {names} answer in the same run. hint: `--tags {','.join((*needed, tag))}`"
+            )
+    return None
+
+
 def control_problems(roles: dict[str, dict[str, Any]]) -> list[str]:
     """What is asked for and the control machine lacks, which a role would notice once drives were written."""
     training, gds = roles.get("training_environment", {}), roles.get("gpudirect_storage", {})
@@ -159,7 +188,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         """Return ok, or a failure with one line per problem."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = dict(task_vars or {})
-        for name in ("apply_plan", "plan_file", "provision_serial", "provision_max_fail_percentage"):
+        for name in ("apply_plan", "plan_file", "tunetool_volume", "provision_serial", "provision_max_fail_percentage"):
             if name in variables:
                 variables[name] = self._templar.template(variables[name])
         job = self._task.args.get("job")
@@ -186,7 +215,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             # What can no longer be built can still be taken down.
             problems += [*value_problems(roles), *control_problems(roles)]
         hosts = [str(host) for host in variables["ansible_play_hosts_all"]]
-        others = (batch_problem(variables), hosts_problem(hosts, job), plan_problem(variables, job))
+        others = (
+            batch_problem(variables),
+            hosts_problem(hosts, job),
+            plan_problem(variables, job),
+            tags_problem(variables) if job == PROVISION else None,
+        )
         problems += [problem for problem in others if problem]
         if problems:
             result["failed"] = True

@@ -221,6 +221,15 @@ def test_rules_name_drives_by_serial_and_the_array_by_uuid() -> None:
     assert udev_rules(normal_form(asked(dirty="10%")), ["S"], UUID) == ""
 
 
+def test_a_run_of_this_part_alone_keeps_to_the_members_of_the_manifest(node: Node) -> None:
+    values = {"scheduler": "none", "read_ahead": "4MiB"}
+    node.job(**values)
+    before = node.tree()
+    request = {**asked(**values), "serials": [], "array_uuid": ""}
+    _, ledger = settle(lambda ledger: TuningJob(request, ledger, str(node.root)).all(), MANIFEST, False)
+    assert (ledger.diff, node.tree()) == ([], before)
+
+
 def test_limits_are_written_as_bytes_or_as_a_share_never_both() -> None:
     assert sysctl(normal_form(asked(dirty="4GiB", dirty_background="5%"))).splitlines()[1:] == [
         "vm.dirty_background_ratio = 5",

@@ -127,6 +127,56 @@ def test_variables_of_launches_are_known(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--tags", "array"),
+            "the part `array` needs what `drives` answer in the same run. hint: `--tags drives,array`",
+        ),
+        (("--tags", "filesystem,array"), "the part `array` needs what `drives` answer"),
+        (("--tags", "filesystem"), "`--tags drives,array,filesystem`"),
+        (("--skip-tags", "drives"), "the part `array` needs what `drives` answer"),
+        (("--tags", "tunetool"), "`--tags drives,array,filesystem,memory,tuning,gds,reboot,tunetool`"),
+        (("--tags", "tunetool", "-e", "tunetool_volume=/data"), "`--tags memory,reboot,tunetool`"),
+    ],
+)
+def test_a_part_without_those_that_it_needs_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = ansible("ansible-playbook", "site.yml", "-i", "inventory/h100", *arguments)
+    assert done.returncode == 2
+    said = " ".join(done.stdout.split())
+    assert message in said
+    assert "nothing was changed" in said
+    assert "unreachable=1" not in done.stdout
+
+
+ALONE = ("-i", "localhost,", "-c", "local", "--check", "-e", "ansible_become=false", "-e", "nvme_drives_count=1")
+
+
+@pytest.mark.parametrize(
+    "tag", ["packages", "gds", "memory", "tuning", "reboot", "training", "ephemeral", "health", "drives"]
+)
+def test_every_other_part_runs_alone(tag: str) -> None:
+    """What a host of this kind lacks may stop it, not what another part would have answered."""
+    asked = ("-e", "gpudirect_storage_mode=auto", "-e", "node_packages_update_cache=false")
+    done = ansible(
+        "ansible-playbook",
+        "site.yml",
+        *ALONE,
+        *asked,
+        "-e",
+        f"ansible_python_interpreter={sys.executable}",
+        "--tags",
+        tag,
+    )
+    said = " ".join((done.stdout + done.stderr).split())
+    for words in ("undefined", "has no attribute", "Traceback", "needs what"):
+        assert words not in said, said
+    assert "PLAY [Build the scratch volume and the host around it]" in said
+    if tag == "packages":
+        assert "Learn which package manager the host has" in said
+
+
 SWAP = ("-e", "replace_drive_old_serial=A", "-e", "replace_drive_new_serial=B")
 
 

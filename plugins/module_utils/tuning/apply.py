@@ -82,6 +82,11 @@ class TuningJob(Job):
         super().__init__(ledger, root)
         self.tuning = normal_form({name: str(asked[name] or "") for name in ARGUMENTS})
         self.serials: Sequence[str] = asked["serials"]
+        array = (ledger.manifest or {}).get("array")
+        if array and not self.serials and not asked["array_uuid"]:
+            # Run alone, the role has no answer of those that chose the drives and made the array.
+            self.serials = [member["serial"] for member in array["members"]]
+            asked = dict(asked, array_uuid=array["uuid"])
         self.array_uuid: str = asked["array_uuid"] or NEW_ARRAY
         self.machine = read_machine(self.serials, self.array_uuid, root)
         self.state = State.load(self._path(STATE_PATH))
