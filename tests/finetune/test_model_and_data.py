@@ -249,7 +249,10 @@ def _edit(directory: Path, change: Callable[[list[dict[str, Any]]], object]) -> 
         (lambda d: (d / "data.json").write_text("[]"), "data.json` holds no samples"),
         (lambda d: _edit(d, lambda s: s[1]["images"].clear()), "data.json`: sample 1 has 0 pictures and 1 times"),
         (lambda d: _edit(d, lambda s: s[1]["messages"].pop()), "data.json`: sample 1 has no answer"),
-        (lambda d: _edit(d, lambda s: s[1]["messages"][0].update(role="x")), "data.json`: sample 1: KeyError 'x'"),
+        (
+            lambda d: _edit(d, lambda s: s[1]["messages"][0].update(role="x")),
+            "data.json`: sample 1: message 0 has the role `x`",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_dataset_is_named(
@@ -289,7 +292,8 @@ def test_a_dataset_by_llamafactorys_defaults_is_read(made: Made, copy: Path) -> 
         {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]},
     ]
     (copy / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (copy / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "mine.jsonl"}}))
+    entry = {"file_name": "mine.jsonl", "formatting": "sharegpt"}
+    (copy / "dataset_info.json").write_text(json.dumps({"mine": entry}))
     samples = Samples(copy, made.model)
     assert len(samples) == 2
     text = Tokenizer(made.model).decode(samples[0]["input_ids"].tolist())

@@ -263,7 +263,7 @@ def test_a_model_is_not_made_over_something_else(copy: Path) -> None:
 def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    (data / "dataset_info.json").write_text("{}")
+    (data / "dataset_info.json").write_text('{"mine": {"file_name": "mine.json"}}')
     target, progress = tmp_path / "not/there/yet", Quiet()
     asked = Material("tiny", data, 0, target, 3)
 
@@ -305,7 +305,7 @@ def test_a_directory_of_the_users_is_checked_and_left_as_it_is(copy: Path, tmp_p
     asked = Material(str(copy), data, 0, tmp_path / "target")
     with pytest.raises(UsageProblem, match=r"data` has no `dataset_info.json`"):
         prepare(asked, Quiet())
-    (data / "dataset_info.json").write_text("{}")
+    (data / "dataset_info.json").write_text('{"mine": {"file_name": "mine.json"}}')
     assert prepare(asked, Quiet()).model == copy
     assert not (tmp_path / "target").exists()
     (copy / SECOND).unlink()

@@ -27,6 +27,7 @@ MOUNTS = f"""\
 61 27 0:51 / /win rw,relatime - cifs //filer/win rw,username=anna,password={SECRET}
 62 27 0:52 / /s3 rw,relatime - fuse.s3fs https://anna:{SECRET}@s3.example rw,user_id=0
 63 27 0:53 / /box rw,relatime - overlay overlay rw,lowerdir=/home/anna/layers/1,upperdir=/home/anna/{SECRET}
+64 27 0:54 / /a\u2028b\fc rw,relatime - cifs //filer/win rw,username=anna,password={SECRET}
 29 27 0:24 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw,size=524288k,inode64
 """
 

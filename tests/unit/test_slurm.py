@@ -78,6 +78,8 @@ def test_accounting_tells_what_the_controller_forgot() -> None:
     assert parse_sacct("CANCELLED by 1000|0:15|node[1-2]|None\n") == JobState("CANCELLED", "None", "node[1-2]", 0, 15)
     assert parse_sacct("OUT_OF_MEMORY|0:125|node1|None\n") == JobState("OUT_OF_MEMORY", "None", "node1", 0, 125)
     assert parse_sacct("") is None
+    # A reason is anybody's text.
+    assert parse_sacct("FAILED|1:0|node1|gone\u2028away\n") == JobState("FAILED", "gone\u2028away", "node1", 1, 0)
     assert parse_scontrol("slurm_load_jobs error: Invalid job id specified") is None
 
 

@@ -25,7 +25,7 @@ from programs import need_program
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.common.training_part import check_training
-from tunetool.node.training import accelerator, lock, wheel_files
+from tunetool.node.training import accelerator, environment, lock, wheel_files
 from waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -622,3 +622,11 @@ def test_a_node_whose_driver_is_too_old_is_refused_before_anything_is_made(
 def test_a_node_without_a_gpu_takes_the_cpus_build() -> None:
     assert accelerator.choose("auto", 0, None, "2.13.0", "13.0").tag == "cpu"
     assert accelerator.choose("cpu", 8, "580.65.06", "2.13.0", "13.0").tag == "cpu"
+
+
+def test_a_mapped_file_is_seen_whatever_characters_its_name_has(tmp_path: Path) -> None:
+    maps = tmp_path / "proc/4242/maps"
+    maps.parent.mkdir(parents=True)
+    names = ("/opt/env/lib/a\u2028b\x0cc.so", "/opt/env/lib/d.so")
+    maps.write_text("".join(f"7f00-7f01 r-xp 0000 08:01 42 {name}\n" for name in names), encoding="utf-8")
+    assert environment.used_files("/opt/env", str(tmp_path)) == sorted(names)

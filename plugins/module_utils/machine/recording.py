@@ -153,7 +153,8 @@ _PLAIN_OPTION = re.compile(r"^(?:[a-z_0-9]+|size=\d+k|pagesize=\w+|mode=\d+)$")
 def _without_secrets(text: str) -> str:
     """mountinfo without addresses, users and lists of directories of network and overlay mounts."""
     lines = []
-    for full in text.splitlines():
+    # Not `splitlines`: a mount point may hold a form feed or U+2028.
+    for full in text.rstrip("\n").split("\n"):
         line = full
         left, separator, right = full.partition(" - ")
         after = right.split()

@@ -312,7 +312,7 @@ def used_files(directory: str, root: str = "/") -> list[str]:
     for process in glob.glob(os.path.join(root, "proc/[0-9]*")):
         if int(os.path.basename(process)) == os.getpid():
             continue
-        for line in exact_text(os.path.join(process, "maps")).splitlines():
+        for line in exact_text(os.path.join(process, "maps")).split("\n"):
             at = line.find("/")
             if at >= 0 and line[at:].startswith(prefix):
                 files.add(line[at:])

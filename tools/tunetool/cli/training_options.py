@@ -22,7 +22,7 @@ from tunetool.cli.options import (
     seed,
     target,
 )
-from tunetool.cli.values import DIRECTORY
+from tunetool.cli.values import DATASET
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -70,7 +70,10 @@ class TrainingOptions(Measuring, OnHosts):
 
     model: str | None = model_files("Qwen2.5-VL of that size with random weights, or a directory that holds one.")
     dataset: Path | None = option(
-        "--dataset", type=DIRECTORY, help="Dataset in LLaMA-Factory's format. Default: synthetic images."
+        "--dataset",
+        type=DATASET,
+        help="Dataset in LLaMA-Factory's format; NAME is its name in dataset_info.json, where several are there. "
+        "Default: synthetic images.",
     )
     images: int | None = number("--images", help="Number of synthetic images. Default: 200.")
     target: Path | None = target("Directory on bulk storage: model and images are made there once and read from there.")

@@ -173,6 +173,7 @@ TEXT = Value("text", _text)
 """A name or a path, not empty."""
 PATH = Value("path", _path)
 DIRECTORY = Value("dir", _path)
+DATASET = Value("dir[:name]", _path)
 FILE = Value("file", _path)
 NEW_FILE = Value("file", _new_file)
 """A file that will be written."""

@@ -72,7 +72,7 @@ def mapped_names(pid: int, shm: Path = SHM) -> set[str]:
     """The names of files directly in ``shm`` that a process has mapped."""
     begin = f"{shm}/"
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").split("\n")
     except OSError:
         return set()
     # address perms offset dev inode path

@@ -247,7 +247,7 @@ def parse_scontrol(text: str) -> JobState | None:
 
 def parse_sacct(text: str) -> JobState | None:
     """``sacct -n -P -X -o`` with ``SACCT_FORMAT``; None if accounting does not know the job."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         values = line.split("|")
         if len(values) == len(_SACCT):
             state, code, nodes, reason = values
@@ -266,7 +266,7 @@ def _state(state: str, code: str, nodes: str, reason: str) -> JobState:
 def down_nodes(text: str) -> list[tuple[str, str]]:
     """Name and reason of the nodes in ``scontrol show node -o`` that are down."""
     nodes = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = parse_fields(line)
         # "DOWN*+DRAIN": flags after +, and * where it does not answer.
         states = fields.get("State", "").upper().replace("*", "+NOT_RESPONDING").split("+")

@@ -29,6 +29,7 @@ from tunetool.origin import install_hint
 from tunetool.stage.destination import Destination, inode_of
 from tunetool.stage.whole_directory import alone, building, need_room
 from tunetool.training.data import pictures
+from tunetool.training.data.conversations import INFO, choose
 from tunetool.training.model import reference_model
 from tunetool.training.rank.recorder import leave_answer
 from tunetool.training.run_workload import explained
@@ -80,15 +81,14 @@ def prepare(
         model = Path(material.model).absolute()
         reference_model.check(model)
     width, height = size or (TINY if material.model == "tiny" else (WIDTH, HEIGHT))
-    if material.dataset is None:
+    if material.folder is None:
         dataset = target / f"colours-{material.images}x{width}x{height}"
         parts.append(_dataset_part(dataset, material.images, width, height, material.seed))
     else:
-        dataset = material.dataset.absolute()
-        if not (dataset / "dataset_info.json").is_file():
-            raise UsageProblem(
-                f"`{dataset}` has no `dataset_info.json`", "a dataset is a directory as LLaMA-Factory reads it"
-            )
+        dataset = material.folder.absolute()
+        if not (dataset / INFO).is_file():
+            raise UsageProblem(f"`{dataset}` has no `{INFO}`", "a dataset is a directory as LLaMA-Factory reads it")
+        choose(dataset, material.entry)
     if parts and not dry_run:
         try:
             target.mkdir(parents=True, exist_ok=True)

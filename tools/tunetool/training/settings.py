@@ -9,6 +9,7 @@ from typing import Any
 
 from tunetool.advise.precision import Asked
 from tunetool.errors import UsageProblem
+from tunetool.training.data.conversations import split_name
 from tunetool.training.workload import BATCH_SIZE, Device, Training, Workload
 
 __all__ = ["BATCH_SIZE", "IMAGES", "Cluster", "Material", "Settings", "TrainingRequest"]
@@ -41,7 +42,7 @@ class Material:
     model: str
     """7b, 3b, tiny, or a directory on the nodes."""
     dataset: Path | None = None
-    """A directory on the nodes; None: synthetic pictures."""
+    """A directory on the nodes, or ``DIR:NAME``; None: synthetic pictures."""
     images: int = IMAGES
     target: Path | None = None
     """Directory for a model or dataset that must be made; None where neither must."""
@@ -52,6 +53,16 @@ class Material:
         """From JSON, in which a path is a text."""
         paths = {name: Path(document[name]) if document[name] is not None else None for name in ("dataset", "target")}
         return cls(**{**document, **paths})
+
+    @property
+    def folder(self) -> Path | None:
+        """The dataset's directory."""
+        return None if self.dataset is None else Path(split_name(str(self.dataset))[0])
+
+    @property
+    def entry(self) -> str | None:
+        """The name of the dataset in its directory's list; None where none was given."""
+        return None if self.dataset is None else split_name(str(self.dataset))[1]
 
     def __post_init__(self) -> None:
         from tunetool.training.model.reference_model import SIZES
@@ -71,11 +82,12 @@ class Settings(Training):
     checkpoint: Path | None = None
     precision: Asked = "auto"
 
-    def workload(self, model: str, dataset: str, device: Device, seed: int) -> Workload:
+    def workload(self, model: str, dataset: str, device: Device, seed: int, entry: str | None = None) -> Workload:
         """The workload for the ranks. Raises ``UsageProblem`` for an invalid setting."""
         return Workload(
             model=model,
             dataset=dataset,
+            entry=entry,
             device=device,
             precision=self.precision,
             seed=seed,

@@ -57,6 +57,8 @@ class Workload(Training):
     """A directory on the node: config, tokenizer, safetensors."""
     dataset: str
     """A directory on the node in LLaMA-Factory's format: dataset_info.json and the files that it names."""
+    entry: str | None = None
+    """The name of the dataset in dataset_info.json; None: the only one whose file is there."""
     device: Device = "auto"
     precision: Asked = "auto"
     """``auto``: bf16 where every GPU has it, else fp16 with loss scaling; fp32 on a CPU."""

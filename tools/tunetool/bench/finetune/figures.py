@@ -47,7 +47,7 @@ def conditions(run: Run) -> dict[str, Scalar]:
     workload, first = run.workload, run.results[0]
     parameters: dict[str, Scalar] = {
         "model": workload.model,
-        "dataset": workload.dataset,
+        "dataset": workload.dataset if workload.entry is None else f"{workload.dataset}:{workload.entry}",
         "trainer": workload.trainer,
         "launcher": run.launcher,
         "nodes": len(run.ready),

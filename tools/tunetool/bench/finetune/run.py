@@ -83,7 +83,10 @@ class _FineTune:
         if request.prepare_only:
             return
         ranks = ranks_per_host(request.cluster, self.machines.hosts, self.ready)
-        workload = request.settings.workload(first.model, first.dataset, request.cluster.device, request.material.seed)
+        material = request.material
+        workload = request.settings.workload(
+            first.model, first.dataset, request.cluster.device, material.seed, material.entry
+        )
         self.directory = directory / "run"
         job = self.machines.job(ranks, self.directory, first.model_bytes)
         if not self.machines.hosts:

@@ -30,6 +30,7 @@ from tunetool.stage.room import Limit, limits, space_needed
 from tunetool.stage.run import Request as Stage
 from tunetool.stage.run import run as stage
 from tunetool.stage.tree import scan, total_bytes
+from tunetool.training.data.conversations import read_conversations
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import HEIGHT, TINY, WIDTH, Prepared, RankProgress, Ready, gpus, prepare
 from tunetool.training.rank.recorder import leave_answer
@@ -126,7 +127,7 @@ def look(task: Task) -> Answer:
         dataset=str(prepared.dataset),
         model_bytes=sizes[0][0],
         data_bytes=sizes[1][0],
-        images=asked.images if asked.dataset is None else _samples(prepared.dataset),
+        images=asked.images if asked.dataset is None else _samples(prepared.dataset, asked.entry),
         needed=sizes[0][1] + sizes[1][1],
         limits=room_in(memory),
         bulk=bulk.medium,
@@ -166,10 +167,8 @@ def _tree(directory: Path) -> tuple[int, int] | None:
     return total_bytes(tree), space_needed(tree)
 
 
-def _samples(dataset: Path) -> int:
-    from tunetool.training.data.dataset import read_conversations  # noqa: PLC0415  (torch)
-
-    return len(read_conversations(dataset))
+def _samples(dataset: Path, entry: str | None) -> int:
+    return len(read_conversations(dataset, entry))
 
 
 def nearest(path: Path) -> str:

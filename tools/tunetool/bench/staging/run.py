@@ -86,7 +86,10 @@ class _Staging:
         sizes = (first.model_bytes, first.data_bytes)
         self.rows = [Row(each.name, each.nodes, each.ranks, *sizes) for each in self.site.planned]
         self.rows += [Row(each.name, 0, 0, *sizes, left_out=each.reason) for each in self.site.left_out]
-        workload = request.settings.workload(first.model, first.dataset, request.cluster.device, request.material.seed)
+        material = request.material
+        workload = request.settings.workload(
+            first.model, first.dataset, request.cluster.device, material.seed, material.entry
+        )
         self.rounds = Rounds(
             nodes=nodes,
             workload=workload,

@@ -252,7 +252,9 @@ class _Strategies:
     def _workload(self, stage: int) -> Workload:
         settings = replace(self.request.settings, zero_stage=stage, curves=None)
         ready = self.ready[0]
-        return settings.workload(ready.model, ready.dataset, self.request.cluster.device, self.request.material.seed)
+        material = self.request.material
+        device = self.request.cluster.device
+        return settings.workload(ready.model, ready.dataset, device, material.seed, material.entry)
 
     def _job(self, layout: Layout) -> launching.Job:
         job = self.machines.job(layout.ranks, self._launch_directory(), self.ready[0].model_bytes)

@@ -1,17 +1,13 @@
 """A dataset in LLaMA-Factory's format, as the tensors that Qwen2.5-VL is trained on.
 
-``dataset_info.json`` names the file with the conversations, in sharegpt's format; ``<image>`` in a message marks the
-next of the sample's pictures, whose paths are relative to the dataset's directory. ``pictures.make`` makes such a
-dataset.
+``conversations`` reads it, ``pictures.make`` makes one.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,104 +15,38 @@ import torch
 
 from tunetool import regular_files
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.training.data.conversations import Message, read_conversations
 from tunetool.training.data.pictures import make
 from tunetool.training.model.reference_model import PIXELS
 from tunetool.training.model.tokenizer import Tokenizer
 
 __all__ = ["Samples", "collate", "make"]
 
-INFO = "dataset_info.json"
 IGNORED = -100
 """The label of a token that is not part of the loss."""
 _SYSTEM = "You are a helpful assistant."
-_HINT = "a dataset has `dataset_info.json` and conversations in sharegpt's format, as LLaMA-Factory reads them"
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """One sample of the dataset."""
-
-    messages: tuple[Message, ...]
-    images: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a conversation; ``role`` is system, user or assistant."""
-
-    role: str
-    content: str
-
-
-def read_conversations(directory: Path, name: str | None = None) -> list[Conversation]:
-    """All samples of the dataset called ``name``, by default the first that ``dataset_info.json`` lists.
-
-    Raises ``UsageProblem`` that names the file and the invalid sample, or the picture that is missing.
-    """
-    info = _json(directory / INFO)
-    entry = info.get(name or next(iter(info), "")) if isinstance(info, dict) else None
-    if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
-        raise UsageProblem(f"`{directory / INFO}` names no dataset{f' `{name}`' if name else ''} with a file", _HINT)
-    path = directory / entry["file_name"]
-    documents = _json(path)
-    if not isinstance(documents, list) or not documents:
-        raise UsageProblem(f"`{path}` holds no samples", _HINT)
-    return [_conversation(document, entry, directory, f"`{path}`: sample {n}") for n, document in enumerate(documents)]
-
-
-_LARGEST = 8 << 30
-"""Largest file of samples in bytes; it is read into memory whole."""
-
-
-def _json(path: Path) -> Any:
-    try:
-        text = regular_files.read_bytes(path, _LARGEST).decode("utf-8")
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageProblem(f"`{path}` cannot be read: {error}", _HINT) from None
-
-
-def _conversation(document: Any, entry: Mapping[str, Any], directory: Path, where: str) -> Conversation:
-    columns, tags = entry.get("columns") or {}, entry.get("tags") or {}
-    # The defaults are LLaMA-Factory's.
-    roles = {
-        tags.get("user_tag", "human"): "user",
-        tags.get("assistant_tag", "gpt"): "assistant",
-        tags.get("system_tag", "system"): "system",
-    }
-    role_tag, content_tag = tags.get("role_tag", "from"), tags.get("content_tag", "value")
-    try:
-        messages = tuple(
-            Message(roles[message[role_tag]], message[content_tag])
-            for message in document[columns.get("messages", "conversations")]
-        )
-        images = tuple(directory / image for image in document.get(columns.get("images", "images")) or ())
-        marks = sum(message.content.count("<image>") for message in messages)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageProblem(f"{where}: {type(error).__name__} {error}", _HINT) from None
-    if marks != len(images):
-        raise UsageProblem(f"{where} has {len(images)} pictures and {marks} times `<image>`", _HINT)
-    if not any(message.role == "assistant" for message in messages):
-        raise UsageProblem(f"{where} has no answer to learn", _HINT)
-    missing = next((image for image in images if not image.is_file()), None)
-    if missing is not None:
-        raise UsageProblem(f"`{missing}` is missing ({where})", "copy the dataset again")
-    return Conversation(messages, images)
 
 
 class Samples:
     """The samples of a dataset, which are read and decoded on access; for a ``torch.utils.data.DataLoader``."""
 
-    def __init__(self, directory: Path, model: Path, max_pixels: int | None = None, limit: int | None = None) -> None:
-        """``model``: the directory with the tokenizer and the image processor's settings.
+    def __init__(
+        self,
+        directory: Path,
+        model: Path,
+        name: str | None = None,
+        max_pixels: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """``name``: of the entry in ``dataset_info.json``, as ``conversations.choose`` takes it.
+
+        ``model``: the directory with the tokenizer and the image processor's settings.
 
         ``max_pixels``: pictures are scaled down to this; by default the limit in the model's
         ``preprocessor_config.json``, at most ``reference_model.PIXELS``. ``limit``: use only this many samples. Raises
         ``UsageProblem`` for an invalid dataset or model.
         """
-        self.conversations = read_conversations(directory)[:limit]
+        self.conversations = read_conversations(directory, name)[:limit]
         self._tokenizer = Tokenizer(model)
         self._pad = self._tokenizer.special["<|image_pad|>"]
         self._processor = _image_processor(model, max_pixels)
@@ -181,7 +111,7 @@ def _open(path: Path) -> Any:
 def _image_processor(model: Path, max_pixels: int | None) -> Any:
     """The image processor that needs no torchvision; its module differs between versions of transformers."""
     path = model / "preprocessor_config.json"
-    settings = _json(path) if path.is_file() else {}
+    settings = _settings(path) if path.is_file() else {}
     size = settings.get("size") or {}
     least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
     most = settings.get("max_pixels") or size.get("longest_edge") or PIXELS
@@ -192,6 +122,14 @@ def _image_processor(model: Path, max_pixels: int | None) -> Any:
     except ModuleNotFoundError:
         made = importlib.import_module(f"{package}_qwen2_vl").Qwen2VLImageProcessor
     return made(size={"shortest_edge": least, "longest_edge": most})
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = regular_files.read_json(path)
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error}", "copy the model again") from None
+    return settings if isinstance(settings, dict) else {}
 
 
 def collate(batch: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

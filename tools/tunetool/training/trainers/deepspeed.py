@@ -54,7 +54,7 @@ class Trainer:
         model = self._load()
         from tunetool.training.data.dataset import Samples
 
-        samples = Samples(Path(self.workload.dataset), Path(self.workload.model))
+        samples = Samples(Path(self.workload.dataset), Path(self.workload.model), self.workload.entry)
         plan = self._plan(len(samples))
         with self.recorder.phase("engine"):
             engine = self._engine(model, len(plan))

@@ -48,7 +48,7 @@ class LightningTrainer(Trainer):
         self._check()
         # Lightning takes the format before the ranks have met: ``model`` holds it against the others'.
         self._choose_precision(self._capability())
-        samples = Samples(Path(self.workload.dataset), Path(self.workload.model))
+        samples = Samples(Path(self.workload.dataset), Path(self.workload.model), self.workload.entry)
         plan = self._plan(len(samples))
         settings = configuration(self.workload, self.recorder.world, self.local_world, len(plan), self.precision.format)
         # Every launcher sets torchrun's variables; by default Lightning would use Slurm's, which differ.

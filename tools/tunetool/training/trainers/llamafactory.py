@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from tunetool import user_directories
-from tunetool.advise.precision import Capability, Precision, choose, need
+from tunetool.advise import precision as formats
+from tunetool.advise.precision import Capability, Precision, need
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch import rank as launched
+from tunetool.training.data.conversations import choose
 from tunetool.training.model import reference_model
 from tunetool.training.rank import nvml
 from tunetool.training.rank.recorder import Recorder
@@ -111,7 +113,7 @@ class LlamaFactory:
             ranks=self.local_world,
             cuda=cuda,
             precision=precision.format,
-            dataset_name=_dataset_name(Path(self.workload.dataset)),
+            dataset_name=choose(Path(self.workload.dataset), self.workload.entry)[0],
             pixels=_pixels(Path(self.workload.model)),
             programs=program.parent if program else None,
         )
@@ -145,7 +147,7 @@ class LlamaFactory:
     def _choose(self, capabilities: Sequence[Capability | None], cuda: bool) -> Precision:
         """One format for the GPUs of all ranks. Raises ``UsageProblem`` where they lack what was asked for."""
         known = [each for each in capabilities if each is not None]
-        chosen = choose(self.workload.precision, known)
+        chosen = formats.choose(self.workload.precision, known)
         # Where NVML does not say what the GPUs have, what was asked for is taken.
         return chosen if cuda and not known else need(chosen, known)
 
@@ -259,16 +261,6 @@ def _drop_weights(output: Path) -> None:
     for pattern in ("*.safetensors", "*.bin", "*.pt"):
         for path in output.rglob(pattern):
             path.unlink(missing_ok=True)
-
-
-def _dataset_name(directory: Path) -> str:
-    try:
-        return str(next(iter(json.loads((directory / "dataset_info.json").read_text()))))
-    except (OSError, ValueError, StopIteration, TypeError) as error:
-        raise UsageProblem(
-            f"`{directory}` is not a dataset of LLaMA-Factory: dataset_info.json: {error}",
-            "that file must list the datasets",
-        ) from None
 
 
 def _pixels(model: Path) -> int:
