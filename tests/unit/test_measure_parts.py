@@ -346,10 +346,40 @@ def test_speed_hash_follows_the_drives_but_not_their_names(tmp_path: Path) -> No
 
 
 def test_locks_lie_where_everyone_looks_or_where_they_are_told_to() -> None:
-    assert busy.lock_directory({}, is_root=True) == Path("/run/lock")
+    assert busy.lock_directory({}, is_root=True) == Path("/run/tunetool")
     assert busy.lock_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, is_root=False) == Path("/run/user/7")
     for is_root in (True, False):
         assert busy.lock_directory({"TUNETOOL_LOCK_DIR": "/shared"}, is_root) == Path("/shared")
+
+
+@pytest.mark.parametrize("made", ["file", "link"])
+def test_a_lock_file_that_another_user_made_is_refused_by_its_owner(tmp_path: Path, made: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    path, elsewhere = tmp_path / "tunetool-9-127.lock", tmp_path / "elsewhere"
+    if made == "file":
+        path.touch()
+    else:
+        path.symlink_to(elsewhere)
+    os.chown(path, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(CannotJudge) as refused, busy.device_lock("9:127", tmp_path):
+        pass
+    assert f"it is a {made} of user `nobody`" in refused.value.message
+    assert f"rm {path}" in refused.value.hint
+    assert not elsewhere.exists()
+
+
+def test_root_locks_a_device_where_no_user_can_be_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    before = os.umask(0o077)
+    try:
+        with busy.device_lock("dev-of-a-test", busy.lock_directory({}, is_root=True)):
+            directory = Path("/run/tunetool").stat()
+    finally:
+        os.umask(before)
+        Path("/run/tunetool/tunetool-dev-of-a-test.lock").unlink(missing_ok=True)
+    assert (directory.st_uid, directory.st_mode & 0o7777) == (0, 0o755)
 
 
 @pytest.fixture

@@ -428,6 +428,18 @@ def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: py
     assert beside(destination.path) == []
 
 
+def test_a_lock_file_of_another_user_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    destination = find_destination(str(tmp_path / "copy"))
+    destination.lock.touch()
+    os.chown(destination.lock, 65534, 65534)
+    with pytest.raises(UsageProblem) as refused, only_one(destination, wait=True, say=print):
+        pass
+    assert "it is a file of user `nobody`" in refused.value.message
+    assert f"rm {destination.lock}" in refused.value.hint
+
+
 def test_without_an_exchange_of_names_it_is_two_renames(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
+from ..common.lock_file import ForeignLock, open_lock_file
 from ..common.run_directory import make_run_directory
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
 
@@ -95,6 +96,8 @@ def ask(question: Question, patience: float = PATIENCE, directory: str | None = 
     try:
         with _lock(question.mount_point, directory, patience) as lock:
             return lock if isinstance(lock, Answer) else _ask_a_child(question, patience, lock)
+    except ForeignLock as error:
+        return Answer(fault="%s: %s" % (error.message, error.hint))
     except OSError as error:
         return Answer(fault="`%s`: %s" % (error.filename or "system call", error.strerror or error))
 
@@ -129,7 +132,7 @@ def _lock(mount_point: str, directory: str | None, patience: float) -> Iterator[
         handle = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     else:
         path = os.path.join(directory, "probe%s.lock" % re.sub(r"[^A-Za-z0-9]+", "-", mount_point))
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = open_lock_file(path)
     try:
         deadline = time.monotonic() + patience
         while directory:

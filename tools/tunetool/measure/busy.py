@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
+from tunetool.node.common.lock_file import ForeignLock, open_lock_file
+from tunetool.node.common.run_directory import RUN_DIRECTORY, make_run_directory
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 from tunetool.node.machine.busy import gpu_processes, scheduler_jobs
 from tunetool.node.units import format_size
@@ -28,13 +30,14 @@ _ALLOW = "wait until it is done, or pass `--allow-busy` to measure beside it"
 def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
     """The directory of the locks: the same for everyone who may measure the same device.
 
-    ``TUNETOOL_LOCK_DIR`` names it where there is none by itself: containers of one node each have their own /run/lock.
+    ``TUNETOOL_LOCK_DIR`` names it where there is none by itself: containers of one node each have their own /run.
     """
     named = environment.get("TUNETOOL_LOCK_DIR")
     if named:
         return Path(named)
     if is_root:
-        return Path("/run/lock")
+        # Not /run/lock, where every user may make a file of that name first, and hold it.
+        return Path(RUN_DIRECTORY)
     runtime_directory = environment.get("XDG_RUNTIME_DIR")
     return Path(runtime_directory) if runtime_directory else _last_resort()
 
@@ -79,8 +82,11 @@ def device_lock(key: str, directory: Path) -> Iterator[None]:
                 f"`{directory}` belongs to somebody else, who could let two runs measure at once",
                 "set `XDG_RUNTIME_DIR` or `TUNETOOL_LOCK_DIR` to a directory of yours",
             )
-        # /run/lock is world-writable: never follow a link there.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        if str(directory) == RUN_DIRECTORY:
+            make_run_directory()
+        handle = open_lock_file(str(path))
+    except ForeignLock as error:
+        raise CannotJudge(error.message, f"{error.hint}; `TUNETOOL_LOCK_DIR` names another directory") from None
     except OSError as error:
         raise CannotJudge(f"`{path}` cannot be locked: {error.strerror}") from None
     try:

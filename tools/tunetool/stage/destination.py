@@ -24,6 +24,7 @@ from pathlib import Path
 
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.lock_file import ForeignLock, open_lock_file
 from tunetool.node.machine.mounts import mount_at, read_mounts
 from tunetool.stage import manifest as manifests
 from tunetool.stage.manifest import Manifest
@@ -113,7 +114,9 @@ def _locked(destination: Destination, wait: bool, say: Callable[[str], None]) ->
     announced = False
     while True:
         try:
-            handle = os.open(destination.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            handle = open_lock_file(str(destination.lock))
+        except ForeignLock as error:
+            raise UsageProblem(error.message, f"{error.hint}, or choose another DST") from None
         except OSError as error:
             raise UsageProblem(
                 f"`{destination.path.parent}` cannot be written: {error.strerror}", "choose a DST that you may write"
