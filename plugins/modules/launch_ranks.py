@@ -262,6 +262,7 @@ def main() -> None:
         },
         required_if=[("state", "run", ["spec", "addresses", "ports"])],
         supports_check_mode=False,
+        keep_umask=True,
     )
     {"prepared": prepare, "run": run, "absent": remove}[module.params["state"]](module)
 

@@ -132,6 +132,7 @@ from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, as_results, built_manifest, known_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
+from ..module_utils.common.public_files import closed, open_directory  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.common.training_part import CHECK_ID  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
@@ -199,8 +200,10 @@ def main() -> None:
     before, after = content(MANIFEST_PATH), dump(document)
     built = known_manifest() or document
     stale = content(TUNED_PATH) != (block or "")
+    directory = os.path.dirname(MANIFEST_PATH)
     result = {
-        "changed": before != after or stale,
+        # An earlier version made the directory under root's umask.
+        "changed": before != after or stale or bool(closed([directory])),
         "differences": as_results(
             [
                 Difference("manifest." + key, json.dumps(document[key]), json.dumps(built[key]))
@@ -223,6 +226,7 @@ def main() -> None:
         _write_block(block, stale)
         if before != after:
             write(document)
+        open_directory(directory)
     except ManifestError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), **result)
     except OSError as error:

@@ -109,6 +109,7 @@ def main() -> None:
             "judge": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
+        keep_umask=True,
     )
     command = module.params["command"]
     try:

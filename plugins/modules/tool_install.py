@@ -53,6 +53,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+opened:
+  description: Directories that users could not enter, which they now can (in check mode, could).
+  returned: success
+  type: list
+  elements: str
 executable:
   description: The program.
   returned: success
@@ -67,6 +72,7 @@ from typing import Callable  # noqa: E402
 
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
+from ..module_utils.common.public_files import closed, open_to_users  # noqa: E402
 from ..module_utils.common.venv import make_venv, pip_of, point  # noqa: E402
 from ..module_utils.machine.distribution import read_distribution  # noqa: E402
 from ..module_utils.machine.writable import failed_write  # noqa: E402
@@ -107,6 +113,12 @@ def install(python: str, archive: str, venv: str) -> None:
     run(["sync", "--file-system", venv])
 
 
+def entrances(prefix: str, key: str) -> list[str]:
+    """What shows whether users can start the program: an earlier version made all of it under root's umask."""
+    venv = os.path.join(prefix, "venv-" + key)
+    return [prefix, os.path.join(prefix, "bin"), venv, *(os.path.join(venv, name) for name in ("bin", "lib"))]
+
+
 def converge(wanted: dict[str, str], begins: Callable[[], None]) -> None:
     """Install under the new key unless it exists, switch to it, remove the old ones. ``begins`` comes first."""
     prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
@@ -121,6 +133,8 @@ def converge(wanted: dict[str, str], begins: Callable[[], None]) -> None:
     begins()
     if link:
         point(link, program)
+    if closed(entrances(prefix, key)):
+        open_to_users(prefix)
     for name in os.listdir(prefix):
         if name.startswith("venv-") and name != "venv-" + key:
             shutil.rmtree(os.path.join(prefix, name))
@@ -145,9 +159,11 @@ def main() -> None:
         module.fail_json(msg="`%s` is a file that tunetool did not make. hint: set `tunetool_link` to ''" % link)
     before = installed_key(program)
     linked = not link or (os.path.islink(link) and os.readlink(link) == program)
+    shut = closed(entrances(prefix, key))
     result = {
-        "changed": before != key or not linked,
+        "changed": before != key or not linked or bool(shut),
         "executable": program,
+        "opened": shut,
         "diff": {"before": "%s\n" % before if before else "", "after": "%s\n" % key},
     }
     if module.check_mode or not result["changed"]:

@@ -368,8 +368,6 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    # Every user reads the files that are made here.
-    os.umask(0o022)
     try:
         with only_one():
             result = converge(module)

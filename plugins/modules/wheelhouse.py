@@ -142,6 +142,7 @@ def main() -> None:
             "cache_dir": {"type": "path"},
         },
         supports_check_mode=True,
+        keep_umask=True,
     )
     wanted = module.params
     source = wanted["source"]

@@ -1,4 +1,5 @@
-"""The health check on a virtual node: a fault is in the next result, and so is its end; all of it outlasts a reboot.
+"""The health check on a virtual node: a fault is in the next result, and so is its end; all of it outlasts a reboot, and
+a dead volume.
 
 The timer decides when that is: `node_health_period` and at most 15 s; after a boot, two minutes.
 """
@@ -16,6 +17,7 @@ from conftest import POINT, Lab, changed_tasks
 
 from tunetool.health.answer import PATH
 from tunetool.lab import ssh as lab_ssh
+from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Lab as State
 from waiting import PATIENCE, until
 
@@ -97,6 +99,59 @@ def test_a_fault_and_its_end_are_in_the_next_result_and_the_check_outlasts_a_reb
     result = next_result(built)
     assert result["status"] == "pass", result
     assert built.ssh("node1", "systemctl --failed --no-legend") == ""
+
+
+# Whatever asks the volume still holds the lock, whose name has the mount point.
+ASKING = "find /proc/[0-9]*/fd -lname '/run/tunetool/probe*.lock' 2>/dev/null | wc -l"
+LEFT = f"ls -A {POINT} | grep tunetool-probe || true"
+
+
+def throttle(lab: Lab, serial: str, bytes_per_second: int) -> None:
+    """Limit the speed of a drive; 0 for none."""
+    state = State(lab.state)
+    limits = dict.fromkeys(("bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"), 0)
+    with Qmp(state.qmp_socket("node1")) as qmp:
+        drive = state.read("node1").drive(serial)
+        qmp.command("block_set_io_throttle", {"id": drive.device_id, "bps": bytes_per_second, **limits})
+
+
+def test_a_volume_that_no_job_can_use_fails_by_its_cause_and_holds_no_check(built: Lab) -> None:
+    switched_on(built)
+    assert next_result(built)["status"] == "pass"
+    assert built.ssh("node1", LEFT) == ""
+
+    built.ssh("node1", f"mount -o remount,ro {POINT}")
+    assert next_result(built)["failed"] == [f"filesystem.writable: `{POINT}` is mounted read-only"]
+    built.ssh("node1", f"mount -o remount,rw {POINT}; fsfreeze --freeze {POINT}")
+    # The first one may have begun before the freeze.
+    first = next_result(built)
+    frozen = first if "still waits" in first["failed"][0] else next_result(built)
+    assert frozen["failed"][0].startswith("filesystem.answers: the volume does not answer: a check that began ")
+    assert "no second one is started" in frozen["failed"][0]
+    assert [line.partition(":")[0] for line in frozen["failed"]] == ["filesystem.answers"]
+    assert built.ssh("node1", ASKING) == "1"
+    assert built.ssh("node1", "systemctl --failed --no-legend") == ""
+    assert verdict(built) == "fail"
+    built.ssh("node1", f"fsfreeze --unfreeze {POINT}")
+    assert next_result(built)["status"] == "pass"
+    assert built.ssh("node1", LEFT) == ""
+
+    built.ssh("node1", f"xfs_io -x -c 'shutdown -f' {POINT}")
+    assert next_result(built)["failed"] == [
+        "filesystem.answers: XFS is shut down: every access fails with an I/O error"
+    ]
+    built.ssh("node1", f"umount {POINT}; mount {POINT}")
+    assert next_result(built)["status"] == "pass"
+
+    throttle(built, "LAB1NV3", 10)
+    writing = f"dd if=/dev/zero of={POINT}/big bs=1M count=64 oflag=direct"
+    built.ssh("node1", f"nohup {writing} > /dev/null 2>&1 < /dev/null & sleep 1")
+    slow = next_result(built)
+    assert "drives.answer: `LAB1NV3` did not answer for 10 s" in slow["failed"]
+    assert built.ssh("node1", ASKING) == "1"
+    throttle(built, "LAB1NV3", 0)
+    assert next_result(built)["status"] == "pass"
+    assert built.ssh("node1", f"rm {POINT}/big; {LEFT}") == ""
 
 
 def test_a_drive_that_is_gone_is_named_and_nothing_is_left_of_a_check_that_is_switched_off(built: Lab) -> None:

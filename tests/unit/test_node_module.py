@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import os
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,13 @@ pytest.importorskip("ansible", reason="ansible-core is for control machines, wit
 
 from ansible.module_utils.testing import patch_module_args
 
+from tunetool.node.common.commands import run
 from tunetool.node.common.drift import Ledger
-from tunetool.node.common.files import content
+from tunetool.node.common.files import content, replace_file
 from tunetool.node.machine.fstab import with_entry
 from tunetool.node.play.ansible_module import AnsibleModule
 
+ROOT = Path(__file__).parents[2]
 FSTAB = b"# fr\xfc\n/dev/sdb1 /srv/\xe9 ext4 defaults 0 2\n"
 
 
@@ -59,3 +66,59 @@ def test_an_error_that_quotes_a_name_is_printable(module: AnsibleModule, capsys:
     result = said(capsys)
     assert (result["msg"], result["differences"]) == ("`/mnt/\\xfc` is in use", [{"found": "\\xe9"}])
     assert (result["failed"], result["changed"]) == (True, False)
+
+
+@pytest.fixture
+def private() -> Iterator[None]:
+    """Root's umask on a node whose owner wants it so."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("private")
+@pytest.mark.parametrize(("keep", "modes"), [(False, (0o755, 0o755)), (True, (0o700, 0o700))])
+def test_what_a_module_makes_on_a_node_is_for_every_user(tmp_path: Path, keep: bool, modes: tuple[int, int]) -> None:
+    with patch_module_args({}):
+        AnsibleModule(argument_spec={}, keep_umask=keep)
+    replace_file(str(tmp_path / "etc/node.json"), "{}\n")
+    run(["mkdir", str(tmp_path / "made")])
+    assert (mode(tmp_path / "etc"), mode(tmp_path / "made")) == modes
+    assert mode(tmp_path / "etc/node.json") == 0o644
+
+
+@pytest.mark.usefixtures("private")
+def test_a_program_that_was_installed_for_root_alone_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = tmp_path / "tunetool"
+    for name in ("bin", "venv-K/bin", "venv-K/lib"):
+        (prefix / name).mkdir(parents=True)
+    program, secret = prefix / "venv-K/bin/tunetool", tmp_path / "secret"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    (prefix / "venv-K/lib/module.py").write_text("")
+    (prefix / "bin/tunetool").symlink_to("../venv-K/bin/tunetool")
+    secret.write_text("")
+    (prefix / "venv-K/lib/link").symlink_to(secret)
+    monkeypatch.setattr(sys, "path", [str(ROOT / ".ansible/collections"), *sys.path])
+    tool_install = importlib.import_module("ansible_collections.tunetool.node.plugins.modules.tool_install")
+    monkeypatch.setattr(tool_install, "only_one", contextlib.nullcontext)
+    arguments = {"archive": "/none", "key": "K", "prefix": str(prefix), "link": ""}
+
+    def installed(**more: Any) -> dict[str, Any]:
+        with patch_module_args({**arguments, **more}), pytest.raises(SystemExit):
+            tool_install.main()
+        return said(capsys)
+
+    assert installed(_ansible_check_mode=True)["opened"]
+    assert mode(prefix) == 0o700
+    assert installed()["changed"]
+    assert {mode(each) for each in (prefix, prefix / "bin", prefix / "venv-K/lib", program)} == {0o755}
+    assert (mode(prefix / "venv-K/lib/module.py"), mode(secret)) == (0o644, 0o600)
+    again = installed()
+    assert (again["changed"], again["opened"]) == (False, [])

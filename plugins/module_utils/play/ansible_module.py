@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ansible.module_utils import basic
 
 from ..common.files import printable
+from ..common.public_files import UMASK
 
 
 class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core comes without types
@@ -16,9 +18,17 @@ class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core 
     would fail after its work is done, and again at every later run.
 
     A failure after ``change_begins`` says that the node was changed.
+
+    What a module and the programs that it starts make on a node is for every user to read, though root's umask may be
+    077. ``keep_umask``: for a module that works for the user who called it.
     """
 
     _changing = False
+
+    def __init__(self, *arguments: Any, keep_umask: bool = False, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        if not keep_umask:
+            os.umask(UMASK)
 
     def change_begins(self) -> None:
         """Called before each write to the node."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from tunetool.health import results
 from tunetool.node.common.files import replace_file
+from tunetool.node.common.run_directory import make_run_directory
 from tunetool.node.health.settings import SettingsError, load
 
 
@@ -23,9 +24,7 @@ def publish(files: results.Files = results.NODE) -> None:
 
     The directories of the other files may be closed to it, where they were made under root's umask.
     """
-    directory = files.answer.parent
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o755)
+    make_run_directory(str(files.answer.parent))
     replace_file(str(files.answer), json.dumps(_known(files)) + "\n", sync=False, follow=False)
 
 
