@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
+from .change_lock import held
 from .refusal import on_one_line
 
 
@@ -53,6 +54,7 @@ def captured(
         errors="replace",
         timeout=timeout,
         check=False,
+        pass_fds=held(),
         **settings,
     )
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from typing import IO, Mapping, Optional, Sequence
 
+from ..common.change_lock import held
 from ..common.refusal import Refusal
 
 _LAST = 3
@@ -46,6 +47,7 @@ def call_all(
                     start_new_session=True,
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
+                    pass_fds=held(),
                     stdout=stdout,
                     stderr=stderr,
                 )
