@@ -237,6 +237,64 @@ def test_compressed_memory_is_no_disk(tmp_path: Path) -> None:
     assert read_stack("/", str(tmp_path)).in_memory
 
 
+@pytest.mark.parametrize(
+    ("vendor", "model", "memory"),
+    [
+        ("Linux", "scsi_debug", True),
+        ("LIO-ORG", "RAMDISK-MCP", True),
+        ("LIO-ORG", "block", False),
+        ("ATA", "scsi_debug", False),
+    ],
+)
+def test_a_scsi_disk_in_memory_is_known_by_vendor_and_model(
+    tmp_path: Path, vendor: str, model: str, memory: bool
+) -> None:
+    identity = {"device/vendor": f"{vendor:8}", "device/model": f"{model:16}"}
+    base = disk(tmp_path, "sdb", "8:16", "platform/host2/block", **identity)
+    volume = disk(tmp_path, "dm-0", "253:0", "virtual/block", **{"dm/uuid": "LVM-abc"})
+    below(volume, base)
+    mounts(tmp_path, "1 0 253:0 / / rw - xfs /dev/mapper/vg-lv rw")
+    stack = read_stack("/", str(tmp_path))
+    assert stack.in_memory is memory
+    assert any("in memory" in line for line in obstacles(stack)) is memory
+
+
+NQN = "nqn.2026-11.test:loop"
+
+
+def over_loop(root: Path, **more: str) -> None:
+    """An NVMe drive that the node's own target offers, with the file system at `/`."""
+    identity = {"device/transport": "loop", "device/subsysnqn": NQN, "nsid": "1", "device/serial": "L0"}
+    disk(root, "nvme9n1", "259:9", "virtual/nvme-fabrics/ctl/nvme9", **identity, **more)
+    mounts(root, "1 0 259:0 / / rw - xfs /dev/nvme0n1 rw", "2 1 259:9 / /mnt rw - xfs /dev/nvme9n1 rw")
+
+
+def offers(root: Path, path: str) -> None:
+    namespace = root / f"sys/kernel/config/nvmet/subsystems/{NQN}/namespaces/1"
+    namespace.mkdir(parents=True)
+    (namespace / "device_path").write_text(path + "\n")
+
+
+def test_nvme_over_loop_is_what_lies_behind_it(tmp_path: Path) -> None:
+    nvme(tmp_path, 0)
+    over_loop(tmp_path)
+    offers(tmp_path, "/dev/nvme0n1")
+    stack = read_stack("/mnt", str(tmp_path))
+    assert (stack.medium, stack.counts, stack.in_memory) == ("nvme over loop on nvme disk", ("nvme0n1",), False)
+
+
+@pytest.mark.parametrize("path", ["/dev/ram0", "/dev/shm/image", None], ids=["RAM disk", "file in memory", "unknown"])
+def test_nvme_over_loop_on_memory_or_on_what_nobody_knows_is_no_disk(tmp_path: Path, path: str | None) -> None:
+    nvme(tmp_path, 0)
+    disk(tmp_path, "ram0", "1:0", "virtual/block")
+    over_loop(tmp_path)
+    with (tmp_path / "proc/self/mountinfo").open("a") as stream:
+        stream.write("3 1 0:9 / /dev/shm rw - tmpfs tmpfs rw\n")
+    if path is not None:
+        offers(tmp_path, path)
+    assert read_stack("/mnt", str(tmp_path)).in_memory
+
+
 def test_iostats_off_is_seen(tmp_path: Path) -> None:
     base = nvme(tmp_path, 0)
     (base / "queue/iostats").write_text("0\n")

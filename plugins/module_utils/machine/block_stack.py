@@ -28,6 +28,10 @@ _LOOPS = 8
 _PAGE = 1 << 16
 """Bytes. A page of SCSI's vital product data has fewer."""
 _MEMORY_DISK = re.compile(r"^(zram|ram|nullb)\d+$")
+_MEMORY_SCSI = (("Linux", "scsi_debug"), ("LIO-ORG", "RAMDISK-MCP"))
+"""Vendor and model of SCSI disks that are the kernel's memory (drivers/scsi/scsi_debug.c, target_core_rd.c)."""
+_TARGET = "sys/kernel/config/nvmet/subsystems"
+"""The node's own NVMe target (drivers/nvme/target/configfs.c)."""
 
 
 class CountersChanged(Exception):
@@ -131,7 +135,8 @@ class BlockStack:
     redundant: bool
     """True if a layer writes more than it is asked to, or reads elsewhere (mirrors, parity)."""
     in_memory: bool
-    """True for zram, brd and null_blk: they count bytes that reach no medium."""
+    """True for zram, brd, null_blk, scsi_debug and other disks in memory: they count bytes that reach no medium. Also
+    where nobody knows what lies behind the node's own NVMe target."""
     device_iostats: bool = True
     """False when ``queue/iostats`` of the mounted device is 0."""
 
@@ -293,6 +298,8 @@ class _Walk:
         backing = read_text(os.path.join(base, "loop/backing_file"))
         if backing and self._depth < _LOOPS:
             return "loop device on " + self._backing(backing)
+        if _over_loop(name, base, self.root) and self._depth < _LOOPS:
+            return "nvme over loop on " + self._offered(base)
         below = _slaves(base)
         if not below:
             return self._leaf(name, base)
@@ -322,6 +329,19 @@ class _Walk:
         self.in_memory = self.in_memory or stack.in_memory
         return stack.medium
 
+    def _offered(self, base: str) -> str:
+        """What lies behind a namespace of the node's own target: a block device, or a file."""
+        nqn = read_text(os.path.join(base, "device/subsysnqn")) or ""
+        number = read_text(os.path.join(base, "nsid")) or ""
+        path = read_text(os.path.join(self.root, _TARGET, nqn, "namespaces", number, "device_path"))
+        if not path:
+            self.in_memory = True
+            return "something unknown"
+        device = os.path.basename(os.path.realpath(os.path.join(self.root, path.lstrip("/"))))
+        if path.startswith("/dev/") and os.path.isdir(device_directory(device, self.root)):
+            return self.descend(device)
+        return self._backing(path)
+
     def _leaf(self, name: str, base: str) -> str:
         paths = _hidden_paths(name, self.root)
         kind = "nvme" if _NVME.match(name) else "disk"
@@ -339,7 +359,21 @@ class _Walk:
         if _MEMORY_DISK.match(name):
             self.in_memory = True
             return re.sub(r"\d+$", "", name) + " (memory)"
+        identity = tuple(read_text(os.path.join(base, "device", word)) for word in ("vendor", "model"))
+        if identity in _MEMORY_SCSI:
+            self.in_memory = True
+            return "%s (memory)" % identity[1]
         return "nvme disk" if kind == "nvme" else "disk"
+
+
+def _over_loop(name: str, base: str, root: str) -> bool:
+    """Whether an NVMe namespace comes from the node's own target. A head of several paths has them below it."""
+    match = _NVME.match(name)
+    if not match:
+        return False
+    controllers = sorted(glob.glob(os.path.join(base, "device/nvme[0-9]*")))
+    places = [os.path.join(base, "device"), *controllers, os.path.join(root, "sys/class/nvme/nvme%s" % match.group(1))]
+    return "loop" in [read_text(os.path.join(place, "transport")) for place in places]
 
 
 def _kinds(leaves: list[Leaf]) -> str:
