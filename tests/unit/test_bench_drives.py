@@ -166,7 +166,7 @@ def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
     assert "makes file systems on `S1`, `S2`, which are blank" in said
     with pytest.raises(CannotJudge, match="serial `S9` is on 0 drives") as caught:
         preflight.plan(request(serials=["S9"]), os.environ)
-    assert "lsblk" in str(caught.value.hint)
+    assert "tunetool inspect" in str(caught.value.hint)
 
 
 @pytest.mark.usefixtures("on_a_drive")
@@ -410,6 +410,27 @@ def test_a_label_of_somebody_else_is_left_as_it_is(monkeypatch: pytest.MonkeyPat
     assert "is on 2 drives" in str(made.undone(entry))
     monkeypatch.setattr(made, "read_drives", list)
     assert made.undone(entry) == "drive `S1` is gone: it may keep what this run made"
+
+
+def test_data_that_nobody_labelled_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drive that was not yet written when somebody else wrote to it, which the run refuses: nothing on it is ours."""
+    image = tmp_path / "nvme1n1"
+    image.write_bytes(b"results".ljust(4 * 2**20, b"\0"))
+    drive = builders.nvme_drive(1, name=os.path.relpath(image, "/dev"))
+    monkeypatch.setattr(made, "read_drives", lambda: [drive])
+    monkeypatch.setattr(made, "settle", lambda written: None)
+    entry = {"kind": "labels", "drives": [BareDrive(drive).noted], "uuids": [UUID], "given_back": [], "seen": []}
+    before = image.read_bytes()
+    assert "holds data without a label at 0 B, and no label of this run: it was left" in str(made.undone(entry))
+    assert image.read_bytes() == before
+    # One whose label was ours is cleared to the end, also if the first try removed the label alone.
+    entry["seen"].append("S1")
+    assert made.undone(entry) is None
+    assert image.read_bytes() == bytes(4 * 2**20)
+    image.write_bytes(b"results".ljust(4 * 2**20, b"\0"))
+    before = image.read_bytes()
+    assert made.undone(entry) is None, "it was given back"
+    assert image.read_bytes() == before
 
 
 def test_an_array_of_somebody_else_over_the_same_drives_is_not_stopped(

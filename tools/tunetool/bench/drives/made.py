@@ -24,7 +24,13 @@ from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.common.commands import CommandError, NotInstalled, run
 from tunetool.node.common.files import exact_text
 from tunetool.node.common.refusal import Refusal
-from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, read_signatures, use_problems
+from tunetool.node.machine.drive_contents import (
+    Signature,
+    UnreadableDevice,
+    read_signatures,
+    read_unlabelled,
+    use_problems,
+)
 from tunetool.node.machine.drives import Drive, Link, disks_under, read_drives
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.removal.wipe_drives import clear_labels
@@ -215,8 +221,19 @@ def _clear(entry: Entry) -> None:
 def _is_left(drive: Drive, entry: Entry) -> bool:
     """Whether the drive still has to be cleared. Raises ``NotTakenDown`` where it must not be."""
     labels = _refuse_others([drive.name, *drive.partitions], entry["uuids"], drive.serial)
+    seen = entry.get("seen", [])
     if drive.serial in entry["given_back"] and not labels:
         # It was blank: what is on it now without a label is somebody else's.
+        return False
+    if labels:
+        seen.append(drive.serial)
+    elif drive.serial not in seen:
+        # Without a label of ours nothing shows who wrote: it may have been somebody else, before we came to it.
+        if held := read_unlabelled(drive.name, deep=True):
+            raise NotTakenDown(
+                f"drive `{drive.serial}` holds {held[0]}, and no label of this run: it was left as it is. If nothing "
+                f"on it is needed, `blkdiscard {drive.path}` makes it blank"
+            )
         return False
     if problem := use_problems([drive]).get(drive.name):
         raise NotTakenDown(f"drive `{drive.serial}` keeps what this run made: {problem}")

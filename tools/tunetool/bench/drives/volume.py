@@ -113,7 +113,7 @@ def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) ->
         drives = as_they_are(bare)
         refuse_unless_blank(drives, deep=True)
         uuids = [str(uuid4()) for _ in range(len(drives) + 1)]
-        made.note("labels", drives=[each.noted for each in bare], uuids=uuids, given_back=[])
+        made.note("labels", drives=[each.noted for each in bare], uuids=uuids, given_back=[], seen=[])
         if layout.striped and len(drives) > 1:
             device = _array(drives, uuids, made)
             if old := read_signatures([Path(device).name]):
