@@ -125,7 +125,7 @@ table:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.array.adopt_or_wipe import Consent, Foreign, is_foreign, plain_uuid  # noqa: E402
+from ..module_utils.array.adopt_or_wipe import Consent, Foreign, array_mates, is_foreign, plain_uuid  # noqa: E402
 from ..module_utils.array.array_values import chunk_problem, drives_problems, name_problem  # noqa: E402
 from ..module_utils.array.cut_off import cut_off  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, complete  # noqa: E402
@@ -340,6 +340,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         chunk_bytes=chunk,
         foreign=foreign_arrays(drives, contents, wanted["array_name"]),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
+        mates=array_mates(contents),
         cut_off=cut_off_arrays(contents, wanted["array_name"], criteria.count),
     )
     selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent, formats)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import nvme_drive
-from tunetool.node.array.adopt_or_wipe import Consent, Foreign, is_foreign
+from tunetool.node.array.adopt_or_wipe import Consent, Foreign, array_mates, is_foreign
 from tunetool.node.array.drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, wipeable
 from tunetool.node.array.drive_selection import ADOPT_HINT, Selection, select
 from tunetool.node.array.md_arrays import Superblock, Wanted, adopted, decide
@@ -149,6 +149,21 @@ def test_an_idle_array_is_wiped_whole_or_not_at_all() -> None:
     selection = pick(drives, holding, shared)
     assert wipeable(selection.decisions) == []
     assert "nvme9n1" in selection.decisions[0].reason
+
+
+def test_an_array_that_nobody_assembled_is_wiped_whole_or_not_at_all() -> None:
+    """Two of its members are of a model that is not asked for, and stay."""
+    drives = [*FOUR[:2], *(nvme_drive(number, model="Another") for number in (3, 4))]
+    holding = {drive.name: [raid(number)] for number, drive in enumerate(drives, 1)}
+    plan = replace(PLAN, mates=array_mates(holding))
+    criteria = Criteria(count=2, model=drives[0].model)
+    selection = select(drives, holding, criteria, NAME, consent=plan)
+    assert wipeable(selection.decisions) == []
+    assert "its array has other members that may not be wiped: `S3`, `S4`" in selection.decisions[0].reason
+    whole = select(
+        drives[:2], holding, criteria, NAME, consent=replace(PLAN, mates=array_mates(dict([*holding.items()][:2])))
+    )
+    assert [each.serial for each in wipeable(whole.decisions)] == ["S1", "S2"]
 
 
 def test_a_member_that_changed_since_the_plan_spares_its_whole_array() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Sequence
 
-from ..machine.drive_contents import RAID_MEMBER, Signature
+from ..machine.drive_contents import RAID_MEMBER, Contents, Signature
 from ..machine.drives import Drive
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, by_serial
 
@@ -38,6 +38,8 @@ class Consent:
     foreign: tuple[Foreign, ...] = ()
     disks_under: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Kernel names of the disks under each idle array."""
+    mates: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By kernel name, the drives that carry members of the same array, assembled or not."""
     cut_off: Mapping[str, str] = field(default_factory=dict)
     """Arrays of ours whose creation was cut off, by plain UUID, with what to say of each: they may be wiped."""
 
@@ -121,6 +123,20 @@ def plain_uuid(uuid: str | None) -> str:
     return "".join(letter for letter in (uuid or "").lower() if letter in "0123456789abcdef")
 
 
+def array_mates(contents: Contents) -> dict[str, frozenset[str]]:
+    """By kernel name, the drives that carry members of the same array as it, by their superblocks' UUIDs."""
+    of_array: dict[str, set[str]] = {}
+    for drive, signatures in contents.items():
+        for signature in signatures:
+            if signature.type == RAID_MEMBER and signature.uuid:
+                of_array.setdefault(plain_uuid(signature.uuid), set()).add(drive)
+    mates: dict[str, set[str]] = {}
+    for drives in of_array.values():
+        for drive in drives:
+            mates.setdefault(drive, set()).update(drives)
+    return {drive: frozenset(together) for drive, together in mates.items()}
+
+
 def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
     """Rows with the drives to wipe: for a plan those that are needed, otherwise those that the applied plan names.
 
@@ -157,7 +173,7 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
 def _problems(drives: Sequence[Drive], consent: Consent, serials: Mapping[str, str]) -> dict[str, str]:
     """Why named drives may not be wiped, by name. ``serials`` are those of all drives, by name.
 
-    An idle array is wiped completely or not at all: a reason against one member holds for the others.
+    An array is wiped completely or not at all: a reason against one member holds for the others.
     """
     problems = {}
     for drive in drives:
@@ -170,6 +186,7 @@ def _problems(drives: Sequence[Drive], consent: Consent, serials: Mapping[str, s
         spared = {}
         for drive in drives:
             under = {other for array in drive.idle_arrays for other in consent.disks_under.get(array, ())}
+            under |= consent.mates.get(drive.name, frozenset())
             strangers = sorted(under - doomed - {drive.name})
             if drive.name in doomed and strangers:
                 spared[drive.name] = "its array has other members that may not be wiped: %s" % by_serial(
