@@ -7,6 +7,7 @@ import os
 import time
 from typing import Callable, Mapping
 
+from ..array.create import members_by_serial
 from ..array.initramfs_check import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
 from ..common.commands import CommandError, run
@@ -16,7 +17,8 @@ from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..ephemeral import boot_unit
 from ..health import apply as health_apply
-from ..machine.drive_contents import claim_problem, read_signatures
+from ..machine.device_users import users_of
+from ..machine.drive_contents import claim_problem, read_signatures, use_problems
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, without_entry
 from ..machine.mounts import hidden_by, mount_at, read_mounts
@@ -74,7 +76,12 @@ class Job:
     def occupants(self) -> list[str]:
         """What uses the volume, a line each."""
         point = self.volume.mount_point
-        return [line for array in self.removal.arrays for line in occupants(array.device_number, array.device, point)]
+        arrays = self.removal.arrays
+        users = users_of([array.device for array in arrays])
+        return [
+            *(line for array in arrays for line in occupants(array.device_number, array.device, point)),
+            *("`/dev/%s`: %s" % user for user in sorted(users.items())),
+        ]
 
     def refuse_if_busy(self) -> None:
         """Raises ``Refusal`` if anything uses the volume, or if another mount hides it: no path leads to it then."""
@@ -102,6 +109,7 @@ class Job:
         Of a volume that goes for good nothing is remembered before it is touched; one that is built anew keeps its
         line in fstab until it is gone, so that services go on waiting for it.
         """
+        self.allowed = allowed
         if self.removal.incoming is not None:
             refuse_unless_wipeable([self.removal.incoming], allowed)
         if not self.teardown:
@@ -188,8 +196,13 @@ class Job:
         self.note("what lies on the drives", before + contents_text(doomed), blank)
         if self.check_mode:
             return
-        # Read again: after the unmount, the array can be stopped.
-        wipe([drive for drive in read_drives() if drive.serial in self.wiped])
+        # Read again: after the unmount, which may have taken minutes, the array can be stopped.
+        drives = members_by_serial(self.wiped)
+        for drive, problem in ((each, problem) for each in drives for problem in use_problems([each]).values()):
+            raise Refusal("drive `%s` (%s) %s. hint: nothing was wiped" % (drive.serial, drive.name, problem))
+        if removal.incoming:
+            refuse_unless_wipeable([drive for drive in drives if drive.serial == removal.incoming.serial], self.allowed)
+        wipe(drives)
         left = read_signatures([drive.name for drive in read_drives() if drive.serial in self.wiped])
         if left:
             raise CommandError("drives are not blank after all: %s" % ", ".join(map(str, left)))
