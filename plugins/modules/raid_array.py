@@ -92,7 +92,8 @@ initramfs_rebuilt:
 from typing import Mapping  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.array_values import chunk_problem, name_problem  # noqa: E402
-from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
+from ..module_utils.array.begun import begin  # noqa: E402
+from ..module_utils.array.create import assemble, create, held, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, array_differences  # noqa: E402
 from ..module_utils.array.drive_decisions import by_serial  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
@@ -122,10 +123,13 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
         # After an interruption here the node counts as not built: the next run continues from its present state.
         forget_volume()
         if doomed:
+            # Reading the other drives took its time, and what opens a drive need not claim it.
+            refuse_unless_wipeable(doomed, {entry["serial"]: entry["hash"] for entry in module.params["wipes"]})
             wipe(doomed)
             members = members_by_serial([drive.serial for drive in members])
-        refuse_unless_blank(members, deep=True)
-        create(wanted.name, wanted.chunk_bytes, members)
+        with held(members):
+            refuse_unless_blank(members, deep=True)
+            create(wanted.name, wanted.chunk_bytes, members, begin())
     elif step.action == "assemble":
         module.change_begins()
         assemble(wanted.name, str(step.uuid), members)

@@ -11,7 +11,8 @@ module: scratch_filesystem
 short_description: XFS aligned to a RAID0 array, mounted by UUID, with a directory for offloading
 version_added: "0.1.0"
 description:
-  - Makes XFS on an array that holds nothing, with the stripe geometry given explicitly and read back.
+  - Makes XFS on an array that holds nothing, with the stripe geometry given explicitly and read back. An array that was
+    not made by M(tunetool.node.raid_array) is read for data that no label names, and gets none with O(adopt).
   - Keeps an XFS whose geometry is as asked. Refuses anything else; never passes C(-f) to mkfs.
   - On a built node every difference is reported. When one cannot be mended without risk to the data, nothing is
     changed; a mounted volume is never unmounted.
@@ -25,6 +26,10 @@ options:
     description: Name of the md array, C(/dev/md/NAME).
     type: str
     required: true
+  array_uuid:
+    description: Its UUID, where two arrays may have one name.
+    type: str
+    default: ""
   chunk_bytes:
     description: Chunk of the array in bytes; the data stripe unit.
     type: int
@@ -101,7 +106,8 @@ offload_dir:
   type: str
 """
 
-from ..module_utils.array.md_arrays import read_arrays  # noqa: E402  (Ansible wants the documentation first)
+from ..module_utils.array.adopt_or_wipe import plain_uuid  # noqa: E402  (Ansible wants the documentation first)
+from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
@@ -117,7 +123,11 @@ from ..module_utils.volume.xfs_geometry import wanted_geometry  # noqa: E402
 def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
     """Find the array, compare everything that is asked, and change what differs."""
     name = module.params["array"]
-    array = next((array for array in read_arrays() if array.name == name), None)
+    uuid = plain_uuid(module.params["array_uuid"])
+    # Two arrays may have one name: another host's keeps its own.
+    array = next(
+        (array for array in read_arrays() if array.name == name and (not uuid or plain_uuid(array.uuid) == uuid)), None
+    )
     if array is None and not module.check_mode:
         raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
     return Volume(module.params, ledger, array).all()

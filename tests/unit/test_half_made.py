@@ -107,6 +107,43 @@ def test_an_array_with_data_and_no_label_gets_no_file_system(device: Array, tmp_
     assert (tmp_path / "image").stat().st_blocks == before
 
 
+def without_udev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here, and its settling is no part of this."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/udevadm").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/udevadm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+def made(device: Array, root: Path, **wanted: object) -> None:
+    values = {**wishes()["filesystem"], **wanted}
+    settle(lambda ledger: Volume(values, ledger, device, str(root)).make(), None, False)
+
+
+def test_data_deep_in_an_array_of_somebody_else_is_kept(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And on one that was made here it is what the drives held that a plan gave up."""
+    without_udev(tmp_path, monkeypatch)
+    with Path(device.path).open("r+b") as stream:
+        stream.seek(2**30)
+        stream.write(b"somebody's results")
+    with pytest.raises(Refusal, match="holds data without a label at 1 GiB"):
+        made(device, tmp_path)
+    with pytest.raises(Refusal, match="was not made here, and holds no file system"):
+        made(device, tmp_path, adopt=True)
+    noted = tmp_path / "etc/tunetool/array.begun"
+    noted.parent.mkdir(parents=True)
+    noted.write_text("another\n")
+    with pytest.raises(Refusal, match="holds data without a label at 1 GiB"):
+        made(device, tmp_path)
+    noted.write_text(f"{device.uuid}\n")
+    made(device, tmp_path, adopt=True)
+    assert not noted.exists()
+    with Path(device.path).open("rb") as stream:
+        assert stream.read(4) == b"XFSB"
+
+
 def test_an_array_that_a_process_has_open_gets_no_file_system(
     device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,11 +167,7 @@ def test_an_mkfs_that_is_killed_at_any_write_is_done_again_by_the_next_run(
     need_program("mkfs.xfs", "losetup", "cc")
     (tmp_path / "cut.c").write_text(CUT)
     run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "cut.so"), str(tmp_path / "cut.c"), "-ldl"])
-    # There is no udev here, and its settling is no part of this.
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/udevadm").write_text("#!/bin/sh\n")
-    (tmp_path / "bin/udevadm").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    without_udev(tmp_path, monkeypatch)
 
     def mkfs(cut: int) -> subprocess.CompletedProcess[str]:
         """As the build calls it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping
 
+from ..array.adopt_or_wipe import plain_uuid
+from ..array.begun import BEGUN_PATH, begun
 from ..array.md_arrays import Array
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget
@@ -25,6 +27,7 @@ from .xfs_geometry import Geometry, apart, parse_xfs_info, wanted_geometry
 
 ARGUMENTS: dict[str, Any] = {
     "array": {"type": "str", "required": True},
+    "array_uuid": {"type": "str", "default": ""},
     "chunk_bytes": {"type": "int", "required": True},
     "members": {"type": "int", "required": True},
     "mount_point": {"type": "path", "required": True},
@@ -95,6 +98,7 @@ class Volume(MountPoint):
             if half:
                 discard_half_made(self.array)
             make_xfs(self.array, self.geometry, self.wanted["label"])
+            forget(self._path(BEGUN_PATH))
             signatures = read_signatures([self.array.device])
         elif kinds != {"xfs"}:
             shown = ", ".join(str(signature) for signature in signatures)
@@ -106,13 +110,19 @@ class Volume(MountPoint):
         return self._uuid(str(signatures[0].uuid))
 
     def _refuse_unless_blank(self, array: Array) -> None:
-        """An array that somebody made may hold data that no label names; one that was made here begins with zeros.
-
-        Raises ``Refusal``.
+        """An array that somebody made may hold data that no label names; one that was made here begins with zeros, and
+        holds what the drives held that a plan gave up. Raises ``Refusal``.
         """
         path = "/dev/" + array.device
+        made_here = self.wanted["new_array"] or plain_uuid(begun(self.root)) == plain_uuid(array.uuid)
+        if self.wanted["adopt"] and not made_here:
+            raise Refusal(
+                "array `%s` was not made here, and holds no file system that libblkid knows. hint: nothing was made "
+                "over it; make its XFS yourself, or ask without `raid_array_adopt` for one on an array that is blank"
+                % self.wanted["array"]
+            )
         try:
-            piece = look(self._path(path), deep=False)
+            piece = look(self._path(path), deep=not made_here)
         except OSError as error:
             raise UnreadableDevice("`%s` cannot be read: %s" % (path, error.strerror)) from error
         if piece is not None:
