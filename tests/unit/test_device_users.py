@@ -13,18 +13,48 @@ import pytest
 from builders import nvme_drive
 from programs import need_program
 from skips import no_loops
+from tunetool.node.array import create
 from tunetool.node.array.adopt_or_wipe import Consent
 from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.array.drive_decisions import REFUSE, TAKE, Criteria
 from tunetool.node.array.drive_selection import select
 from tunetool.node.common.commands import run
 from tunetool.node.common.refusal import Refusal
-from tunetool.node.machine import device_users
+from tunetool.node.machine import device_users, drive_contents
 from tunetool.node.machine.device_users import users_of
-from tunetool.node.machine.drive_contents import contents_hash, read_contents
+from tunetool.node.machine.drive_contents import Signature, contents_hash, read_contents
 from tunetool.node.machine.drives import Drive
 from tunetool.node.removal.wipe_drives import refuse_unless_wipeable
 
+TABLES = {
+    "own table": """
+import ctypes, os, sys, threading
+opened = threading.Event()
+def work():
+    ctypes.CDLL(None).unshare(0x400)
+    os.open(sys.argv[1], os.O_RDWR)
+    opened.set()
+    threading.Event().wait()
+threading.Thread(target=work, daemon=True).start()
+opened.wait()
+print("open", flush=True)
+sys.stdin.read()
+""",
+    "ring": """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+ring = libc.syscall(425, 1, ctypes.create_string_buffer(120))
+if ring < 0:
+    print("none", flush=True)
+    sys.exit()
+handle = os.open(sys.argv[1], os.O_RDWR)
+assert libc.syscall(427, ring, 2, (ctypes.c_int * 1)(handle), 1) == 0
+os.close(handle)
+print("open", flush=True)
+sys.stdin.read()
+""",
+}
+"""A thread with files of its own, and a file that only a ring of io_uring keeps (its system calls have no name here)."""
 OPENS = """
 import mmap, os, sys
 handle = os.open(sys.argv[1], getattr(os, sys.argv[2]))
@@ -54,6 +84,7 @@ def drive(tmp_path: Path) -> Iterator[Drive]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has a device open here keeps it open: there is nothing to wait for."""
     monkeypatch.setattr(users_of, "__defaults__", (0.5,))
+    monkeypatch.setattr(drive_contents.use_problems, "__defaults__", (0.5,))
 
 
 def program(path: str, flags: str, how: str = "open") -> subprocess.Popen[bytes]:
@@ -89,6 +120,55 @@ def test_a_drive_that_a_process_has_open_is_refused(drive: Drive, flags: str, ho
     (row,) = select([drive], contents, Criteria(1), "nvme_raid0", unreadable).decisions
     assert row.verdict == TAKE
     refuse_unless_blank([drive], deep=True)
+
+
+@pytest.mark.parametrize("kind", list(TABLES))
+def test_a_drive_that_is_open_by_a_way_round_is_refused(drive: Drive, kind: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TABLES[kind], drive.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        said = running.stdout.readline()
+        # Some kernels have no io_uring, or deny it: then nobody can hold a drive by it.
+        users = users_of([drive.name])
+        assert users == (
+            {} if said == b"none\n" else {drive.name: f"process {running.pid} `{comm(running)}` has it open"}
+        )
+        assert running.stdin is not None
+        running.stdin.close()
+
+
+def test_a_writer_that_closes_while_it_is_waited_for_is_seen(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    with program(drive.path, "O_RDWR") as running:
+
+        def writes_and_closes(seconds: float) -> None:
+            with Path(drive.path).open("r+b") as stream:
+                stream.write(b"results")
+            assert running.stdin is not None
+            running.stdin.close()
+            running.wait()
+
+        monkeypatch.setattr(drive_contents.use_problems, "__defaults__", (10.0,))
+        monkeypatch.setattr(device_users, "_sleep", writes_and_closes)
+        with pytest.raises(Refusal, match="holds data without a label at 0 B"):
+            refuse_unless_blank([drive], deep=True)
+
+
+def test_a_write_while_the_drive_is_read_is_seen(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the place that was read already, by a program that is gone before anybody asks for it."""
+    read_unlabelled = create.read_unlabelled
+
+    def read_and_written(name: str, deep: bool) -> list[Signature]:
+        found = read_unlabelled(name, deep)
+        with Path(drive.path).open("r+b") as stream:
+            stream.write(b"results")
+            stream.flush()
+            os.fsync(stream.fileno())
+        return found
+
+    monkeypatch.setattr(create, "read_unlabelled", read_and_written)
+    with pytest.raises(Refusal, match="was written while it was read"):
+        refuse_unless_blank([drive], deep=True)
 
 
 def comm(running: subprocess.Popen[bytes]) -> str:
@@ -128,7 +208,7 @@ def test_who_opens_a_drive_for_a_moment_is_waited_for(drive: Drive, monkeypatch:
             running.stdin.close()
             running.wait()
 
-        monkeypatch.setattr(device_users.time, "sleep", closes)
+        monkeypatch.setattr(device_users, "_sleep", closes)
         assert users_of([drive.name], 10.0) == {}
 
 
@@ -144,7 +224,7 @@ def test_a_process_that_came_later_is_no_user_yet(drive: Drive, monkeypatch: pyt
         last.stdin.close()
         last.wait()
 
-    monkeypatch.setattr(device_users.time, "sleep", next_one)
+    monkeypatch.setattr(device_users, "_sleep", next_one)
     try:
         assert users_of([drive.name], 10.0) == {}
     finally:

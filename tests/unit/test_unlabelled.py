@@ -124,6 +124,25 @@ def test_one_byte_in_the_first_or_last_mib_is_seen(tmp_path: Path, size: int) ->
         assert look(str(path), True) is None
 
 
+@pytest.mark.parametrize("bad", [300 * 1024, 4 * GIB - 400 * 1024, 256 * MIB])
+def test_a_block_that_cannot_be_read_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+    """A read that meets one ends early without an error, and data behind it would not be seen."""
+    one = nvme_drive(1, name=os.path.relpath(drive(tmp_path / "nvme1n1"), "/dev"))
+    pread = os.pread
+
+    def until_the_bad_block(handle: int, length: int, offset: int) -> bytes:
+        if offset <= bad < offset + length:
+            if offset == bad:
+                raise OSError(5, "Input/output error")
+            length = bad - offset
+        return pread(handle, length, offset)
+
+    monkeypatch.setattr(unlabelled.os, "pread", until_the_bad_block)
+    contents, unreadable = read_contents([one], deep=True)
+    assert one.name not in contents
+    assert unreadable[one.name].endswith("cannot be read: Input/output error")
+
+
 def test_a_tar_at_the_beginning_is_data(tmp_path: Path) -> None:
     path = drive(tmp_path / "drive")
     (tmp_path / "kept").write_text("results")

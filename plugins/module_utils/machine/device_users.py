@@ -19,9 +19,11 @@ from typing import Iterable, Iterator, Mapping, Sequence
 
 from ..common.files import exact_text, read_text, whole_number
 
-_PATIENCE = 10.0
+PATIENCE = 10.0
 """Seconds that a process may have a device open without being its user: udev and its programs look at every new one."""
 _EVERY = 0.25
+
+_sleep = time.sleep
 
 _LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
 _LOOP_INFO64 = 232
@@ -46,7 +48,7 @@ class _Open:
         return "process %d `%s` has it open" % (self.pid, self.command)
 
 
-def users_of(names: Sequence[str], patience: float = _PATIENCE) -> dict[str, str]:
+def users_of(names: Sequence[str], patience: float = PATIENCE) -> dict[str, str]:
     """The first user by kernel name of the device; devices without one are left out.
 
     A device that a process has open is asked again for ``patience`` seconds: udev closes it, a user does not.
@@ -58,7 +60,7 @@ def users_of(names: Sequence[str], patience: float = _PATIENCE) -> dict[str, str
     found = {opened for opened in _processes(numbers) if opened.name not in users}
     deadline = time.monotonic() + patience
     while found and time.monotonic() < deadline:
-        time.sleep(_EVERY)
+        _sleep(_EVERY)
         found &= set(_processes(numbers))
     for opened in sorted(found, key=lambda opened: (opened.pid, opened.how)):
         users.setdefault(opened.name, str(opened))
@@ -140,16 +142,32 @@ def _processes(numbers: Mapping[_Number, str]) -> Iterator[_Open]:
         if pid == os.getpid():
             continue
         base = "/proc/%d" % pid
-        for handle in _listdir(base + "/fd"):
-            number = _open_number("%s/fd/%s" % (base, handle))
-            if number and number in numbers:
-                yield _Open(numbers[number], pid, "fd " + handle, _command(base))
+        # A thread may have files of its own, and goes on with them when the first thread has ended.
+        for thread in _listdir(base + "/task"):
+            for handle in _listdir("%s/task/%s/fd" % (base, thread)):
+                for number in _opened("%s/task/%s" % (base, thread), handle):
+                    if number in numbers:
+                        yield _Open(numbers[number], pid, "fd " + handle, _command(base))
         for name in mapped.findall(exact_text(base + "/maps")):
             yield _Open(name, pid, "map", _command(base))
 
 
 def _command(base: str) -> str:
     return read_text(base + "/comm") or "?"
+
+
+def _opened(base: str, handle: str) -> Iterator[_Number]:
+    """The devices behind a file descriptor; several where it is a ring of io_uring that keeps files registered."""
+    path = "%s/fd/%s" % (base, handle)
+    if "[io_uring]" in _readlink(path):
+        for name in re.findall(r"^\s*\d+: (/\S+)", exact_text("%s/fdinfo/%s" % (base, handle)), re.MULTILINE):
+            number = _number_of(name)
+            if number:
+                yield number
+        return
+    number = _open_number(path)
+    if number:
+        yield number
 
 
 def _open_number(path: str) -> _Number | None:

@@ -15,8 +15,8 @@ from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text
 from ..units import format_size_binary
 from . import unlabelled
-from .device_users import users_of
-from .drives import Drive, partitions_of
+from .device_users import PATIENCE, users_of
+from .drives import Drive, holders_of, partitions_of
 
 WINDOW = 1024 * 1024
 """Bytes read at each end of a device: every label known to libblkid but a few lies there."""
@@ -154,21 +154,22 @@ def read_contents(drives: Sequence[Drive], deep: bool = False) -> tuple[Contents
     return contents, unreadable
 
 
-def use_problems(drives: Sequence[Drive]) -> dict[str, str]:
+def use_problems(drives: Sequence[Drive], patience: float = PATIENCE) -> dict[str, str]:
     """By kernel name of the drive, why it must not be touched although no mount, swap or holder uses it.
 
     The kernel refuses to open it exclusively, or a process, a loop device or a storage target uses it or something on
-    it: what uses a device need not claim it.
+    it: what uses a device need not claim it. ``patience`` as for ``users_of``.
     """
     problems: dict[str, str] = {}
     for drive in drives:
-        # An idle array claims the drives under it: ask the array instead.
-        for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
+        # An idle array claims what is under it: ask the array instead, and the partitions beside it.
+        free = [name for name in drive.partitions if not holders_of("/", name)]
+        for path in ["/dev/" + name for name in (*drive.idle_arrays, *free)] if drive.idle_arrays else [drive.path]:
             problem = claim_problem(path)
             if problem:
                 problems.setdefault(drive.name, problem)
     below = {drive.name: devices_of(drive) for drive in drives if drive.name not in problems}
-    users = users_of([name for names in below.values() for name in names])
+    users = users_of([name for names in below.values() for name in names], patience)
     for owner, names in below.items():
         for name in names:
             if name in users:

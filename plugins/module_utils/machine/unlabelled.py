@@ -7,6 +7,7 @@ drive on which it finds nothing may still hold data elsewhere: docs/concepts/nev
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 import uuid
@@ -56,11 +57,7 @@ def look(path: str, deep: bool) -> Piece | None:
 
     ``deep``: also data of no known kind between them. Raises ``OSError``.
     """
-    with _open(path, os.O_RDONLY) as (handle, size):
-
-        def read(offset: int, length: int) -> bytes:
-            return os.pread(handle, length, offset)
-
+    with _open(path, os.O_RDONLY) as (read, _, size):
         found = next(_superblocks(read, size), None) or next(_at_the_ends(read, size), None)
         return found or (next(_between(read, size), None) if deep else None)
 
@@ -70,11 +67,7 @@ def clear_between(path: str) -> None:
 
     By these two a plan knows the drive again: after an interruption the same plan goes on.
     """
-    with _open(path, os.O_RDWR | os.O_EXCL) as (handle, size):
-
-        def read(offset: int, length: int) -> bytes:
-            return os.pread(handle, length, offset)
-
+    with _open(path, os.O_RDWR | os.O_EXCL) as (read, handle, size):
         for piece in [*_superblocks(read, size), *_between(read, size)]:
             os.pwrite(handle, bytes(min(PROBE, size - piece.offset)), piece.offset)
         os.fsync(handle)
@@ -82,21 +75,33 @@ def clear_between(path: str) -> None:
 
 def clear_ends(path: str) -> None:
     """Overwrite the first and the last MiB with zeros, which is the last step to a blank drive. Raises ``OSError``."""
-    with _open(path, os.O_RDWR | os.O_EXCL) as (handle, size):
+    with _open(path, os.O_RDWR | os.O_EXCL) as (_, handle, size):
         for start, length in _ends(size):
             os.pwrite(handle, bytes(length), start)
         os.fsync(handle)
 
 
 @contextlib.contextmanager
-def _open(path: str, flags: int) -> Iterator[tuple[int, int]]:
+def _open(path: str, flags: int) -> Iterator[tuple[Reader, int, int]]:
     handle = os.open(path, flags | os.O_CLOEXEC)
+
+    def read(offset: int, length: int) -> bytes:
+        parts: list[bytes] = []
+        while length > 0:
+            part = os.pread(handle, length, offset)
+            # A read ends early at a block that cannot be read, without an error: what is behind it is not known.
+            if not part:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
     try:
         # md writes to its members past their page cache, which may hold older data of an earlier reader.
         with contextlib.suppress(OSError):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
-        yield handle, os.lseek(handle, 0, os.SEEK_END)
+        yield read, handle, os.lseek(handle, 0, os.SEEK_END)
     finally:
         os.close(handle)
 
