@@ -20,9 +20,11 @@ from machines import RECORDED, lay_out
 from tunetool.cli.main import cli
 from tunetool.inspect import model
 from tunetool.inspect.capture import capture
+from tunetool.inspect.disks import disks
 from tunetool.inspect.source import Source
 from tunetool.node.machine import recording
 from tunetool.node.machine.drives import read_drives
+from tunetool.report.inspection import disk_words
 
 ROOT = Path(__file__).parents[2]
 H100 = ROOT / "docs/machines/h100-made.json"
@@ -602,3 +604,24 @@ def test_it_is_quick_because_it_imports_nothing_heavy() -> None:
     done, imported = imported_by("inspect")
     assert done.returncode == 0, done.stderr
     assert imported & {"torch", "deepspeed", "jinja2", "ansible_runner"} == set()
+
+
+def test_a_virtual_disk_has_a_line_with_what_is_mounted_of_it(tmp_path: Path) -> None:
+    disk = tmp_path / "sys/devices/pci0000:00/virtio1/block/vda"
+    for path, text in (("size", "536870912"), ("dev", "254:0"), ("device/vendor", "0x1af4")):
+        put(disk, path, text + "\n")
+    for path, text in (("size", "1024"), ("dev", "254:1"), ("partition", "1")):
+        put(disk / "vda1", path, text + "\n")
+    for link in ("sys/block/vda", "sys/class/block/vda", "sys/dev/block/254:0"):
+        (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / link).symlink_to(disk)
+    for link in ("sys/class/block/vda1", "sys/dev/block/254:1"):
+        (tmp_path / link).symlink_to(disk / "vda1")
+    put(tmp_path, "sys/block/sda/size", "1000000\n")
+    put(tmp_path, "sys/block/sda/device/model", "PERC H755\n")
+    put(tmp_path, "sys/block/loop0/size", "99\n")
+    shown = [disk_words(each) for each in disks({"vda1": "/"}, str(tmp_path))]
+    assert shown == [
+        "sda: PERC H755, 0.512 GB, not mounted",
+        "vda: virtio disk, 275 GB, mounted at /; no link to read a ceiling from: only a measurement counts",
+    ]

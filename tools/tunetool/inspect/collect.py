@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tunetool import __version__
 from tunetool.inspect import model
 from tunetool.inspect.ceilings import ceilings
+from tunetool.inspect.disks import disks
 from tunetool.inspect.findings import Facts, findings
 from tunetool.inspect.pci import link_of, tree
 from tunetool.inspect.settings import read_cuda, read_settings
@@ -69,6 +70,7 @@ def inspect(source: Source) -> model.Inspection:
         host=host,
         drives=drives,
         health_note=health_note,
+        disks=disks({Path(each.device).name: each.mount_point for each in mounted if each.device}, root),
         gpus=gpus,
         driver=model.Driver(version=version, open=is_open) if version else None,
         cuda=read_cuda(root),

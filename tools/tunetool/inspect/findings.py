@@ -273,7 +273,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             id="memory.memlock",
             found=f"this session may lock {memory.memlock_in_words} of memory: larger pinned buffers of DeepSpeed fail",
-            remedy="role `host_memory` raises the limit (`host_memory_memlock: unlimited`), then log in again",
+            remedy="as root: `printf '%s - memlock unlimited\\n' '*' root > /etc/security/limits.d/memlock.conf`, then "
+            "log in again; on nodes role `host_memory` does it (`host_memory_memlock: unlimited`)",
         )
     if memory.shm is None:
         yield Finding(
@@ -285,7 +286,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             id="memory.shm_huge",
             found="/dev/shm has pages of 4 KiB: large files there are written and mapped more slowly",
-            remedy="role `host_memory` mounts it with `huge=within_size`, now and at boot",
+            remedy="as root, until the next boot: `mount -o remount,huge=within_size /dev/shm`; role `host_memory` "
+            "does it at boot too",
         )
 
 

@@ -81,6 +81,15 @@ class Drive(Document):
     data: bool = Field(description="Counts towards the ceilings: member of an array, or free where there is none")
 
 
+class Disk(Document):
+    """A disk that is no NVMe drive, such as a cloud's virtual one: it has no link and no health log to show."""
+
+    name: str
+    kind: str = Field(description="Vendor and model, or `virtio disk`")
+    size_bytes: int
+    mounted: list[str] = Field([], description="Where it, or what lies on it, is mounted")
+
+
 class Gpu(Document):
     """An NVIDIA GPU."""
 
@@ -228,6 +237,7 @@ class Inspection(Document):
     host: Host
     drives: list[Drive]
     health_note: str | None = Field(None, description="Why the drives' health is not known")
+    disks: list[Disk] = Field([])
     gpus: list[Gpu]
     driver: Driver | None = None
     cuda: str | None = Field(None, description="Version of the CUDA toolkit at /usr/local/cuda")

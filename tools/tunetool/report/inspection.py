@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tunetool.inspect.model import Array, Drive, Filesystem, Host, HugePages, Inspection
+from tunetool.inspect.model import Array, Disk, Drive, Filesystem, Host, HugePages, Inspection
 from tunetool.node.common.refusal import on_one_line
 from tunetool.node.units import format_size_binary
 from tunetool.report.gds_section import gds_in_full, gds_in_short
@@ -97,12 +97,27 @@ def _drives(shown: Inspection) -> Iterator[str]:
     yield ""
     if not shown.drives:
         yield from section("drives", ["no NVMe drive"])
+        yield from _disks(shown)
         return
     rows = [DRIVE_TITLES, *(drive_cells(drive) for drive in shown.drives)]
     lines = _columns(rows, right=RIGHT, limits={"model": 28, "use": 20})
     yield from lines
     if shown.health_note:
         yield from section("", [f"health: {shown.health_note}"])
+    yield from _disks(shown)
+
+
+def _disks(shown: Inspection) -> Iterator[str]:
+    """The disks that are no NVMe drives, a line each."""
+    if shown.disks:
+        yield from section("disks", [disk_words(disk) for disk in shown.disks])
+
+
+def disk_words(disk: Disk) -> str:
+    """A disk in a line; what a cloud emulates shows no link, so that only a measurement counts."""
+    use = f"mounted at {', '.join(disk.mounted)}" if disk.mounted else "not mounted"
+    counts = "; no link to read a ceiling from: only a measurement counts" if disk.kind == "virtio disk" else ""
+    return f"{disk.name}: {disk.kind}, {_decimal(disk.size_bytes)}, {use}{counts}"
 
 
 DRIVE_TITLES = (
