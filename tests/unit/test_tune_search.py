@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.direction import Direction
 from tunetool.tune.goals import Mix, parse_mix
-from tunetool.tune.race import distance
+from tunetool.tune.pairs import choose
+from tunetool.tune.race import Rounds, distance
 from tunetool.tune.search import Findings, Plan, Search, SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
 from tunetool.tune.space import SWEEP, read_space, settings_of
@@ -248,3 +250,17 @@ def test_slow_samples_are_still_spent_on_others_than_the_default() -> None:
     # If only the default could be measured, nothing can be said about the others.
     with pytest.raises(CannotJudge, match="the time was too short"):
         Search(Plan(SPACE, Mix(), 2.0), slow, lambda: drive.now).run()
+
+
+@pytest.mark.parametrize(("slow", "faster"), [(6, False), (2, True)])
+def test_what_is_called_faster_is_so_by_the_interval_beside_it(slow: int, faster: bool) -> None:
+    # All samples together differ by the rank sum; in `slow` of 24 pairs the default was the faster one.
+    rounds, other = Rounds(), dataclasses.replace(DEFAULTS, intra_op_parallelism=8)
+    for number in range(24):
+        rounds.count = number
+        rounds.add(DEFAULTS, "read", 1.0 + number / 1000)
+        rounds.add(other, "read", 0.98 if number < slow else 1.1 + number / 1000)
+    choice = choose(rounds, "read", Mix(1, 0), [other])
+    assert choice.significant is faster
+    assert (choice.interval.low > 1.0) is faster
+    assert choice.settings == (other if faster else DEFAULTS)

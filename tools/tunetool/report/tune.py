@@ -18,6 +18,7 @@ from tunetool.record import Measurement, Record
 from tunetool.report.page import new_table, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.tune.outcome import GAIN
+from tunetool.tune.pairs import SHOWN
 from tunetool.tune.request import View
 from tunetool.tune.search import Progressing
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
@@ -150,6 +151,12 @@ def _table(gains: list[Measurement]) -> Table:
     return table
 
 
+def _level(gains: list[Measurement]) -> str:
+    """The lowest level of the intervals: a few pairs reach none that is high."""
+    levels = [gain.confidence.level for gain in gains if gain.confidence and gain.confidence.level is not None]
+    return f"{min([SHOWN, *levels]):.0%}"
+
+
 def footnotes(record: Record, gains: list[Measurement]) -> list[str]:
     """How the pairs were measured, and what the drives counted."""
     figures = [each for each in record.measurements if each.evidence is not None]
@@ -158,7 +165,7 @@ def footnotes(record: Record, gains: list[Measurement]) -> list[str]:
     thrown = figures[0].parameters["samples_thrown_away"] if figures else 0
     mix = gains[-1].parameters["mix"]
     return [
-        f"{gains[0].engine}; mix {mix}; ratio: median over pairs with DeepSpeed's default, 99% interval",
+        f"{gains[0].engine}; mix {mix}; ratio: median over pairs with DeepSpeed's default, {_level(gains)} interval",
         f"evidence: block {counted / claimed:.4f} over {sum(len(each.samples or []) for each in figures)} samples, "
         f"{thrown} discarded (other I/O)"
         if claimed

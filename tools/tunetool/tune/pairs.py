@@ -61,8 +61,12 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, candidates: Sequence[AioSetting
     gains = {each: held_against(*values) for each, values in pairs.items()}
     spent = 1 - EARLY * (len(PAIRS) - 1) if last else EARLY
     looked = [min(1.0, gain.probability / spent) for gain in gains.values()]
+    # What is called faster is so by the interval that is shown beside it too: the tests may see a shift of all samples
+    # where the pairs decide nothing.
     faster = [
-        each for each, counts in zip(gains, significant(looked), strict=True) if counts and gains[each].ratio > 1.0
+        each
+        for each, counts in zip(gains, significant(looked), strict=True)
+        if counts and interval_of(_ratios(pairs[each])).low > 1.0
     ]
     middle = median(base.values())
     order = sorted(gains, key=lambda each: -gains[each].ratio)
@@ -72,11 +76,15 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, candidates: Sequence[AioSetting
         top = max(gains[each].ratio for each in faster)
         taken = min((each for each in faster if gains[each].ratio >= _ALIKE * top), key=distance)
     described = taken if faster else (order[0] if order else DEFAULTS)
-    ratios = [b / a for a, b in zip(*pairs[described], strict=True)] if described in pairs else [1.0] * len(base)
+    ratios = _ratios(pairs[described]) if described in pairs else [1.0] * len(base)
     rates = rounds.speeds(taken, goal, mix).values()
     gain = gains.get(described) or Difference(1.0, 1.0, 1.0)
     rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in candidates)
     return Choice(goal, taken, median(rates), middle, gain, interval_of(ratios), best, len(ratios), rivals)
+
+
+def _ratios(pair: tuple[Sequence[float], Sequence[float]]) -> list[float]:
+    return [second / first for first, second in zip(*pair, strict=True)]
 
 
 def held_against(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -84,7 +92,7 @@ def held_against(first: Sequence[float], second: Sequence[float]) -> Difference:
 
     The rank-sum test is stronger with few samples, the sign test of the pairs if the machine's speed drifts.
     """
-    ratios = [b / a for a, b in zip(first, second, strict=True)]
+    ratios = _ratios((first, second))
     wins = sum(ratio > 1 for ratio in ratios)
     signs = 1 - coverage(len(ratios), min(wins, len(ratios) - wins))
     ranks = difference(first, second)
