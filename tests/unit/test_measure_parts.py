@@ -17,7 +17,7 @@ import pytest
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir, sampling
 from tunetool.measure.balance import balance
-from tunetool.measure.evidence import Counted, explain, obstacles, wrong_clock
+from tunetool.measure.evidence import Counted, explain, obstacles, summed, wrong_clock
 from tunetool.measure.facts import node_facts
 from tunetool.measure.sampling import Counting, Repeats, again, judgement_of_fio
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
@@ -25,6 +25,7 @@ from tunetool.node.machine import busy as jobs
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.machine.pcie_links import link_bandwidth
+from tunetool.report.table import proof_of
 from tunetool.verify.ceiling import ceiling
 from tunetool.verify.drive_errors import Watch
 
@@ -432,3 +433,12 @@ def test_the_page_cache_is_blamed_for_nothing_else(
 def test_a_loop_device_s_own_cache_is_hinted_at() -> None:
     line = explain(replace(stack(1), medium="loop device on disk"), "read", Counted(1000, 10, {}))
     assert "`losetup --direct-io=on`" in line
+
+
+def test_the_sample_that_decides_is_shown_and_not_hidden_in_the_sum() -> None:
+    proven, disturbed = Counted(10**9, 10**9, {}), Counted(10**9, 1031 * 10**6, {})
+    evidence = summed(stack(), [proven, disturbed, proven, proven], 4 * 10**9)
+    assert evidence.ratio == pytest.approx(1.00775)
+    assert evidence.worst_ratio == pytest.approx(1.031)
+    assert proof_of(evidence) == "block 1.0077, once 1.0310"
+    assert proof_of(summed(stack(), [proven, proven], 2 * 10**9)) == "block 1.0000"

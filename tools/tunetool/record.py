@@ -136,6 +136,9 @@ class Evidence(Document):
     claimed_bytes: int | None = None
     counted_bytes: int | None = None
     ratio: float | None = None
+    worst_ratio: float | None = Field(
+        None, description="Of the sample that is farthest from 1, where one proves nothing"
+    )
 
 
 class Measurement(Document):

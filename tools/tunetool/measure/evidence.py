@@ -131,6 +131,7 @@ def doubt(
 def summed(stack: BlockStack, counted: Sequence[Counted | None], claimed: int) -> Evidence:
     """A figure's evidence: the bytes that all of its samples claim, against what was counted meanwhile."""
     known = [sample.counted_bytes for sample in counted if sample is not None]
+    bad = [sample for sample in counted if sample is not None and sample.judgement != "proven"]
     if not known:
         return Evidence(kind="memory" if stack.in_memory else "none", claimed_bytes=claimed)
     return Evidence(
@@ -139,6 +140,7 @@ def summed(stack: BlockStack, counted: Sequence[Counted | None], claimed: int) -
         claimed_bytes=claimed,
         counted_bytes=sum(known),
         ratio=sum(known) / claimed,
+        worst_ratio=_worst(bad).ratio if bad else None,
     )
 
 

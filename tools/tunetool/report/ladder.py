@@ -31,10 +31,26 @@ def print_ladder(record: Record, console: Console) -> None:
         console.print(_rates_table(record, rates))
     loss = record.ladder.loss
     if loss is None:
-        print_block(console, "every rung keeps what is expected of it", 2)
+        print_block(console, no_loss(record.ladder.rungs), 2)
         return
     print_block(console, f"first loss, {loss.cause}: {loss.found}", 2)
     print_block(console, f"  remedy: {loss.remedy}", 4)
+
+
+def falls_short(rung: Rung) -> bool:
+    """Whether it keeps less than it should, lost or not."""
+    return rung.share is not None and rung.least is not None and rung.share < rung.least
+
+
+def no_loss(rungs: Sequence[Rung]) -> str:
+    """What is said of a ladder without a loss: a rung that falls short in the median alone is not certain to lose."""
+    short = [f"{rung.title} {rung.share:.0%} of {rung.least:.0%}" for rung in rungs if falls_short(rung)]
+    if not short:
+        return "every rung keeps what is expected of it"
+    return (
+        f"not certain: {'; '.join(short)}: the median falls short, and a sample or more reaches it; measure again with "
+        "a longer `--duration`, on a quiet machine"
+    )
 
 
 def _rungs_table(record: Record, rungs: Sequence[Rung]) -> Table:
@@ -42,7 +58,8 @@ def _rungs_table(record: Record, rungs: Sequence[Rung]) -> Table:
     for rung in rungs:
         cells = rung_cells(record, rung)
         style = "bold red" if rung.loses else ""
-        table.add_row(*(Text(cell, style=style) for cell in cells), Text("LOSES" if rung.loses else "", style=style))
+        mark = "LOSES" if rung.loses else "short?" if falls_short(rung) else ""
+        table.add_row(*(Text(cell, style=style) for cell in cells), Text(mark, style=style))
     return table
 
 
@@ -61,7 +78,7 @@ def rung_cells(record: Record, rung: Rung) -> tuple[str, ...]:
 
 
 def _proof(measurements: Sequence[Measurement]) -> str:
-    ratios = [m.evidence.ratio for m in measurements if m.evidence and m.evidence.ratio is not None]
+    ratios = [m.evidence.worst_ratio or m.evidence.ratio for m in measurements if m.evidence and m.evidence.ratio]
     if not ratios:
         return "none"
     return f"{max(ratios, key=lambda ratio: abs(ratio - 1)):.4f}"

@@ -19,7 +19,7 @@ from tunetool.measure.gds.judge import CHECK_ID as GDS
 from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.play.host_summary import lines
 from tunetool.node.units import format_bandwidth, format_figure
-from tunetool.record import Expectation, FleetHost, Measurement, Record
+from tunetool.record import Evidence, Expectation, FleetHost, Measurement, Record
 from tunetool.report.ladder import print_ladder
 from tunetool.report.page import (
     STYLES,
@@ -109,6 +109,14 @@ def figure_rows(record: Record, figures: Sequence[Measurement]) -> list[list[Tex
     return rows
 
 
+def proof_of(evidence: Evidence | None) -> str | None:
+    """``block 1.0000``, and the worst sample where one proves nothing: it decides, and the sum may hide it."""
+    if evidence is None or evidence.ratio is None:
+        return None
+    worst = "" if evidence.worst_ratio is None else f", once {evidence.worst_ratio:.4f}"
+    return f"{evidence.kind} {evidence.ratio:.4f}{worst}"
+
+
 def figure_name(measurement: Measurement) -> str:
     """Its direction, and which handle moved the bytes where that was not fio."""
     direction = str(measurement.parameters.get("direction", measurement.name))
@@ -127,8 +135,7 @@ def _share(measurement: Measurement, figures: Sequence[Measurement]) -> str | No
 def _figure_cells(measurement: Measurement, expectation: Expectation | None) -> list[Text]:
     interval = measurement.confidence
     evidence = measurement.evidence
-    ratio = evidence.ratio if evidence else None
-    proof = f"{evidence.kind} {ratio:.4f}" if evidence and ratio is not None else "none"
+    proof = proof_of(evidence) or "none"
     cells = [
         str(measurement.parameters.get("direction", measurement.name)),
         number(measurement.value / 1e9),
