@@ -238,8 +238,10 @@ def test_more_parts_in_flight_than_a_file_has_are_named(tmp_path: Path) -> None:
     assert "`--pending`" in str(caught.value.hint)
 
 
-def test_a_dry_run_says_how_much_and_writes_nothing(tmp_path: Path) -> None:
-    code, text = call("--target", tmp_path, "--dry-run", "--size", "1MiB", "--python", bare_python(tmp_path))
-    assert code == 0
-    assert text == ""
+def test_a_dry_run_without_deepspeed_says_so_and_is_not_0(tmp_path: Path) -> None:
+    arguments = ["--target", tmp_path, "--dry-run", "--size", "1MiB", "--python", bare_python(tmp_path)]
+    result = CliRunner().invoke(cli, ["bench", "api", *map(str, arguments)])
+    assert isinstance(result.exception, CannotJudge)
+    assert result.exception.message.startswith("nothing can be called: torch is not installed in ")
+    assert "or name the Python that has it with `--python`" in str(result.exception.hint)
     assert [entry.name for entry in tmp_path.iterdir()] == ["bare-python"]

@@ -106,6 +106,20 @@ def test_precedence_over_parts(tmp_path: Path, statuses: list[Status], code: int
     assert result.record.verdict.status == verdict
 
 
+def test_a_dry_run_says_why_a_part_cannot_run_and_is_not_0(tmp_path: Path) -> None:
+    wanted = [
+        Step("checkpoint", raising(CannotJudge("no torch here", "install it"))),
+        # What a dry run of a part that can run leaves.
+        Step("staging", lambda: (None, None)),
+    ]
+    progress = Quiet()
+    asked = replace(request(tmp_path), run=Run(tmp_path / "runs", dry_run=True))
+    with pytest.raises(CannotJudge, match="`checkpoint` cannot run here") as caught:
+        follow(asked, wanted, progress)
+    assert "--skip" in str(caught.value.hint)
+    assert [line for line in progress.lines if "ERROR" in line] == ["checkpoint: ERROR: no torch here; install it"]
+
+
 def test_after_a_fail_of_verify_nothing_is_measured(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     called = []

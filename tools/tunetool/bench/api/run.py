@@ -55,6 +55,8 @@ class _Api:
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
         self.plan = preflight.plan(self.request, self.chosen, session.environment)
+        if self.plan.installed is None and self.request.run.dry_run:
+            raise CannotJudge(f"nothing can be called: {self.plan.missing}", self.plan.remedy)
         for line in preflight.announcement(self.request, self.plan):
             session.progress.say(line)
 

@@ -42,6 +42,7 @@ class Chain:
                 self.parts.append(Part(name=step.name, status="skip", reasons=[why]))
                 continue
             say(f"{step.name}: part {number + 1} of {len(steps)}")
+            before = len(self.parts)
             try:
                 record, path = step.run()
             except TunetoolError as error:
@@ -58,9 +59,10 @@ class Chain:
                 self._done(step, record, path)
                 if record is not None:
                     gate.after(step.name, record)
-            if self.parts:
+            if len(self.parts) > before:
                 last = self.parts[-1]
-                say(f"{last.name}: {last.status.upper()}{f' ({path_of(last)})' if last.run else ''}")
+                why = f" ({path_of(last)})" if last.run else f": {'; '.join(last.reasons)}" if last.reasons else ""
+                say(f"{last.name}: {last.status.upper()}{why}")
 
     def _failed(self, step: Step, error: BaseException) -> None:
         self.parts.append(Part(name=step.name, status="error", reasons=[reason(error)]))

@@ -52,6 +52,10 @@ class _Reference:
             self._decide(self.asked)
         if self.request is not None and self.request.run.dry_run and self.request.cluster.inventory is None:
             self._run(session)
+            unable = [part for part in self.chain.parts if part.status == "error"]
+            if unable:
+                names = ", ".join(f"`{part.name}`" for part in unable)
+                raise CannotJudge(f"{names} cannot run here, as said above", "leave them out with `--skip PART`")
 
     def _decide(self, asked: Asked) -> None:
         """Ask the nodes, choose what the call leaves open, print what will be done. Raises ``TunetoolError``."""
