@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,3 +257,23 @@ def test_what_stops_a_command_is_printed_first(capsys: pytest.CaptureFixture[str
         ["fio", "program", "MISSING"],
         ["records", "right", "there"],
     ]
+
+
+@pytest.mark.parametrize(("has", "code"), [(("torch", "deepspeed"), 0), (("torch",), 1)])
+def test_the_python_that_a_call_would_name_is_looked_into(
+    has: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # An environment of its own, without tunetool: `tune` asks for no more.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "trains"], check=True)
+    python = tmp_path / "trains/bin/python"
+    (site,) = (tmp_path / "trains/lib").glob("python*/site-packages")
+    for name in has:
+        (site / name).mkdir()
+        (site / name / "__init__.py").touch()
+    for check in ("_fio", "_records"):
+        monkeypatch.setattr(doctor, check, lambda: "here")
+    assert called("tune", "--python", str(python)) == code
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("deepspeed is not installed in" in printed) is (code == 1)
+    with pytest.raises(UsageProblem):
+        called("tune", "--python", str(tmp_path / "nothing"))

@@ -69,6 +69,13 @@ def test_seven_drives_are_refused_with_a_table_of_all() -> None:
     assert all(row.serial in text for row in [BOOT, *EIGHT[:7]])
 
 
+def test_a_host_without_nvme_drives_is_not_sent_to_reasons_that_are_not_there() -> None:
+    selection = pick([])
+    assert selection.problem == "8 drives asked for, 0 usable"
+    assert "this host has no NVMe drive" in (selection.hint or "")
+    assert "beside each drive" not in (selection.hint or "")
+
+
 def test_nine_usable_drives_are_ambiguous() -> None:
     selection = pick([*EIGHT, drive(9)])
     assert selection.selected == ()

@@ -540,6 +540,21 @@ def test_what_rclone_would_fetch(name: str, remote: bool) -> None:
     assert is_remote(name) is remote
 
 
+@pytest.mark.parametrize(
+    ("address", "said", "way"),
+    [
+        ("hf://Qwen/Qwen2.5-7B", "the Hugging Face Hub", "hf download"),
+        ("https://models.example/qwen", "a web server", ":http,url="),
+    ],
+)
+def test_an_address_that_is_no_remote_of_rclone_is_named(
+    address: str, said: str, way: str, tmp_path: Path, runs: Path
+) -> None:
+    with pytest.raises(UsageProblem, match=said) as refused:
+        stage(address, tmp_path / "copy", runs)
+    assert way in str(refused.value.hint)
+
+
 def test_times_as_rclone_writes_them() -> None:
     assert nanoseconds("2001-09-09T01:46:40Z") == 10**18
     assert nanoseconds("2001-09-09T03:46:40.123456789+02:00") == 10**18 + 123456789

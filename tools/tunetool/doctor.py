@@ -91,10 +91,13 @@ def _within(command: str, group: str) -> bool:
     return f"{command} ".startswith(f"{group} ")
 
 
-def examine(commands: Sequence[str] = (), target: Path | None = None) -> list[Answer]:
-    """Check what ``commands`` need; all commands without any. ``target``: directory that is to be measured."""
+def examine(commands: Sequence[str] = (), target: Path | None = None, python: str | None = None) -> list[Answer]:
+    """Check what ``commands`` need; all commands without any. ``target``: directory that is to be measured; ``python``:
+    what ``--python`` will name. Raises ``UsageProblem`` if that is no program."""
+    if python is not None:
+        choose(python)
     answers = []
-    for each in needs(target):
+    for each in needs(target, python):
         needed_by, used_by = concerns(each.needed_by, commands), concerns(each.used_by, commands)
         if needed_by or used_by:
             answers.append(_ask(each, needed_by, used_by))
@@ -135,7 +138,7 @@ def lacks(answers: Sequence[Answer]) -> dict[str, list[str]]:
     }
 
 
-def needs(target: Path | None = None) -> list[Need]:
+def needs(target: Path | None = None, python: str | None = None) -> list[Need]:
     """Everything that a command may lack."""
     lab: tuple[str, ...] = ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "mke2fs", "e2fsck", "debugfs", "ssh-keygen")
     if os.geteuid() != 0:
@@ -152,14 +155,14 @@ def needs(target: Path | None = None) -> list[Need]:
         Need(
             "torch",
             "python",
-            partial(_trains, TORCH, "checkpoint"),
+            partial(_trains, TORCH, "checkpoint", python),
             ("bench checkpoint", "bench loading"),
             ("bench dataset",),
         ),
         Need(
             "DeepSpeed",
             "python",
-            partial(_trains, DEEPSPEED, "deepspeed"),
+            partial(_trains, DEEPSPEED, "deepspeed", python),
             ("bench api", "bench ds-io", "bench inference", "build-ops", "ds-config", "tune", *_TRAINING),
             ("bench checkpoint", "verify"),
         ),
@@ -238,8 +241,8 @@ def _fio() -> str:
     return f"{fio.version}, {fio.path}"
 
 
-def _trains(packages: Sequence[str], extra: str) -> str:
-    chosen = choose(None, needs=packages)
+def _trains(packages: Sequence[str], extra: str, python: str | None) -> str:
+    chosen = choose(python, needs=packages)
     try:
         chosen.need()
     except CannotJudge as error:
@@ -248,8 +251,9 @@ def _trains(packages: Sequence[str], extra: str) -> str:
         # `site.yml` is for nodes; whoever works on this machine alone installs the extra.
         raise CannotJudge(error.message, f"{install_hint(extra)}; on a node: {error.hint}") from None
     if not chosen.runs_tunetool:
-        check_packages(chosen, packages, chosen.environment(os.environ))
-        return f"in `{chosen.path}`, by the {chosen.named_by}"
+        # `tune` and others bring their own program into a Python that a call names.
+        check_packages(chosen, packages, chosen.environment(os.environ), ours=python is None)
+        return f"in `{chosen.path}`, by {chosen.named_by if python else f'the {chosen.named_by}'}"
     return _version(*packages)
 
 

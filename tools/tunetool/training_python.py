@@ -85,10 +85,12 @@ def choose(named: str | None, manifest: Path | None = None, needs: Sequence[str]
     return TrainingPython(executable, "tunetool", problem=problem)
 
 
-def check_packages(chosen: TrainingPython, needs: Sequence[str], environment: Mapping[str, str]) -> None:
+def check_packages(
+    chosen: TrainingPython, needs: Sequence[str], environment: Mapping[str, str], ours: bool = True
+) -> None:
     """Ask the Python itself, without an import of what it ``needs``.
 
-    Raises ``CannotJudge`` where it does not start, lacks a package, or has another tunetool than this.
+    Raises ``CannotJudge`` where it does not start, lacks a package, or, with ``ours``, has another tunetool than this.
     """
     python = chosen.path
     hint = f"install tunetool {__version__} into it: {install_hint('finetune', python)}"
@@ -105,10 +107,11 @@ def check_packages(chosen: TrainingPython, needs: Sequence[str], environment: Ma
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
         raise CannotJudge(f"`{python}` does not start: {last}", hint)
-    lacking = next((name for name, there in packages.items() if not there), None)
+    wanted = [name for name in packages if ours or name != "tunetool"]
+    lacking = next((name for name in wanted if not packages[name]), None)
     if lacking is not None:
         raise CannotJudge(f"{lacking} is not installed in `{python}`", hint)
-    if version != __version__:
+    if ours and version != __version__:
         raise CannotJudge(f"`{python}` has tunetool {version}, and this is {__version__}", hint)
 
 

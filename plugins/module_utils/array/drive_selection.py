@@ -205,7 +205,9 @@ def _settle(
     elif len(chosen) < criteria.count:
         problem = "%d drives asked for, %d usable" % (criteria.count, len(chosen))
         hint = "see the reason beside each drive; nothing was changed"
-        if consent.wipes:
+        if not rows:
+            hint = "this host has no NVMe drive: see `lsblk -d` there, or leave the host out; nothing was changed"
+        elif consent.wipes:
             hint = "the plan does not allow what is missing, or is no longer true: make and read a new one"
         elif may_adopt:
             hint = ADOPT_HINT

@@ -25,6 +25,7 @@ class Options(AsJson):
     """The options of the call."""
 
     words: tuple[str, ...] = argument("[COMMAND]...", nargs=-1)
+    python: str | None = options.python()
     target: Path | None = options.target("Directory that is to be measured: whether it can be written, and O_DIRECT.")
 
 
@@ -44,7 +45,7 @@ def command(given: Options) -> int:
     from tunetool.report.doctor import print_doctor
     from tunetool.report.page import table_console
 
-    answers = examine(_commands(given.words), given.target)
+    answers = examine(_commands(given.words), given.target, given.python)
     ended = code(answers)
     try:
         write_text(json.dumps({"schema": SCHEMA, **as_document(answers, __version__)}, indent=2) + "\n", given.json_to)

@@ -21,6 +21,13 @@ from tunetool.stage.tree import Entry
 from tunetool.system_packages import install_line
 
 TRANSFERS = 8
+HUB, WEB = "the Hugging Face Hub", "a web server"
+WAYS = {
+    HUB: "`hf download NAME --local-dir DIR` fetches it; then stage DIR",
+    WEB: "fetch it into a directory and stage that; for a directory that the server lists, "
+    "`:http,url='ADDRESS':` is a remote of rclone",
+}
+"""What to do about addresses that are no remotes."""
 _REMOTE = re.compile(r"^(:?[A-Za-z0-9_][A-Za-z0-9_.+@ -]*(,[^:]*)?):")
 _FRACTION = re.compile(r"\.(\d+)")
 
@@ -28,6 +35,12 @@ _FRACTION = re.compile(r"\.(\d+)")
 def is_remote(source: str) -> bool:
     """Whether ``source`` is an rclone remote: ``name:path`` or ``:backend:path``, and no local file of that name."""
     return bool(_REMOTE.match(source)) and not os.path.lexists(source)
+
+
+def web_address(source: str) -> str | None:
+    """Whose address ``source`` is, where rclone has no backend of that name: ``hf://`` is no remote `hf`."""
+    scheme, there, _ = source.partition("://")
+    return {"hf": HUB, "huggingface": HUB, "http": WEB, "https": WEB}.get(scheme.lower()) if there else None
 
 
 def need_rclone() -> str:

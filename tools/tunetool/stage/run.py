@@ -112,6 +112,11 @@ class _Copy(_Staging):
 
 def _check_source(source: str, destination: Destination) -> None:
     if remote.is_remote(source):
+        address = remote.web_address(source)
+        if address is not None:
+            raise UsageProblem(
+                f"`{source}` is an address of {address}, which rclone has no backend for", remote.WAYS[address]
+            )
         remote.need_rclone()
         return
     path = Path(source)
