@@ -26,6 +26,42 @@ def without_program(blank: Lab) -> Iterator[None]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow  # four runs; what tells it from an array that waits for members: tests/unit/test_cut_off.py
+def test_a_create_that_was_cut_off_is_given_up_by_a_plan(blank: Lab, tmp_path: Path) -> None:
+    blank.ssh(
+        "node1",
+        DEV + "mdadm --create /dev/md/nvme_raid0 --run --level=0 --metadata=1.2 --name=nvme_raid0 --chunk=1024K"
+        " --raid-devices=8 $(for n in 1 2 3 4 5 6 7 8; do dev LAB1NV$n; done) 2>&1 && udevadm settle"
+        " && mdadm --stop /dev/md/nvme_raid0 2>&1 && udevadm settle"
+        " && for n in 4 5 6 7 8; do mdadm --zero-superblock $(dev LAB1NV$n); done && udevadm settle"
+        " && mount --bind /etc /etc && mount -o remount,bind,ro /etc",
+    )
+    before = checksums(blank)
+    refused = blank.site("--tags", "drives")
+    assert refused.code != 0
+    assert "8 drives asked for, 5 usable" in refused.stdout
+    assert "making its array was cut off: 3 of 8 members were written" in row(refused.stdout, "LAB1NV3")
+    assert "`/etc/fstab`" in refused.stdout
+    assert "cannot be written: `/etc` is read-only. hint: " in refused.stdout
+
+    plan = tmp_path / "plan.json"
+    closed = blank.site("--tags", "plan", "-e", f"plan_file={plan}")
+    assert "array: refuse" in closed.stdout
+    blank.ssh("node1", "umount /etc")
+    planned = blank.site("--tags", "plan", "-e", f"plan_file={plan}")
+    assert planned.code == 0, planned.text
+    drives = json.loads(plan.read_text())["hosts"]["node1"]["drives"]
+    assert [drive["serial"] for drive in drives if drive["action"] == "wipe"] == ["LAB1NV1", "LAB1NV2", "LAB1NV3"]
+    assert checksums(blank) == before
+
+    applied = blank.site("-e", f"apply_plan={plan}", "--tags", "drives,array")
+    assert applied.code == 0, applied.text
+    assert blank.ssh("node1", "cat /sys/block/md*/md/raid_disks /sys/block/md*/md/array_state").split() == [
+        "8",
+        "clean",
+    ]
+
+
 @pytest.mark.slow  # eight runs; plans are judged in tests/unit/test_plan.py and made over drives in molecule/default
 @pytest.mark.usefixtures("without_program")
 def test_data_is_given_up_only_by_a_plan_that_is_still_true(blank: Lab, tmp_path: Path) -> None:
