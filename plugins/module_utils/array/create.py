@@ -21,7 +21,11 @@ def members_by_serial(serials: list[str]) -> list[Drive]:
     for serial in serials:
         matching = [drive for drive in drives if drive.serial == serial]
         if len(matching) != 1:
-            cure = "every member needs its own" if matching else "`tunetool inspect` shows what each drive is known by"
+            cure = (
+                "every member needs its own"
+                if matching
+                else "see `lsblk -do NAME,SERIAL`, or `tunetool inspect` where drives share one"
+            )
             raise Refusal("serial `%s` is on %d drives. hint: %s" % (serial, len(matching), cure))
         chosen.append(matching[0])
     return chosen
