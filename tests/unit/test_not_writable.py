@@ -109,6 +109,8 @@ def module(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> tuple[Any, Any
         "refuse_unless_blank": lambda *_, **__: None,
         "contents_text": lambda doomed: "",
         "clear_beginning_of": lambda array, wiped: None,
+        "held": lambda members: contextlib.nullcontext(),
+        "begin": lambda: "u",
         "not_writable": lambda: closed,
     }.items():
         monkeypatch.setattr(raid, name, fake)
