@@ -558,3 +558,63 @@ def test_a_rank_that_fails_ends_the_load_of_all(forks: Ask, tmp_path: Path) -> N
     first, last = _shared(forks, path, tmp_path, fault="other files")
     assert "another rank of `group` could not load" in first["error"]
     assert "other.safetensors` is cut short" in last["error"]
+
+
+def _in_one_memory(module: Net) -> None:
+    module.head.weight = torch.nn.Parameter(module.first.weight.data)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("tie", [lambda module: None, _in_one_memory], ids=["one object", "one memory"])
+def test_two_different_tensors_for_a_tied_one_are_refused(
+    net: Path, tie: Callable[[Net], None], device: str | None
+) -> None:
+    saved = load_file(net)
+    both = {**saved, "head.weight": saved["first.weight"].clone()}
+    module = Net()
+    tie(module)
+    save_file(both, net)
+    load_into(module, net, device)
+    assert torch.equal(module.first.weight, both["head.weight"])
+    assert torch.equal(module.head.weight, both["head.weight"])
+
+    module = Net()
+    tie(module)
+    if device is not None and module.head.weight is not module.first.weight:
+        return  # each gets memory, and a tensor, of its own
+    before = stored(module)
+    for other in (both["head.weight"].nextafter(torch.tensor(9.0)), both["head.weight"].double()):
+        other[:-1, :-1] = both["head.weight"][:-1, :-1]
+        save_file({**both, "head.weight": other}, net)
+        for ignore_unused in (False, True):
+            with pytest.raises(DoesNotFit) as caught:
+                load_into(module, net, device, ignore_unused=ignore_unused)
+            assert "`first.weight` and `head.weight` are one tensor of the model" in caught.value.message
+            same(stored(module), before)
+
+
+def test_two_tensors_that_rename_calls_alike_are_refused_if_they_differ(net: Path) -> None:
+    saved = load_file(net)
+    for other, fits in ((saved["first.bias"].clone(), True), (saved["first.bias"] + 1, False)):
+        tensors = {f"old.{name}": tensor for name, tensor in saved.items()}
+        save_file({**tensors, "new.first.bias": other}, net)
+        module = Net()
+        if fits:
+            load_into(module, net, rename=lambda name: name.replace("old.", "").replace("new.", ""))
+            assert torch.equal(module.first.bias, saved["first.bias"])
+        else:
+            with pytest.raises(DoesNotFit, match=r"`new.first.bias` and `old.first.bias` are one tensor of the model"):
+                load_into(module, net, rename=lambda name: name.replace("old.", "").replace("new.", ""))
+
+
+def test_an_expanded_parameter_is_named_before_anything_changes(net: Path) -> None:
+    module = Net()
+    module.first.bias = torch.nn.Parameter(torch.zeros(1).expand(300))
+    before = stored(module)
+    with pytest.raises(UsageProblem) as caught:
+        load_into(module, net)
+    assert "`first.bias` has elements that share their place in memory: it is expanded" in caught.value.message
+    assert caught.value.hint
+    same(stored(module), before)
+    load_into(module, net, "cpu")
+    assert torch.equal(module.first.bias, load_file(net)["first.bias"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import is_plain
@@ -21,32 +23,66 @@ class DoesNotFit(UsageProblem):
         super().__init__(message, "the files and the module are of different models: compare their names and shapes")
 
 
+class Same(NamedTuple):
+    """Two stored tensors for one tensor of the module, which must have the same bytes."""
+
+    first: Stored
+    second: Stored
+
+    def differ(self, listing: Listing) -> DoesNotFit:
+        """The error where they have others."""
+        first, second = self
+        return DoesNotFit(
+            f"`{listing.path}`: {shown(first.name)} and {shown(second.name)} are one tensor of the model, and the "
+            "files hold two different ones"
+        )
+
+
+class Matched(NamedTuple):
+    """The stored tensor of each parameter and each stored buffer, by a name that it has in the module."""
+
+    stored: dict[str, Stored]
+    same: list[Same]
+
+
 def _same(name: str) -> str:
     return name
 
 
 def match(
-    module: Any, listing: Listing, rename: Rename | None = None, *, ignore_unused: bool = False
-) -> dict[str, Stored]:
-    """The stored tensor of each parameter and each stored buffer of ``module``, by a name that it has there.
+    module: Any, listing: Listing, rename: Rename | None = None, *, ignore_unused: bool = False, in_place: bool = False
+) -> Matched:
+    """The stored tensors of ``module``. ``in_place``: it keeps its memory, so that what shares some is one tensor.
 
     A tied tensor has several names, and a file with any of them suffices. ``rename`` maps the names of the module and
     of the files to a common name. Raises ``DoesNotFit``.
     """
     rename = rename or _same
-    renamed = {rename(name): tensor for name, tensor in listing.tensors.items()}
+    renamed: dict[str, list[Stored]] = {}
+    for name, tensor in listing.tensors.items():
+        renamed.setdefault(rename(name), []).append(tensor)
     matched: dict[str, Stored] = {}
+    same: list[Same] = []
     used: set[str] = set()
-    for names, tensor in _tensors(module):
-        candidates = [listing.tensors.get(name) or renamed.get(rename(name)) for name in names]
-        stored = next((candidate for candidate in candidates if candidate is not None), None)
+    for names, tensor in _tensors(module, in_place):
+        candidates: dict[str, Stored] = {}
+        for name in names:
+            exact = listing.tensors.get(name)
+            found = renamed.get(rename(name), []) if exact is None else [exact]
+            candidates.update({each.name: each for each in found})
+        stored = next(iter(candidates.values()), None)
         if stored is None or stored.shape != tuple(tensor.shape):
             mismatch = "no file holds it" if stored is None else f"`{stored.file}` holds it with {list(stored.shape)}"
             raise DoesNotFit(
                 f"`{listing.path}`: the model has `{names[0]}` of shape {list(tensor.shape)}, and {mismatch}"
             )
         matched[names[0]] = stored
-        used.update(candidate.name for candidate in candidates if candidate is not None)
+        used.update(candidates)
+        for other in list(candidates.values())[1:]:
+            pair = Same(stored, other)
+            if (stored.dtype, stored.shape) != (other.dtype, other.shape):
+                raise pair.differ(listing)
+            same.append(pair)
     unused = [tensor for name, tensor in listing.tensors.items() if name not in used]
     if unused and not ignore_unused:
         raise DoesNotFit(
@@ -54,18 +90,18 @@ def match(
             f"({len(unused)} such)"
         )
     for name, buffer in module.named_buffers():
-        if buffer.is_meta and name not in matched and not any(buffer is tensor for _, tensor in _tensors(module)):
+        if buffer.is_meta and name not in matched and not any(buffer is each for _, each in _tensors(module)):
             raise UsageProblem(
                 f"`{name}` is on `meta`, and no file holds such a buffer: its values would be lost",
                 "make the module with its buffers on the CPU, and its parameters alone on `meta`",
             )
-    return matched
+    return Matched(matched, same)
 
 
-def targets(module: Any, matched: dict[str, Stored]) -> list[Want]:
+def targets(module: Any, matched: Matched, *, in_place: bool = False) -> list[Want]:
     """The readings that fill ``module``. Raises ``UsageProblem`` for a parameter that has no memory to be filled."""
     wants = []
-    for names, tensor in _tensors(module):
+    for names, tensor in _tensors(module, in_place):
         target = tensor.detach()
         try:
             fits = is_plain(target)
@@ -78,14 +114,40 @@ def targets(module: Any, matched: dict[str, Stored]) -> list[Want]:
                 f"`{names[0]}` is no plain tensor with memory (it is of {type(tensor).__name__} on `{tensor.device}`)",
                 "give `device`, which gives memory to parameters on `meta`; load before the model is sharded",
             )
-        wants.append(want(matched[names[0]], target))
+        if _overlaps(target):
+            raise UsageProblem(
+                f"`{names[0]}` has elements that share their place in memory: it is expanded, of shape "
+                f"{list(target.shape)} with strides {list(target.stride())}",
+                "give the module a tensor of its own there, such as `parameter.contiguous()`",
+            )
+        wants.append(want(matched.stored[names[0]], target))
     return wants
 
 
-def _tensors(module: Any) -> list[tuple[list[str], Any]]:
-    """Parameters and stored buffers, each once with all its names."""
-    grouped: dict[int, tuple[list[str], Any]] = {}
+def _overlaps(tensor: Any) -> bool:
+    """Whether two elements may have one place in memory, as those of an expanded tensor."""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and tensor.numel():
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
+    return False
+
+
+def _tensors(module: Any, in_place: bool = False) -> list[tuple[list[str], Any]]:
+    """Parameters and stored buffers, each once with all its names. ``in_place``: also one that is two objects."""
+    grouped: dict[Any, tuple[list[str], Any]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if hasattr(tensor, "element_size"):  # else a module's extra state, which no .safetensors file holds
-            grouped.setdefault(id(tensor), ([], tensor))[0].append(name)
+            grouped.setdefault((in_place and _memory(tensor)) or id(tensor), ([], tensor))[0].append(name)
     return list(grouped.values())
+
+
+def _memory(tensor: Any) -> tuple[Any, ...] | None:
+    """Where the elements lie, and how; None for a tensor without memory, and one that is not plain."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or not tensor.numel():
+        return None
+    if tensor.layout != torch.strided or not tensor.untyped_storage().data_ptr():
+        return None
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -17,6 +17,8 @@ class Ranks:
     """This process alone: it reads everything."""
 
     size = 1
+    is_first = True
+    """Whether this is the one rank that does what need not be done twice."""
 
     def all_or_none(self, work: Callable[[], T]) -> T:
         """Do ``work``, on all ranks. Raises on every rank if it raised on one of them."""

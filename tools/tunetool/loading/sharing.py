@@ -31,6 +31,7 @@ class Group(Ranks):
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._device = group, device
         self._rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.is_first = self._rank == 0
         if self._rank < 0:
             raise UsageProblem(
                 "`group`: this process is none of its ranks", "call `load` on the ranks of the group only"

@@ -89,23 +89,27 @@ def load_into(
 
     ``device``: parameters get new memory there, also those on ``meta``, and buffers move there; None: every tensor is
     filled where it is. Other dtypes are converted as by ``copy_``. ``rename`` maps the names of the module and of the
-    files to a common name by which they are matched; a tied tensor needs to be stored once. Tensors that the module
-    does not have are refused unless ``ignore_unused``. The other arguments and errors are those of ``load``;
+    files to a common name by which they are matched; a tied tensor needs to be stored once, and where it is stored
+    under two names the bytes are compared first. Tensors that the module does not have are refused unless
+    ``ignore_unused``. The other arguments and errors are those of ``load``;
     ``DoesNotFit`` (a ``UsageProblem``) is raised before anything is changed. An error while files are read leaves the
     module filled in part.
     """
     from tunetool.loading.module_weights import match, targets  # noqa: PLC0415  `load` needs none of it
+    from tunetool.loading.same_tensors import check_same  # noqa: PLC0415  (as above)
 
     reading = checked_reading(threads, buffer_bytes, progress)
     target = None if device is None else device_of(device)
     ranks = _ranks(group, target or next((each.device for each in module.parameters()), torch.device("cpu")))
 
     def prepare() -> tuple[Listing, list[Want]]:
-        listing = list_tensors(Path(path))
-        matched = match(module, listing, rename, ignore_unused=ignore_unused)
+        listing, in_place = list_tensors(Path(path)), target is None
+        matched = match(module, listing, rename, ignore_unused=ignore_unused, in_place=in_place)
+        if ranks.is_first:
+            check_same(listing, matched.same, reading)
         if target is not None:
             give_memory(module, target, f"`{path}`")
-        return listing, targets(module, matched)
+        return listing, targets(module, matched, in_place=in_place)
 
     listing, wants = ranks.all_or_none(prepare)
     return _fill(listing, wants, reading, ranks)
