@@ -13,7 +13,8 @@ import pytest
 import seeded
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from tunetool.checkpoint import archive, index, items, metadata
 from tunetool.checkpoint.planner import DirectSavePlanner
@@ -21,6 +22,7 @@ from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.writer import DirectWriter
+from tunetool.loading import load as load_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 Ask = Callable[..., Any]
@@ -291,6 +293,20 @@ def test_objects_are_not_unpickled_freely(tmp_path: Path, monkeypatch: pytest.Mo
     assert not Path("planted").exists()
     dcp.load({"thing": None}, storage_reader=DirectReader("step-1", allow_objects=True))
     assert Path("planted").exists()
+
+
+def test_the_form_of_safetensors_is_called_what_it_is(tmp_path: Path) -> None:
+    state = {"w": torch.arange(6.0), "b": torch.ones(2)}
+    dcp.save(
+        state, storage_writer=dcp.FileSystemWriter(tmp_path / "a", serialization_format=SerializationFormat.SAFETENSORS)
+    )
+    message = refusal(tmp_path / "a", state)
+    assert "/a/__0_0.distcp` is a .safetensors file, as torch's FileSystemWriter writes with" in message
+    assert torch.equal(load_weights(tmp_path / "a/__0_0.distcp")["w"], state["w"])
+    dcp.save(dict(state), storage_writer=HuggingFaceStorageWriter(str(tmp_path / "b")))
+    message = refusal(tmp_path / "b", state)
+    assert f"`{tmp_path / 'b'}` has no `.metadata`: it holds .safetensors files, as torch's HuggingFaceStor" in message
+    assert torch.equal(load_weights(tmp_path / "b")["w"], state["w"])
 
 
 @pytest.mark.parametrize("left", [0, 1000])

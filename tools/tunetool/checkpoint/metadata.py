@@ -150,6 +150,13 @@ def read(directory: Path, rank: int | None = None) -> Metadata:
     try:
         content = regular_files.read_bytes(path, LARGEST)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and next(directory.glob("*.safetensors"), None):
+            raise UsageProblem(
+                f"`{directory}` has no `{path.name}`: it holds .safetensors files, as torch's HuggingFaceStorageWriter "
+                "writes them",
+                "`tunetool.loading.load` takes whole files with their index, torch's HuggingFaceStorageReader also the "
+                "shards of ranks",
+            ) from None
         raise _unreadable(path, error) from None
     return loads(content, path)
 

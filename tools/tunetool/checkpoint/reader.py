@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from tunetool import safetensors_header
 from tunetool.checkpoint import index, metadata
 from tunetool.checkpoint.checksums import Chain, seal
 from tunetool.checkpoint.collections_off import without_collections
@@ -162,7 +163,7 @@ class DirectReader(StorageReader):
             content = files.content(stored.relative_path, stored.offset, stored.length, name)
             if not self.allow_objects:
                 # torch's planner unpickles the content without restrictions after this.
-                _load(content, f"`{self.path / stored.relative_path}`: `{name}`")
+                _load(content, f"`{self.path / stored.relative_path}`: `{name}`", self.path / stored.relative_path)
             planner.load_bytes(item, io.BytesIO(content))
 
     def _wants(
@@ -239,7 +240,8 @@ class DirectReader(StorageReader):
     def _load_with_torch(self, item: ReadItem, target: Any, files: Files) -> None:
         stored, name = self._location(item), item.storage_index.fqn
         where = f"`{self.path / stored.relative_path}`: `{name}`"
-        tensor = _load(files.content(stored.relative_path, stored.offset, stored.length, name), where)
+        content = files.content(stored.relative_path, stored.offset, stored.length, name)
+        tensor = _load(content, where, self.path / stored.relative_path)
         if not isinstance(tensor, torch.Tensor):
             raise CannotJudge(f"{where} is a `{type(tensor).__name__}`, not a tensor", "the metadata is damaged")
         try:
@@ -254,14 +256,28 @@ class DirectReader(StorageReader):
         target.copy_(tensor)
 
 
-def _load(content: bytes, where: str) -> Any:
+def _load(content: bytes, where: str, file: Path) -> Any:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged or made-up archive raises
+        if _is_safetensors(file):
+            raise CannotJudge(
+                f"`{file}` is a .safetensors file, as torch's FileSystemWriter writes with "
+                "`serialization_format=SAFETENSORS`, and torch itself does not read it by `.metadata` either",
+                f"`tunetool.loading.load({str(file)!r})` gives what this rank saved, by name; save without that setting",
+            ) from None
         # The message of torch begins with half a page on how to disable the check.
         refusal = re.search(r"WeightsUnpickler error: (.*)", str(error))
-        reason = refusal[1] if refusal else str(error).partition("\n")[0]
+        reason = (refusal[1] if refusal else str(error).strip().partition("\n")[0]) or type(error).__name__
         raise CannotJudge(
             f"{where} cannot be unpickled safely: {reason}",
             "if it holds your own objects and you trust its source, use `allow_objects=True`",
         ) from None
+
+
+def _is_safetensors(file: Path) -> bool:
+    try:
+        safetensors_header.read(file)
+    except (OSError, UsageProblem, safetensors_header.Invalid):
+        return False
+    return True
