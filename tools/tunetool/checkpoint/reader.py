@@ -264,7 +264,7 @@ def _load(content: bytes, where: str, file: Path) -> Any:
             raise CannotJudge(
                 f"`{file}` is a .safetensors file, as torch's FileSystemWriter writes with "
                 "`serialization_format=SAFETENSORS`, and torch itself does not read it by `.metadata` either",
-                f"`tunetool.loading.load({str(file)!r})` gives what this rank saved, by name; save without that setting",
+                f"`tunetool.loading.load({str(file)!r})` gives what this rank saved; save without that setting",
             ) from None
         # The message of torch begins with half a page on how to disable the check.
         refusal = re.search(r"WeightsUnpickler error: (.*)", str(error))

@@ -62,7 +62,10 @@ def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console:
 def _lines(figure: Measurement) -> list[str]:
     parameters = figure.parameters
     size, seconds = format_size(float(parameters["bytes"])), float(parameters["seconds"])
-    moved = f"{size} in {parameters['files']} files, {seconds:.2f} s"
+    # A record of an earlier version says nothing of holes.
+    holes = int(parameters.get("hole_bytes", 0))
+    kept = f", of which {format_size(holes)} stay holes" if holes else ""
+    moved = f"{size} in {parameters['files']} files{kept}, {seconds:.2f} s"
     transfer = (
         f"from `{parameters['source']}` ({parameters['source_medium']}) to {figure.medium}"
         if "source" in parameters

@@ -24,8 +24,8 @@ def answer(order: Mapping[str, Any]) -> dict[str, Any]:
     tree = None if root is None else Path(root)
     digests = []
     try:
-        for path, origin, size, mtime_ns, mode, inode, ctime_ns in order["files"]:
-            entry = Entry(_name(path), "file", size, mtime_ns, mode, "", _name(origin), inode, ctime_ns)
+        for path, origin, size, mtime_ns, mode, inode, ctime_ns, holes in order["files"]:
+            entry = Entry(_name(path), "file", size, mtime_ns, mode, "", _name(origin), inode, ctime_ns, holes)
             digests.append(move_small(entry, tree, str(root), order["checksum"], _buffer, tally))
     except TunetoolError as error:
         return {"refused": error.message, "hint": error.hint}

@@ -17,6 +17,10 @@ from tunetool.stage.tree import Entry
 DIRECT_BYTES = 2**20
 """Pieces smaller than this (bytes) are read through the page cache, where one more copy costs little."""
 
+HOLE_BYTES = 2**16
+"""Bytes of the smallest hole that stays one; it begins at a multiple of them."""
+_ZEROS = bytes(HOLE_BYTES)
+
 HUGE_PAGE = 2 * 2**20
 """Bytes of a tmpfs's huge page; on machines with larger ones a size that is set too often costs nothing."""
 
@@ -60,8 +64,14 @@ class Source:
         # After a short read the next offset is unaligned: read the rest through the page cache.
         self.direct = self.direct if got == count else None
         if got == 0:
-            raise _changed(self.entry)
+            raise _other_size(self._handle, self.entry, offset)
         return got
+
+    def check_end(self) -> None:
+        """Raises ``CannotJudge`` if the file goes on after the size that it says."""
+        with _reading(self.entry):
+            if self._piece.number == self._piece.of - 1 and os.pread(self._handle, 1, self.entry.size):
+                raise _other_size(self._handle, self.entry, self.entry.size + 1)
 
     def _direct_io(self, buffer: memoryview, offset: int, count: int) -> int:
         assert self.direct is not None  # noqa: S101  (its one caller asks)
@@ -76,6 +86,17 @@ class Source:
     def _check(self) -> None:
         if self._as_listed:
             _refuse_changed(self._handle, self.entry)
+
+
+def _other_size(handle: int, entry: Entry, done: int) -> CannotJudge:
+    """Of a file that ends after ``done`` bytes, or goes on after them, and not where its size says."""
+    if os.fstat(handle).st_size != entry.size:
+        return _changed(entry)
+    what = f"ends after {done}" if done < entry.size else "holds more"
+    return CannotJudge(
+        f"`{entry.origin}` says that it has {entry.size} bytes, and {what}: the kernel makes it while it is read",
+        "take it out of the source, or the link to it: files of /proc and /sys cannot be staged",
+    )
 
 
 def _refuse_changed(handle: int, entry: Entry) -> None:
@@ -96,32 +117,37 @@ def read_small(entry: Entry, buffer: memoryview, as_listed: bool) -> memoryview:
         try:
             if as_listed:
                 _refuse_changed(handle, entry)
-            data, done = buffer[: entry.size], 0
-            while done < entry.size:
+            # One byte more than it says: files of /proc say that they are empty.
+            data, done, got = buffer[: entry.size + 1], 0, 1
+            while got and (done < entry.size or not entry.size):
                 got = os.preadv(handle, [data[done:]], done)
-                if got == 0:
-                    raise _changed(entry)
                 done += got
-            return data
+            if done != entry.size:
+                raise _other_size(handle, entry, done)
+            return data[:done]
         finally:
             os.close(handle)
     except OSError as error:
         raise _unreadable(entry, error) from None
 
 
-def write_small(entry: Entry, tree: Path, path: str, data: memoryview) -> None:
-    """A new file at ``path`` (in ``tree``), complete with mode and time, as ``Sink`` writes it. Raises
-    ``CannotJudge``."""
+def write_small(entry: Entry, tree: Path, path: str, data: memoryview) -> int:
+    """A new file at ``path`` (in ``tree``), complete with mode and time, as ``Sink`` writes it. Returns the bytes that
+    are left out. Raises ``CannotJudge``."""
     try:
-        handle = create(path, len(data))
+        handle = create(path, len(data), sized=entry.holes > 0)
         try:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(handle, data[done:], done)
+            left = len(data)
+            for start, end in _written(data) if entry.holes else ((0, len(data)),):
+                left -= end - start
+                done = start
+                while done < end:
+                    done += os.pwrite(handle, data[done:end], done)
             os.fchmod(handle, entry.mode)
             os.utime(handle, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(handle)
+        return left
     except OSError as error:
         raise _unwritable(tree, entry, error) from None
 
@@ -142,7 +168,7 @@ class Sink:
         path = str(self._destination / self._entry.path)
         with writing(self._destination, self._entry), contextlib.ExitStack() as stack:
             if self._piece.of == 1:
-                self._handle = create(path, self._entry.size)
+                self._handle = create(path, self._entry.size, sized=self._entry.holes > 0)
             else:
                 self._handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, self._handle)
@@ -157,8 +183,19 @@ class Sink:
                 os.fchmod(self._handle, self._entry.mode)
                 os.utime(self._handle, ns=(self._entry.mtime_ns, self._entry.mtime_ns))
 
-    def put(self, data: memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``. Raises ``CannotJudge``."""
+    def put(self, data: memoryview, offset: int) -> int:
+        """Write ``data`` at ``offset``, but for zeros where the source has holes. Returns the bytes that are left out.
+        Raises ``CannotJudge``."""
+        if not self._entry.holes:
+            self._put(data, offset)
+            return 0
+        left = len(data)
+        for start, end in _written(data):
+            self._put(data[start:end], offset + start)
+            left -= end - start
+        return left
+
+    def _put(self, data: memoryview, offset: int) -> None:
         with writing(self._destination, self._entry):
             done = self._direct_io(data, offset) if self._direct is not None and offset % SECTOR == 0 else 0
             while done < len(data):
@@ -175,13 +212,31 @@ class Sink:
             return 0
 
 
-def create(path: str, size: int) -> int:
+def _written(data: memoryview) -> Iterator[tuple[int, int]]:
+    """The parts of ``data`` that are not zeros, by whole ``HOLE_BYTES``.
+
+    What was read decides, not what the file system says of its holes: some have said it wrongly of fresh files.
+    """
+    start = None
+    for at in range(0, len(data), HOLE_BYTES):
+        part = data[at : at + HOLE_BYTES]
+        if part[0] or part[-1] or part.tobytes() != _ZEROS[: len(part)]:
+            start = at if start is None else start
+        elif start is not None:
+            yield start, at
+            start = None
+    if start is not None:
+        yield start, len(data)
+
+
+def create(path: str, size: int, sized: bool = False) -> int:
     """Create a file of ``size`` bytes for writing, with mode 0600 until it is complete.
 
-    It has its size before its first byte: a tmpfs with ``huge=within_size`` gives huge pages to nothing beyond it.
+    A large one, or where ``sized``, has its size before its first byte: a tmpfs with ``huge=within_size`` gives huge
+    pages to nothing beyond it.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if size >= HUGE_PAGE:
+    if size >= HUGE_PAGE or sized:
         try:
             os.ftruncate(handle, size)
         except BaseException:

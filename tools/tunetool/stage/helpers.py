@@ -42,9 +42,7 @@ class Helper:
         ``tick`` is called a few times a second; what it raises ends the wait. Raises ``CannotJudge`` as ``move_small``
         does, and where the process has ended.
         """
-        fields = [
-            (_bytes_of(each.path), _bytes_of(each.origin), *each[2:5], each.inode, each.ctime_ns) for each in files
-        ]
+        fields = [(_bytes_of(each.path), _bytes_of(each.origin), *each[2:5], *each[7:]) for each in files]
         self._worker.tick = tick
         answer = self._worker.ask({"root": self._root, "checksum": self._checksum, "files": fields}, _PATIENCE)
         if "refused" in answer:

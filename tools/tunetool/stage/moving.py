@@ -232,11 +232,12 @@ def _pump(work: _Work, piece: Piece, buffer: memoryview, tally: Tally, source: S
         digest.update(buffer[:count])
         summed = time.perf_counter()
         if sink is not None:
-            sink.put(buffer[:count], piece.offset + done)
+            tally.hole_bytes += sink.put(buffer[:count], piece.offset + done)
         tally.reading += read - start
         tally.summing += summed - read
         tally.writing += time.perf_counter() - summed
         tally.bytes += count
         tally.direct_bytes += count if source.direct is not None else 0
         done += count
+    source.check_end()
     work.digests[piece.file][piece.number] = digest.hexdigest()

@@ -44,7 +44,7 @@ def copied(job: Job, built: Built, source_medium: str, stack: BlockStack) -> Fin
     if job.remote:
         details["binds"] = "source"
     size = total_bytes(job.entries)
-    figure = _figure(COPY, size, built.seconds, stack, details)
+    figure = _figure(COPY, size, built.seconds, stack, details, size - moved.tally.hole_bytes)
     return findings(job.destination, [figure])
 
 
@@ -90,6 +90,7 @@ def evicted(destination: Destination, manifest: Manifest) -> Findings:
 def _details(moved: Moved) -> dict[str, Scalar]:
     return {
         "direct_bytes": moved.tally.direct_bytes,
+        "hole_bytes": moved.tally.hole_bytes,
         "reading_seconds": round(moved.tally.reading, 3),
         "checksum_seconds": round(moved.tally.summing, 3),
         "writing_seconds": round(moved.tally.writing, 3),
@@ -100,10 +101,13 @@ def _details(moved: Moved) -> dict[str, Scalar]:
     }
 
 
-def _figure(name: str, size: int, seconds: float, stack: BlockStack, details: dict[str, Scalar]) -> Measurement:
+def _figure(
+    name: str, size: int, seconds: float, stack: BlockStack, details: dict[str, Scalar], moved: int | None = None
+) -> Measurement:
+    """``moved``: the bytes that count for the speed, if not all of ``size``."""
     parameters: dict[str, Scalar] = {"bytes": size, "seconds": round(seconds, 3), **details}
     what = What(name, "bandwidth", f"tunetool {__version__}", stack.medium, parameters=parameters)
-    return computed(what, size / max(seconds, 1e-6))
+    return computed(what, (size if moved is None else moved) / max(seconds, 1e-6))
 
 
 def findings(

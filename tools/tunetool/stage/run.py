@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,8 @@ from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.mounts import mount_holding, read_mounts
-from tunetool.node.units import format_size
+from tunetool.node.units import format_count, format_size
+from tunetool.regular_files import POINTER_BYTES, is_pointer, read_end
 from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
 from tunetool.stage.build import Job, build
@@ -28,6 +30,9 @@ from tunetool.stage.room import IN_MEMORY, limits, refuse_too_big, space_needed
 from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes, within
 
 Action = Literal["stage", "verify", "evict"]
+_LEAST_HOLES = 1 << 20
+_OF_MODELS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".json", ".model", ".parquet", ".tar", ".npy")
+"""Endings of files for which repositories of models and data sets use Git LFS."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +171,32 @@ def _prepare(request: Request, destination: Destination, progress: MovingProgres
         fs_type in IN_MEMORY,
         not far and read_stack(source).in_memory,
     )
+    holes = sum(entry.holes for entry in entries)
+    kept = (
+        f", of which {format_size(holes)} are holes or stored compressed in the source" if holes >= _LEAST_HOLES else ""
+    )
     room = f"; {bounds[0].what} {format_size(bounds[0].left)}" if bounds else ""
     progress.say(
-        f"copies {format_size(total_bytes(entries))} in {len(files_of(entries))} files from `{source}` to "
+        f"copies {format_size(total_bytes(entries))} in {len(files_of(entries))} files{kept} from `{source}` to "
         f"`{destination.path}` ({fs_type}){room}"
     )
+    _say_pointers(entries, progress)
     return job
+
+
+def _say_pointers(entries: Sequence[Entry], progress: MovingProgress) -> None:
+    """Say which weights are Git LFS pointers: they may be what nobody needs, so that they are no reason to refuse."""
+    pointers = []
+    for entry in files_of(entries):
+        if entry.origin and 0 < entry.size < POINTER_BYTES and entry.path.endswith(_OF_MODELS):
+            with suppress(OSError):
+                if is_pointer(read_end(Path(entry.origin), POINTER_BYTES)):
+                    pointers.append(entry.origin)
+    if pointers:
+        progress.say(
+            f"{format_count(len(pointers), 'file')} are Git LFS pointers, not the files themselves, the first is "
+            f"`{pointers[0]}`; `git lfs pull` in their clone brings the files"
+        )
 
 
 def _held(destination: Destination) -> int:

@@ -17,6 +17,8 @@ class Tally:
 
     bytes: int = 0
     direct_bytes: int = 0
+    hole_bytes: int = 0
+    """Zeros in the holes of the source, which were not written."""
     reading: float = 0.0
     summing: float = 0.0
     writing: float = 0.0
@@ -41,7 +43,7 @@ def move_small(entry: Entry, tree: Path | None, root: str, checksum: Checksum, b
     digest = digest_of(checksum, data)
     summed = time.perf_counter()
     if tree is not None:
-        write_small(entry, tree, f"{root}/{entry.path}", data)
+        tally.hole_bytes += write_small(entry, tree, f"{root}/{entry.path}", data)
     tally.reading += read - start
     tally.summing += summed - read
     tally.writing += time.perf_counter() - summed

@@ -15,6 +15,8 @@ Kind = Literal["file", "directory", "link"]
 MODE = 0o777
 """Mode bits that are copied. Set-user-ID and similar bits are not: the copy belongs to the current user."""
 _NAMED = 5
+_BLOCK = 512
+"""Bytes of the unit in which the kernel counts what a file takes."""
 
 
 class Entry(NamedTuple):
@@ -34,6 +36,8 @@ class Entry(NamedTuple):
     origin: str = ""
     inode: int = 0
     ctime_ns: int = 0
+    holes: int = 0
+    """Bytes of the size that the source's medium does not hold, of a file that was listed here."""
 
 
 def scan(root: Path, ask: bool = True) -> list[Entry]:
@@ -215,9 +219,9 @@ class _Walk:
             self._refuse(f"`{self.root}/{name}` may not be read", "run as a user who may read it")
         else:
             mode = status.st_mode & MODE
-            file = Entry(
-                name, "file", status.st_size, status.st_mtime_ns, mode, "", path, status.st_ino, status.st_ctime_ns
-            )
+            holes = max(0, status.st_size - status.st_blocks * _BLOCK)
+            times = (status.st_ino, status.st_ctime_ns, holes)
+            file = Entry(name, "file", status.st_size, status.st_mtime_ns, mode, "", path, *times)
             self.entries.append(file)
 
     def _add_directory(self, name: str, path: str, status: os.stat_result, followed: tuple[str, ...]) -> None:
