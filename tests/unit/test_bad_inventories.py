@@ -118,3 +118,21 @@ def test_ansible_itself_reads_what_is_damaged(content: bytes, tmp_path: Path) ->
     refused_well(caught.value, hinted=True)
     assert str(inventory) in caught.value.message
     printable(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cause"),
+    [
+        ("tabs.yml", "all:\n\thosts:\n\t\tnode1:\n", "cannot be read: line 2: YAML parsing failed: Tabs are usually"),
+        ("colon.yml", "all:\n  hosts: node1: node2\n", "cannot be read: line 2: YAML parsing failed"),
+        ("hosts", "[gpu\nnode1\n", "cannot be read: "),
+    ],
+)
+def test_what_ansible_says_of_a_file_is_said(name: str, text: str, cause: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UsageProblem) as caught:
+        list_hosts(path, None, find_playbook("verify"))
+    refused_well(caught.value, hinted=True)
+    assert f"`{path}` {cause}" in caught.value.message
+    assert "--list-hosts" in str(caught.value.hint)

@@ -66,6 +66,38 @@ def test_what_judges_nothing_is_done_when_nobody_reads_its_pipe(arguments: tuple
     assert (done.returncode, done.stderr) == (0, "")
 
 
+FULL = "error: `standard output` cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("--help",), *PURE[len(TREE) :], ("doctor", "inspect")], ids=" ".join)
+def test_a_full_output_is_one_line_and_no_pass(arguments: tuple[str, ...], unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = calls.call(*TUNETOOL, *arguments, stdout=full.fileno(), cwd=ROOT, env=environment)
+    assert (done.returncode, done.stderr.partition("hint: ")[0]) == (3, FULL)
+
+
+def test_what_was_judged_holds_although_its_output_is_full() -> None:
+    # The record's page, too: what is judged to fall short ends with 1 for a closed pipe as well.
+    line = " ".join([*TUNETOOL, "doctor tune --json - > /dev/full; echo $?"])
+    code = closed("doctor", "tune", "--json", "-").returncode
+    assert calls.call("bash", "-c", line, cwd=ROOT).stdout == f"{code}\n"
+
+
+def test_both_outputs_full_is_no_verdict() -> None:
+    line = " ".join([*TUNETOOL, "report list > /dev/full 2> /dev/full; echo $?"])
+    assert calls.call("bash", "-c", line, cwd=ROOT).stdout == "3\n"
+
+
+def test_a_file_without_room_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    line = " ".join([*TUNETOOL, "advise io --json", str(path)])
+    done = calls.call("bash", "-c", f"ulimit -f 0; exec {line}", cwd=ROOT)
+    assert (done.returncode, done.stderr) == (3, f"error: `{path}`: File too large\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("arguments", ["--root docs/machines/h100-made.json --json -", "--help"])
 def test_a_pipe_that_closes_after_the_first_line_is_no_fault(arguments: str) -> None:
     line = " ".join([*TUNETOOL, f"inspect {arguments} | head -1; echo ${{PIPESTATUS[0]}}"])

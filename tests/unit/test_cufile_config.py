@@ -234,3 +234,26 @@ def test_the_line_of_a_fault_is_counted_as_json_counts(text: str, line: int) -> 
 @given(st.text(alphabet='{}[]",:#/* \n\r\f\v\u2028a1', max_size=30))
 def test_no_text_ends_the_check_of_a_config(text: str) -> None:
     assert isinstance(check_config(text), list)
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({"fs": {"mounts": [{"mountpoint": "/mnt/nfs", "type": "nfs"}]}}, "`fs.nfs.mount_table`"),
+        ({"fs": {"lustre": {"mounts": ["/mnt/lustre"]}}}, "`fs.lustre.mount_table`"),
+    ],
+)
+def test_mounts_are_not_sent_to_the_list_of_what_is_denied(config: dict[str, Any], place: str) -> None:
+    (problem,) = check_config(json.dumps(config))
+    assert "is not a key" in str(problem)
+    assert place in str(problem)
+    assert "denylist" not in str(problem)
+
+
+@pytest.mark.parametrize("path", ["properties.devices", "drivers", "fs.generic.filesystems"])
+def test_no_other_key_is_either(path: str) -> None:
+    *sections, name = path.split(".")
+    config: dict[str, Any] = {name: ["nvme"]}
+    for section in reversed(sections):
+        config = {section: config}
+    assert not any("denylist" in str(problem) for problem in check_config(json.dumps(config)))

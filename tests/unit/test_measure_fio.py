@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ def test_zero_bytes_are_no_result() -> None:
     # The recorded read moved nothing in the other direction.
     with pytest.raises(FioFailed, match="moved 0 bytes"):
         parse(FIO, WRITE, recorded("read.json"))
+
+
+@pytest.mark.parametrize("word", ["nan", "-nan", "inf", "NaN"])
+def test_a_share_of_no_time_is_no_harm(word: str) -> None:
+    # printf(3) writes a quotient by 0 so, which JSON has no word for; within a text it is a text.
+    text = re.sub(r'"usr_cpu" *: *[0-9.]+', f'"usr_cpu": {word}, "x": "of nan, inf"', recorded("read.json"))
+    assert word in text
+    assert parse(FIO, READ, text).claimed_bytes == parse(FIO, READ, recorded("read.json")).claimed_bytes
+
+
+def test_a_figure_that_is_no_number_is_refused_by_name() -> None:
+    with pytest.raises(FioFailed, match="None is not a count"):
+        parse(FIO, READ, '{"jobs": [{"error": 0, "jobname": "a", "read": {"io_bytes": nan, "runtime": 10}}]}')
+    with pytest.raises(FioFailed, match="printed a result that is no JSON: Expecting"):
+        parse(FIO, READ, '{"jobs": [}')
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from staged import Quiet, beside, evict, stage, verify, view
 from tunetool import record as records
 from tunetool.cli.stage import command
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory_left import memory_left, memory_limit
 from tunetool.report.table import table_console
 from tunetool.stage.destination import find_destination, only_one
 from tunetool.stage.moving import Moved, cpu_times
@@ -467,6 +467,19 @@ def tree(root: Path, files: dict[str, str]) -> str:
             },
             (11500, "/sys/fs/cgroup/slurm/job7"),
         ),
+        # Above `memory.high` a job is throttled, and what lies in a tmpfs cannot be freed.
+        (
+            {
+                "proc/self/cgroup": "0::/slurm/job7/step0\n",
+                "sys/fs/cgroup/slurm/job7/memory.max": "90000",
+                "sys/fs/cgroup/slurm/job7/memory.high": "60000",
+                "sys/fs/cgroup/slurm/job7/memory.current": "50000",
+                "sys/fs/cgroup/slurm/job7/step0/memory.max": "70000",
+                "sys/fs/cgroup/slurm/job7/step0/memory.high": "max",
+                "sys/fs/cgroup/slurm/job7/step0/memory.current": "50000",
+            },
+            (10000, "/sys/fs/cgroup/slurm/job7"),
+        ),
         (
             {
                 "proc/self/cgroup": "4:memory:/docker/1\n0::/\n",
@@ -488,6 +501,28 @@ def tree(root: Path, files: dict[str, str]) -> str:
 def test_memory_that_is_left(tmp_path: Path, files: dict[str, str], expected: tuple[int, str]) -> None:
     root = tree(tmp_path, {"proc/meminfo": "MemTotal: 999 kB\nMemAvailable: 100 kB\n", **files})
     assert memory_left(root) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        # In a container, and in a recording, which has no more.
+        ({"sys/fs/cgroup/memory.max": "70000", "sys/fs/cgroup/memory.high": "60000"}, 60000),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        (
+            {
+                "proc/self/cgroup": "0::/slurm/job7/step0\n",
+                "sys/fs/cgroup/slurm/memory.max": "90000",
+                "sys/fs/cgroup/slurm/job7/memory.high": "80000",
+                "sys/fs/cgroup/slurm/job7/step0/memory.max": "max",
+            },
+            80000,
+        ),
+    ],
+)
+def test_the_tightest_limit_around_is_the_limit(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
+    assert memory_limit(tree(tmp_path, files)) == expected
 
 
 def test_memory_bounds_a_tmpfs_alone(tmp_path: Path) -> None:

@@ -161,9 +161,12 @@ def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, fol
                 os.fsync(stream.fileno())
             # Before the file is closed: then nothing tells it from a leftover.
             os.replace(temporary, real)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:
+            # A full disk, of which the handle alone knows.
+            error.filename = path
         raise
     if sync:
         sync_directory(directory)

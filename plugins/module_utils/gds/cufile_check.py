@@ -38,6 +38,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _WALK = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 _PLAIN = re.compile(r"[\w-]+\Z")
 """A name that a line can show as it is."""
+_MOUNTS = re.compile(r"^fs\.(?:(?P<type>[a-z]+)\.)?mounts$")
+_DENIES = re.compile(r"deny|black", re.IGNORECASE)
 _DOTTED = re.compile(r'"[^"]*\.[^"]*"')
 _SECTIONS = {key.path[: match.start()] for key in KEYS for match in re.finditer(r"\.", key.path)}
 _NAMES = {key.name: key.path for key in KEYS}
@@ -172,6 +174,11 @@ def _stray(path: str) -> _Complaint:
     """The problem of a path that no libcufile reads: in the wrong place, misspelt, or unknown."""
     if _DOTTED.search(path):
         return "`%s` has a dot in its name" % path, "libcufile takes sections as nested objects: nest it", IGNORED
+    mounts = _MOUNTS.match(path)
+    if mounts:
+        table = "`fs.%s.mount_table`" % (mounts.group("type") or "nfs")
+        remedy = "leave it out: cuFile finds mounts itself; %s takes the RDMA addresses of one mount" % table
+        return "`%s` is not a key" % path, remedy, IGNORED
     name = path.rsplit(".", 1)[-1]
     if name in PRINTED:
         return "`%s` is not a key" % path, "libcufile reads `%s`" % PRINTED[name], IGNORED
@@ -185,6 +192,7 @@ def _stray(path: str) -> _Complaint:
     )
     if not near:
         near = [_NAMES[each] for each in difflib.get_close_matches(name, _NAMES, 1, 0.75)]
+    near = [each for each in near if _DENIES.search(path) or not each.startswith("denylist")]
     versions = "libcufile %d.%d to %d.%d" % (*OLDEST, *NEWEST)
     remedy = "did you mean `%s`?" % near[0] if near else "leave it out"
     return "`%s` is read by no %s" % (path, versions), remedy, IGNORED
@@ -196,6 +204,9 @@ def right_paths(path: str) -> list[str]:
     best: list[str] = []
     most = 0
     for known in BY_PATH:
+        if known.startswith("denylist.") and not _DENIES.search(path):
+            # What is named there is kept out: the opposite of what was meant.
+            continue
         shared = _shared_end(parts, known.split("."))
         if shared and shared >= most:
             best = [known] if shared > most else [*best, known]

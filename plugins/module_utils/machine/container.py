@@ -6,7 +6,7 @@ import glob
 import os
 from dataclasses import dataclass
 
-from ..common.files import read_int, read_text
+from ..common.files import read_text
 from .mounts import Mount, mount_at, read_mounts
 
 _CGROUP_WORDS = (
@@ -16,8 +16,6 @@ _CGROUP_WORDS = (
     ("containerd", "containerd"),
     ("lxc", "lxc"),
 )
-
-_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,6 @@ def _by_marks(root: str) -> Container | None:
 def _owns_its_root(top: Mount | None) -> bool:
     # A whole file system of a block device at / is a machine's: containers get a layer, or a directory of one.
     return top is not None and top.root == "/" and not top.device_number.startswith("0:")
-
-
-def read_memory_limit(root: str = "/") -> int | None:
-    """What the cgroup allows in bytes; None without a limit."""
-    for limit_file in _LIMITS:
-        limit = read_int(os.path.join(root, limit_file))
-        if limit is not None:
-            # cgroup v1 writes "no limit" as a number near 2**63.
-            return limit if 0 <= limit < 2**60 else None
-    return None
 
 
 def device_nodes(pattern: str, root: str = "/") -> list[str]:

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 from ..common.files import read_int, read_text
-from .container import read_memory_limit
 from .distribution import parse_os_release
 from .memory import (
     HugePages,
@@ -21,6 +20,7 @@ from .memory import (
     shm_huge,
     tmpfs_policies,
 )
+from .memory_left import memory_limit
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def read_memory(root: str = "/") -> Memory:
     return Memory(
         total=memory_total(root) or None,
         available=meminfo("MemAvailable", root),
-        cgroup_limit=read_memory_limit(root),
+        cgroup_limit=memory_limit(root),
         shm=shm_bytes(root),
         shm_huge=shm_huge(root) if tmpfs_policies(root)[0] else None,
         memlock=memlock_limit(root),

@@ -52,9 +52,10 @@ def _left_in_groups(root: str) -> list[tuple[int, str]]:
     return left
 
 
-_Files = Tuple[str, str, str]
-_FILES_1: _Files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-_FILES_2: _Files = ("memory.max", "memory.current", "")
+_Files = Tuple[Tuple[str, ...], str, str]
+_FILES_1: _Files = (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_")
+# Above `memory.high` no process is ended, but each is held until memory is freed: a tmpfs frees none.
+_FILES_2: _Files = (("memory.max", "memory.high"), "memory.current", "")
 
 
 def _groups(root: str) -> Iterator[tuple[str, _Files]]:
@@ -72,9 +73,22 @@ def _groups(root: str) -> Iterator[tuple[str, _Files]]:
             yield "/".join([top] + parts[:depth]), _FILES_1 if controllers else _FILES_2
 
 
-def _left(group: str, limit_name: str, used_name: str, prefix: str) -> int | None:
-    limit, used = read_int(os.path.join(group, limit_name)), read_int(os.path.join(group, used_name))
-    if limit is None or used is None or limit >= _NO_LIMIT:
+def memory_limit(root: str = "/") -> int | None:
+    """Bytes that the tightest control group around this process allows; None without a limit."""
+    # A recording has the top directories alone.
+    groups = list(_groups(root)) or [("/sys/fs/cgroup", _FILES_2), ("/sys/fs/cgroup/memory", _FILES_1)]
+    limits = [_limit(os.path.join(root, group.lstrip("/")), names) for group, (names, _, _) in groups]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(group: str, names: tuple[str, ...]) -> int | None:
+    limits = [read_int(os.path.join(group, name)) for name in names]
+    return min((limit for limit in limits if limit is not None and 0 <= limit < _NO_LIMIT), default=None)
+
+
+def _left(group: str, limit_names: tuple[str, ...], used_name: str, prefix: str) -> int | None:
+    limit, used = _limit(group, limit_names), read_int(os.path.join(group, used_name))
+    if limit is None or used is None:
         return None
     return max(0, limit - used + _droppable(group, prefix))
 

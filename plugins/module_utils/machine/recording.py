@@ -116,6 +116,7 @@ FILES = (
     "/sys/devices/system/node/node*/hugepages/*/[nf]r*_hugepages",
     "/sys/fs/bcachefs/*/dev-*/block/dev",
     "/sys/fs/btrfs/*/devices/*/dev",
+    "/sys/fs/cgroup/memory.high",
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     "/sys/kernel/mm/hugepages/*/[nf]r*_hugepages",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ import click
 
 from tunetool import __version__
 from tunetool.cli import options
-from tunetool.cli.groups import Group, ReaderGone
+from tunetool.cli.groups import Group, answering
 from tunetool.cli.options import AsJson, argument, takes
 from tunetool.cli.output import write_text
-from tunetool.errors import ExitCode, UsageProblem
+from tunetool.errors import UsageProblem
 
 SCHEMA = "tunetool.doctor/1"
 
@@ -47,14 +46,10 @@ def command(given: Options) -> int:
 
     answers = examine(_commands(given.words), given.target, given.python)
     ended = code(answers)
-    try:
+    with answering(ended):
         write_text(json.dumps({"schema": SCHEMA, **as_document(answers, __version__)}, indent=2) + "\n", given.json_to)
         if given.json_to != "-":
             print_doctor(answers, table_console())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Nobody got the answer.
-        raise ReaderGone(ended or ExitCode.NOT_JUDGED) from None
     return int(ended)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
-from tunetool.errors import UsageProblem
-
-if TYPE_CHECKING:
-    from tunetool.errors import ExitCode
+from tunetool.errors import ExitCode, UsageProblem
 
 HELP_OPTIONS = ["-h", "--help"]
 
@@ -25,6 +24,57 @@ class ReaderGone(Exception):
         self.code = code
         """What the command ends with. A judgement that nobody got is no pass; what was judged to fall short, or was
         wrong with the call, holds."""
+
+
+class OutputLost(Exception):
+    """Standard output took not all: what it goes to is full. ``code``: as of ``ReaderGone``."""
+
+    def __init__(self, reason: str, code: ExitCode) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+OUTPUT = "standard output"
+
+
+class NamedOutput(io.TextIOWrapper):
+    """Standard output whose errors name it, as those of a file name the file."""
+
+    def write(self, text: str) -> int:
+        """Write ``text``."""
+        with _named():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        with _named():
+            super().flush()
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        error.filename = OUTPUT
+        raise
+
+
+@contextmanager
+def answering(code: ExitCode) -> Iterator[None]:
+    """What is printed within is the answer of a command that ends with ``code``.
+
+    Raises ``ReaderGone`` or ``OutputLost`` where not all of it could be printed.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone(code or ExitCode.NOT_JUDGED) from None
+    except OSError as error:
+        if error.filename != OUTPUT:
+            raise
+        raise OutputLost(error.strerror or str(error), code or ExitCode.NOT_JUDGED) from None
 
 
 class Group(click.Group):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from tunetool import __version__
-from tunetool.cli.groups import HELP_OPTIONS, Group, ReaderGone, nearest
+from tunetool.cli.groups import HELP_OPTIONS, OUTPUT, Group, NamedOutput, OutputLost, ReaderGone, nearest
 from tunetool.ctrl_c import as_interrupt, never_lost
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError, fault_of_ours
 from tunetool.node.common.refusal import on_one_line
@@ -101,6 +102,7 @@ def main() -> NoReturn:
     # SIGTERM unwinds through the same `finally` blocks as Ctrl-C.
     signal.signal(signal.SIGTERM, as_interrupt)
     never_lost()
+    _name_output()
     try:
         ended = cli.main(prog_name="tunetool", standalone_mode=False)
         sys.exit(ended if isinstance(ended, int) else ExitCode.OK)
@@ -112,6 +114,8 @@ def main() -> NoReturn:
         _leave(*_usage(error), ExitCode.USAGE)
     except ReaderGone as error:
         _leave_in_silence(error.code)
+    except OutputLost as error:
+        _leave_unprinted(str(error), error.code)
     except TunetoolError as error:
         if debug:
             traceback.print_exc()
@@ -119,12 +123,24 @@ def main() -> NoReturn:
     except OSError as error:
         if debug:
             traceback.print_exc()
-        _leave(f"`{error.filename or 'system call'}`: {error.strerror or error}", None, ExitCode.NOT_JUDGED)
+        _leave_failed(error)
     except Exception as error:
         # Python would end with 1, which means here that something falls short.
         if debug:
             traceback.print_exc()
         _leave(fault_of_ours(error), "report it with what `tunetool --debug` prints", ExitCode.NOT_JUDGED)
+
+
+def _name_output() -> None:
+    given = sys.stdout
+    if isinstance(given, io.TextIOWrapper):
+        sys.stdout = NamedOutput(
+            given.buffer,
+            encoding=given.encoding,
+            errors=given.errors,
+            line_buffering=given.line_buffering,
+            write_through=given.write_through,
+        )
 
 
 def _usage(error: click.ClickException) -> tuple[str, str | None]:
@@ -147,9 +163,23 @@ def _leave(message: str, hint: str | None, code: ExitCode) -> NoReturn:
         if hint:
             click.echo(f"hint: {on_one_line(hint)}", err=True)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
+        # Neither stream takes anything: a pipe without a reader, a full disk.
         _leave_in_silence(code)
     sys.exit(code)
+
+
+def _leave_failed(error: OSError) -> NoReturn:
+    reason = error.strerror or str(error)
+    if error.filename == OUTPUT:
+        _leave_unprinted(reason, ExitCode.NOT_JUDGED)
+    _leave(f"`{error.filename or 'system call'}`: {reason}", None, ExitCode.NOT_JUDGED)
+
+
+def _leave_unprinted(reason: str, code: ExitCode) -> NoReturn:
+    # Python writes what is left in the buffer when it ends, and would end with 120.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _leave(f"`standard output` cannot be written: {reason}", "make room where it goes, or send it elsewhere", code)
 
 
 def _leave_in_silence(code: int) -> NoReturn:

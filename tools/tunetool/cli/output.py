@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from tunetool.cli.groups import ReaderGone
+from tunetool.cli.groups import answering
 from tunetool.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -39,17 +39,14 @@ def finish(outcome: Outcome, json_to: str | None, show: Show | None = None) -> i
     record = outcome.record
     if record is None:
         return int(outcome.code)
-    try:
+    # The record was made and judged, whether or not it can be printed.
+    with answering(outcome.code):
         page = _write_page(record, outcome.path)
         write_json(record, json_to)
         if json_to != "-":
             (show or print_record)(record, outcome.path, table_console())
         if page is not None:
             click.echo(f"page: {page}", err=True)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The record was made and judged all the same.
-        raise ReaderGone(outcome.code or ExitCode.NOT_JUDGED) from None
     return int(outcome.code)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tunetool.cli.groups import ReaderGone
+from tunetool.cli.groups import answering
 from tunetool.cli.options import INVENTORY, AsJson, HostsCommand, OnManyHosts, number, option, takes
 from tunetool.cli.output import write_text
 from tunetool.cli.values import FILE, NEW_FILE, PATH, Value
-from tunetool.errors import ExitCode, UsageProblem
+from tunetool.errors import UsageProblem
 
 _SIZE = re.compile(r"([1-9]\d*|([1-9]\d?|100)%)")
 
@@ -96,11 +95,8 @@ def command(given: Options) -> int:
         max_fail=given.max_fail,
     )
     result = provision(request, best_progress())
-    try:
+    with answering(result.code):
         write_text(as_document(result), given.json_to)
         if given.json_to != "-":
             print_provision(result, table_console())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise ReaderGone(result.code or ExitCode.NOT_JUDGED) from None
     return int(result.code)

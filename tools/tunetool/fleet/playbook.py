@@ -34,6 +34,8 @@ MOST_FORKS = 100
 _OLDEST = (3, 11)
 """Python that Ansible's control side runs on."""
 _READ_SECONDS = 300
+_UNREAD = re.compile(r"Failed to parse .*? with '?(?P<plugin>\w+)'? plugin: (?P<why>.*\S)")
+_ORIGIN = re.compile(r"^Origin: .*:([0-9]+):[0-9]+$", re.MULTILINE)
 _PLAYBOOK = re.compile(r"^playbook: (.*)$", re.MULTILINE)
 _ASK_NOTHING = {f"ANSIBLE_{name}": "False" for name in ("ASK_PASS", "BECOME_ASK_PASS", "ASK_VAULT_PASS")}
 """Whatever an ansible.cfg says: a play waits for ever for an answer that nobody can give it."""
@@ -166,10 +168,29 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
         return hosts
     if limit is not None and "limit" in done.stderr:
         raise UsageProblem(f"`--limit {limit}` matches no host of `{inventory}`", f"see `{' '.join(argv[:5])}`")
+    cause = _cause(done.stderr, inventory)
+    if cause is not None:
+        raise UsageProblem(f"`{inventory}` cannot be read: {cause}", f"see `{' '.join(argv[:5])}`")
     complaints = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
     ours = "put hosts into its hosts.yml; that of inventory/lab is written by `tunetool lab up`"
     hint = one_line(complaints[0]) if complaints else ours
     raise UsageProblem(f"`{inventory}` names no hosts", hint)
+
+
+def _cause(stderr: str, inventory: Path) -> str | None:
+    """Why Ansible cannot read the inventory: each of its plugins says so of the file, and one is meant for its kind."""
+    said: dict[str, str] = {}
+    for line in stderr.split("\n"):
+        found = _UNREAD.search(line)
+        if found is not None:
+            said.setdefault(found["plugin"], found["why"])
+    if not said:
+        return None
+    order = ("yaml", "auto", "ini") if inventory.suffix in (".yml", ".yaml", ".json") else ("ini", "yaml", "auto")
+    plugin = next((each for each in order if each in said), next(iter(said)))
+    place = _ORIGIN.search(stderr) if plugin in ("yaml", "auto") else None
+    where = f"line {place[1]}: " if place is not None else ""
+    return one_line(where + said[plugin]).rstrip(".")
 
 
 def _check_names(hosts: Sequence[str], inventory: Path) -> None:

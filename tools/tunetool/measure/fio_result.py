@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from tunetool.node.common import documents
 from tunetool.system_packages import install_line
 
 INSTALL_HINT = f"install it: {install_line('fio')}"
+
+
+_NO_NUMBER = re.compile(r'("(?:[^"\\]|\\.)*")|-?\b(?:nan|inf(?:inity)?)\b', re.IGNORECASE)
+"""A text of JSON, or what printf(3) makes of a quotient by 0, such as the share of a time that was none."""
 
 
 class FioFailed(Failed):
@@ -79,8 +84,11 @@ def _outcome(fio: Fio, direction: Direction, entries: Sequence[Mapping[str, Any]
             raw=stdout + stderr,
         )
     # Per cent of each thread's time; of a group, of all its threads' time together.
+    shares_of_time = [(entry.get("usr_cpu", 0.0), entry.get("sys_cpu", 0.0)) for entry in entries]
+    # A share of no time is no number: such a job spent none.
     spent = sum(
-        (entry.get("usr_cpu", 0.0) + entry.get("sys_cpu", 0.0)) / 100 * entry.get("job_runtime", 0) for entry in entries
+        sum(share or 0.0 for share in pair) / 100 * entry.get("job_runtime", 0)
+        for pair, entry in zip(shares_of_time, entries, strict=True)
     )
     return Outcome(
         claimed,
@@ -95,9 +103,13 @@ def _outcome(fio: Fio, direction: Direction, entries: Sequence[Mapping[str, Any]
 def _json_of(fio: Fio, stdout: str, stderr: str) -> dict[str, Any]:
     # Warnings precede the JSON on stdout; nothing may follow it.
     start = 0 if stdout.startswith("{") else stdout.find("\n{") + 1
+    text = _NO_NUMBER.sub(lambda found: found[1] or "null", stdout[start:])
     try:
-        document = documents.parse(stdout[start:], repeated=True)
-    except ValueError:
+        document = documents.parse(text, repeated=True)
+    except ValueError as error:
+        if stdout[start : start + 1] == "{":
+            why = f"`{fio.path}` printed a result that is no JSON: {error}"
+            raise FioFailed(why, INSTALL_HINT, stdout + stderr) from None
         message = first_line(stderr, stdout) or "nothing"
         raise FioFailed(f"`{fio.path}` did not print a result: {message}", INSTALL_HINT, stdout + stderr) from None
     if not isinstance(document, dict):
