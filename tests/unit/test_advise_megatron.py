@@ -239,3 +239,29 @@ def test_what_megatron_would_refuse_is_refused_before(arguments: tuple[str, ...]
 def test_a_model_of_another_family_is_refused() -> None:
     with refused("mixtral-8x7b"):
         run("--model", "mixtral-8x7b", "--megatron", "-")
+
+
+def test_gpt_3_has_a_launch_of_its_own_shape(tmp_path: Path) -> None:
+    job = ("--model", "175b", "--tp", "8", "--pp", "16", "--batch", "1536")
+    script = run(*job, "--sample", "8KiB", "--megatron", "-")
+    words, done = started(script, tmp_path, **NAMED, **NODE)
+    assert done.returncode == 0, done.stderr
+    expected = {
+        "--num-layers": "96",
+        "--hidden-size": "12288",
+        "--ffn-hidden-size": "49152",
+        "--num-attention-heads": "96",
+        "--kv-channels": "128",
+        "--seq-length": "2048",
+        "--max-position-embeddings": "2048",
+        "--position-embedding-type": "learned_absolute",
+        "--normalization": "LayerNorm",
+        "--padded-vocab-size": "50264",
+    }
+    assert {flag: value(words, flag) for flag in expected} == expected
+    # Its biases, its one embedding and its GELU are what Megatron-LM takes without a flag.
+    others = {"--disable-bias-linear", "--untie-embeddings-and-output-weights", "--swiglu", "--group-query-attention"}
+    assert not others & set(words)
+    # It has half as many positions as a sample has tokens by itself, and the hint is what works.
+    with refused("4096 tokens, and `175b` has 2048 positions"):
+        run(*job, "--megatron", "-")

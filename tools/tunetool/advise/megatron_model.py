@@ -10,11 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunetool.advise.shapes import reading
+from tunetool.advise.gpt2 import MODEL_TYPE as GPT
+from tunetool.advise.gpt2 import PRESETS as GPT_PRESETS
+from tunetool.advise.shapes import Decoder, reading
 from tunetool.errors import UsageProblem
 
 _LLAMA_3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 """The scaling of Llama 3.1 that `--use-rope-scaling` has built in; only its factor is an option."""
+_GPT_3_HEADS = 96
+"""arXiv 2005.14165, table 2.1."""
 _SILU = ("silu", "swish")
 _EPSILON: Mapping[str, float] = {"phi3": 1e-5}
 """transformers' `rms_norm_eps` where a config.json has none, by ``model_type``."""
@@ -45,8 +49,42 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, **_LLAMA_3},
     },
     "llama-tiny": {"model_type": "llama", "rms_norm_eps": 1e-5},
+    "175b": {"model_type": GPT, "layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048},
 }
 """The same of the known models, from the sources that ``shapes.PRESETS`` names."""
+
+
+def gpt_3(name: str) -> Decoder | None:
+    """The sizes of GPT-3, whose tensors are others than a Decoder's; None for another model.
+
+    Its attention is dense here, as in Megatron-LM's own example: the paper's alternates with a banded one.
+    """
+    if name != "175b":
+        return None
+    sizes = GPT_PRESETS[name][1]
+    return Decoder(
+        sizes.hidden,
+        sizes.layers,
+        _GPT_3_HEADS,
+        _GPT_3_HEADS,
+        sizes.inner,
+        sizes.vocabulary,
+        sizes.hidden // _GPT_3_HEADS,
+        tied=True,
+    )
+
+
+@dataclass(frozen=True)
+class GptSettings:
+    """Those of GPT-2 and GPT-3: learned positions, LayerNorm, biases everywhere, GELU."""
+
+    epsilon: float
+
+    def flags(self) -> Iterator[str]:
+        """Megatron-LM's flags, some of them on each line; a GELU and biases are what it takes by itself."""
+        yield f"--normalization LayerNorm --norm-epsilon {self.epsilon!r}"
+        yield "--position-embedding-type learned_absolute"
+        yield "--attention-dropout 0 --hidden-dropout 0"
 
 
 @dataclass(frozen=True)
@@ -96,12 +134,14 @@ def positions(document: Mapping[str, Any], path: str) -> int | None:
     return _whole(document, path, "max_position_embeddings")
 
 
-def settings(document: Mapping[str, Any], path: str, tokens: int) -> Settings:
-    """For sequences of that many tokens, from the config.json of a model of the Llama family.
+def settings(document: Mapping[str, Any], path: str, tokens: int) -> Settings | GptSettings:
+    """For sequences of that many tokens, from the config.json of a Llama-like model, or what is known of GPT-3.
 
     Raises ``UsageProblem`` for what the launch cannot say.
     """
     family = str(document.get("model_type"))
+    if family == GPT:
+        return GptSettings(_number(document, path, "layer_norm_epsilon"))
     rotary = _rotary(document, path)
     qkv, every = _biases(document, family, path)
     activation = document.get("hidden_act") or _SILU[0]

@@ -51,7 +51,7 @@ class Options(AsJson):
         type=TEXT,
         metavar="FILE|-",
         help="File for a script that launches this job by Megatron-LM with asynchronous checkpoints, `-` for standard "
-        "output alone; a model of the Llama family, without --ep and --fsdp.",
+        "output alone; 175b, or a model of the Llama family, without --ep and --fsdp.",
     )
 
 
@@ -100,10 +100,10 @@ def io(given: Options) -> int:
 
 def _launch(given: Options, asked: Asked) -> str:
     from tunetool.advise.megatron import Job, script
-    from tunetool.advise.megatron_model import PRESETS
+    from tunetool.advise.megatron_model import PRESETS, gpt_3
     from tunetool.advise.read_model import load_config, load_decoder
 
-    decoder = load_decoder(given.model)
+    decoder = gpt_3(given.model) or load_decoder(given.model)
     known = PRESETS.get(given.model)
     config, path = (known, given.model) if known is not None else load_config(Path(given.model))
     return script(Job(asked.model.name, decoder, config, path, asked.layout, asked.sample, asked.batch))
