@@ -229,7 +229,13 @@ def advice(medium: Medium) -> list[str]:
         return []
     best = good[0]
     where = f"on {medium.name}" + (" (memory, a stand-in)" if medium.memory else "")
-    clauses = [f"use `{best.name}` {where}: {format_bandwidth(best.value('durable') or 0.0)} durable"]
+    compared = best.figures.get("versus_best_other")
+    rate = f"{format_bandwidth(best.value('durable') or 0.0)} durable"
+    if compared is not None and compared.parameters["decided"]:
+        clauses = [f"use `{best.name}` {where}: {rate}"]
+    else:
+        second = good[1].name if compared is None else compared.parameters["against"]
+        clauses = [f"`{best.name}` or `{second}` {where}, these rounds do not decide which is faster: {rate}"]
     for figure, words in (("versus_torch_save", "torch.save"), ("versus_best_other", "the best other")):
         ratio = best.figures.get(figure)
         if ratio is not None:
