@@ -178,9 +178,10 @@ def _in_file(path: Path) -> Iterator[Stored]:
         raise UsageProblem(f"`{path}` is {error}", AGAIN) from None
     except safetensors_header.Invalid as error:
         raise UsageProblem(f"`{path}` is not a safetensors file: {error}", AGAIN) from None
-    if header.size != header.end:
-        how = "is cut short" if header.size < header.end else "is too long"
-        raise UsageProblem(f"`{path}` {how}: {header.size} bytes, and its header lists {header.end}", AGAIN)
+    if header.size < header.end:
+        raise UsageProblem(f"`{path}` is cut short: {header.size} bytes, and its header lists {header.end}", AGAIN)
+    if header.size > header.end:
+        raise UsageProblem(f"`{path}` is too long: {header.size} bytes, and its header lists {header.end}", AGAIN)
     for entry in header.entries:
         if entry.dtype not in DTYPES:
             raise UsageProblem(
