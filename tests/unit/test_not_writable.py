@@ -89,6 +89,8 @@ def test_a_boot_without_room_for_an_image_is_one(blank: Path, etc: Callable[[str
         (blank / path).mkdir(parents=True, exist_ok=True)
     (blank / "usr/sbin/update-initramfs").touch()
     (blank / "boot/initrd.img-6.1").write_bytes(bytes(IMAGE))
+    (blank / "lib/modules/6.0").mkdir()
+    (blank / "boot/initrd.img-6.0").symlink_to("gone")
     assert not_writable(str(blank)) == []
     etc("boot", "size=5m")
     (said,) = not_writable(str(blank))
@@ -182,3 +184,13 @@ def test_an_error_of_a_write_has_its_cure(error: OSError, words: str) -> None:
     said = failed_write(error)
     assert f"`{error.filename}`: {error.strerror}. {words}" in said
     assert "\n" not in said
+
+
+def test_a_mount_that_does_not_answer_is_an_obstacle_too(blank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(path: str) -> None:
+        raise OSError(116, "Stale file handle", path)
+
+    monkeypatch.setattr(os, "statvfs", stale)
+    assert any(
+        "cannot be written: " in line and "Stale file handle. hint: " in line for line in not_writable(str(blank))
+    )

@@ -88,7 +88,8 @@ def in_the_way(mount_point: str, root: str = "/") -> str | None:
 def not_writable(root: str = "/") -> list[str]:
     """Why a build could not write after its drives what the next boot needs, a line for each cause with its cure."""
     later = [Later(path) for path in (mdadm_conf_path(root), FSTAB, MANIFEST_PATH, UNITS_DIRECTORY + "/tunetool")]
-    sizes = [os.path.getsize(image) for image in images(root)] if rebuild_command(root) is not None else []
+    present = [path for path in images(root) if os.path.isfile(path)] if rebuild_command(root) is not None else []
+    sizes = [os.path.getsize(path) for path in present]
     if sizes:
         # The tools write an image beside the old one, one after the other, and collect its files in /var/tmp.
         later += [Later("/boot/initrd", max(sizes)), Later("/var/tmp/initrd", max(sizes))]

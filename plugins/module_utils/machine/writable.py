@@ -40,7 +40,10 @@ def _cause(later: Later, root: str) -> str | None:
         directory = os.path.dirname(directory)
     mount = mount_holding(directory, read_mounts())
     on = mount.mount_point if mount else directory
-    status = os.statvfs(directory)
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        return "cannot be written: `%s`: %s. hint: %s" % (on, error.strerror, cure(error.errno or 0, on))
     if status.f_flag & os.ST_RDONLY:
         return "cannot be written: `%s` is read-only. hint: %s" % (on, cure(errno.EROFS, on))
     if not os.access(directory, os.W_OK) or (os.path.isfile(path) and not os.access(path, os.W_OK)):
