@@ -136,6 +136,30 @@ def test_a_vault_and_a_file_reach_the_hosts(tmp_path: Path, monkeypatch: pytest.
     assert not list(memory.iterdir())
 
 
+@pytest.mark.parametrize(("password", "said"), [(None, "no password was given"), ("wrong", "another password")])
+@pytest.mark.parametrize(
+    "command", [("verify", "--level", "config"), ("bench", "finetune", *ON_HOSTS[("bench", "finetune")])]
+)
+def test_a_vault_without_its_password_is_hinted_as_that(
+    tmp_path: Path, command: tuple[str, ...], password: str | None, said: str
+) -> None:
+    variables = tmp_path / "inventory/group_vars/all"
+    variables.mkdir(parents=True)
+    (tmp_path / "inventory/hosts.yml").write_text("all: {hosts: {n1: {ansible_connection: local}}}\n")
+    (variables / "vault.yml").write_text("secret: 1\n")
+    (tmp_path / "password").write_text("right")
+    ansible_vault = [str(PREFIX / "bin/ansible-vault"), "encrypt", "--vault-password-file", str(tmp_path / "password")]
+    subprocess.run([*ansible_vault, str(variables / "vault.yml")], check=True, capture_output=True, timeout=PATIENCE)
+    more = []
+    if password is not None:
+        (tmp_path / "other").write_text(password)
+        more = ["--", "--vault-password-file", str(tmp_path / "other")]
+    done = call(*command, "-i", tmp_path / "inventory", "--runs-dir", tmp_path / "runs", *more)
+    assert code_of(done) in (2, 3)
+    assert said in str(getattr(done.exception, "hint", ""))
+    assert "--ask-vault-password" in str(getattr(done.exception, "hint", ""))
+
+
 def test_they_reach_the_play_that_starts_ranks(tmp_path: Path) -> None:
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("all: {hosts: {n1: {}}}\n")

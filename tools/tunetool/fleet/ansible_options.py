@@ -92,6 +92,16 @@ def for_vault(words: Sequence[str]) -> list[str]:
     return options + [word for value in given.vault_password_file for word in ("--vault-password-file", value)]
 
 
+def vault_hint(error: str) -> str | None:
+    """The cure where Ansible's ``error`` says that it has no password of the vault, or a wrong one."""
+    asked = "`-- --ask-vault-password` at the end of the command, or `-- --vault-password-file FILE`"
+    if "no vault secrets found" in error:
+        return f"Ansible Vault encrypted values of this inventory, and no password was given: {asked}"
+    if "ecryption failed" in error:
+        return f"Ansible Vault encrypted values of this inventory with another password: {asked}"
+    return None
+
+
 def for_ssh(words: Sequence[str]) -> dict[str, str]:
     """The variables of a host that the options stand for where it has none of its own."""
     given, _ = _read(words)

@@ -173,7 +173,7 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
         raise UsageProblem(f"`{inventory}` cannot be read: {cause}", f"see `{' '.join(argv[:5])}`")
     complaints = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
     ours = "put hosts into its hosts.yml; that of inventory/lab is written by `tunetool lab up`"
-    hint = one_line(complaints[0]) if complaints else ours
+    hint = ansible_options.vault_hint(done.stderr) or (one_line(complaints[0]) if complaints else ours)
     raise UsageProblem(f"`{inventory}` names no hosts", hint)
 
 
@@ -307,10 +307,9 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
                 time.sleep(0.1)
             raise
         if not heard and runner.rc != 0:
-            raise CannotJudge(
-                f"Ansible could not start: {_last_error(runner)}",
-                "`ansible-playbook --version` names the Ansible and the settings in use",
-            )
+            error = _last_error(runner)
+            settings = "`ansible-playbook --version` names the Ansible and the settings in use"
+            raise CannotJudge(f"Ansible could not start: {error}", ansible_options.vault_hint(error) or settings)
         return int(runner.rc)
 
 

@@ -47,7 +47,8 @@ def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, A
         return dict(json.loads(done.stdout)["_meta"]["hostvars"])
     except (ValueError, KeyError, TypeError):
         errors = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line]
-        raise UsageProblem(f"`{inventory}` cannot be read", errors[0] if errors else None) from None
+        hint = ansible_options.vault_hint(done.stderr) or (errors[0] if errors else None)
+        raise UsageProblem(f"`{inventory}` cannot be read", hint) from None
 
 
 def host_of(name: str, variables: Mapping[str, Any]) -> Host:
