@@ -12,7 +12,9 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
+from ansible.vars.plugins import get_vars_from_inventory_sources, get_vars_from_path
 
+from ..module_utils.audit.group_conflicts import Setting, of_variable
 from ..module_utils.audit.values import value_problems
 from ..module_utils.common.refusal import Refusal
 from ..module_utils.gds.apply import NO_KEY, PUBLIC_KEY
@@ -58,6 +60,9 @@ NEEDS = {
 """Parts of provision.yml, by tag, that use in the same run what others answered: no host keeps that."""
 WITHOUT_BUILD = (*_VOLUME, "tuning", "gds")
 """Parts that leave out a volume that its owner built."""
+
+FEWEST_GROUPS = 2
+"""Fewer groups cannot differ."""
 
 ROLE_OF_JOB = {REPLACE: "replace_drive"}
 """The role whose required variables this job needs; no other job uses them."""
@@ -178,6 +183,53 @@ def control_problems(roles: dict[str, dict[str, Any]]) -> list[str]:
     return problems
 
 
+def group_problems(variables: dict[str, Any], known: set[str], loader: DataLoader) -> list[str]:
+    """A line for each of our variables that groups of this host set differently, none of them before the others."""
+    hosts = variables["hostvars"]
+    inventory, manager = getattr(hosts, "_inventory", None), getattr(hosts, "_variable_manager", None)
+    host = inventory.get_host(variables["inventory_hostname"]) if inventory is not None else None
+    groups = [group for group in host.get_groups() if group.name != "all"] if host is not None else []
+    if inventory is None or host is None or len(groups) < FEWEST_GROUPS:
+        return []
+    sources, beside = inventory._sources, loader.get_basedir()
+
+    def plugins(entity: Any) -> list[dict[str, Any]]:
+        """The variables of a group or a host: from the inventory's text, beside the inventory, beside the playbook."""
+        return [
+            entity.vars,
+            get_vars_from_inventory_sources(loader, sources, [entity], "task"),
+            get_vars_from_path(loader, beside, [entity], "task"),
+        ]
+
+    alone = {name for layer in plugins(host) for name in layer} | set(getattr(manager, "extra_vars", {}))
+    by_group = {group.name: plugins(group) for group in groups}
+    problems = []
+    for name in sorted(known):
+        layers = [
+            [
+                Setting(group.name, (group.depth, group.priority), values[name], place_of(values[name]))
+                for group in groups
+                for values in [by_group[group.name][index]]
+                if name in values
+            ]
+            for index in range(3)
+        ]
+        problems += [line] if (line := of_variable(name, layers, alone)) else []
+    return problems
+
+
+def place_of(value: Any) -> str:
+    """The file and the line that a value comes from, where this Ansible keeps that."""
+    try:
+        from ansible._internal._datatag._tags import Origin  # noqa: PLC0415  (older ones have none)
+    except ImportError:
+        return ""
+    origin = Origin.get_tag(value)
+    if origin is None or not origin.path:
+        return ""
+    return f"{origin.path}:{origin.line_num}" if origin.line_num else str(origin.path)
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
     """Validates; never connects."""
 
@@ -214,6 +266,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         if job != TEARDOWN:
             # What can no longer be built can still be taken down.
             problems += [*value_problems(roles), *control_problems(roles)]
+            known = {name for spec in options.values() for name in spec} | PLAY_VARIABLES
+            problems += group_problems(variables, known, self._loader)
         hosts = [str(host) for host in variables["ansible_play_hosts_all"]]
         others = (
             batch_problem(variables),

@@ -116,6 +116,39 @@ def test_everything_that_is_wrong_is_named_at_once_and_before_any_host_is_touche
     assert "unreachable=1" not in done.stdout
 
 
+def test_groups_that_set_one_variable_differently_are_named_with_their_files(tmp_path: Path) -> None:
+    playbook, variables = tmp_path / "play/validate.yml", tmp_path / "inventory/group_vars"
+    for directory in playbook.parent, variables, tmp_path / "inventory/host_vars":
+        directory.mkdir(parents=True)
+    tasks = [{"tunetool.node.validate_variables": {}}]
+    playbook.write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    groups = {
+        "h100": {"hosts": {"n1": {}, "n2": {}, "n3": {}}},
+        "rack1": {"hosts": {"n1": {}, "n2": {}}},
+        "rack2": {"hosts": {"n3": {}}, "vars": {"ansible_group_priority": 2}},
+    }
+    (tmp_path / "inventory/hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+    (variables / "all.yml").write_text("ansible_connection: local\nnvme_drives_count: 8\nraid_array_chunk: 2MiB\n")
+    (variables / "h100.yml").write_text("nvme_drives_count: 8\nraid_array_chunk: 1MiB\nmine: 1\n")
+    for name in ("rack1", "rack2"):
+        (variables / f"{name}.yml").write_text("nvme_drives_count: 8\nraid_array_chunk: 512KiB\nmine: 2\n")
+    (tmp_path / "inventory/host_vars/n2.yml").write_text("raid_array_chunk: 1MiB\n")
+    done = ansible("ansible-playbook", "-i", str(tmp_path / "inventory"), str(playbook))
+    said = " ".join(done.stdout.split())
+    for words in (
+        "`raid_array_chunk` is `1MiB` in group `h100`",
+        "h100.yml",
+        "and `512KiB` in group `rack1`",
+        "rack1.yml",
+        "only the alphabet decides between them. hint: set it in one of them or in host_vars",
+    ):
+        assert words in said, said
+    assert "`nvme_drives_count` is" not in said
+    assert "`mine`" not in said
+    failed = {host: re.search(rf"^{host} .*failed=(\d)", done.stdout, re.MULTILINE) for host in ("n1", "n2", "n3")}
+    assert {host: line and line[1] for host, line in failed.items()} == {"n1": "1", "n2": "0", "n3": "0"}
+
+
 def test_variables_of_launches_are_known(tmp_path: Path) -> None:
     playbook = tmp_path / "validate.yml"
     tasks = [{"tunetool.node.validate_variables": {}}]
