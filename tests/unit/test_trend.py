@@ -97,7 +97,11 @@ def runs(tmp_path: Path) -> Path:
 def test_a_trend_is_in_the_order_of_time_and_tells_noise_from_change(runs: Path) -> None:
     text = call("trend", "sequential.read", "--host", "n1", "--runs-dir", runs).stdout
     rows = [line for line in text.splitlines() if "verify-n1" in line]
-    assert all(line.rstrip().endswith(end) for line, end in zip(rows[1:], ("within the noise", "slower"), strict=True))
+    ends = (("within the noise", "FAIL"), ("slower", "FAIL"))
+    assert all(
+        re.search(rf"{change} +{verdict}$", line.rstrip())
+        for line, (change, verdict) in zip(rows[1:], ends, strict=True)
+    )
     assert "slower" not in rows[0] + rows[1]
     filled = [line.count("█") for line in rows]
     assert filled[2] < filled[0] <= filled[1]
@@ -148,6 +152,31 @@ def test_a_trend_has_a_page_with_a_plot(tmp_path: Path) -> None:
     assert "2026-02-13 03:04: sequential.read node1: slower" in changes
     assert "there is no record before it" in text
     call("trend", "sequential.read", "--runs-dir", tmp_path, "--page", tmp_path / "no/x.html", code=2)
+
+
+@pytest.mark.parametrize(("status", "words"), [("fail", "FAIL: sequential.read n1"), ("pass", "within the noise")])
+def test_the_banner_of_a_trend_says_that_the_newest_failed(tmp_path: Path, status: str, words: str) -> None:
+    for hours, factor in enumerate((1.0, 1.01)):
+        write(record(factor, hours, verdict=Verdict(status=status, reasons=[])), tmp_path)
+    out = tmp_path / "trend.html"
+    call("trend", "sequential.read", "--runs-dir", tmp_path, "--page", out)
+    banner = out.read_text().partition("<header>")[2].partition("</header>")[0]
+    assert words in banner
+    assert f'class="verdict {status}"' in banner
+    assert ("within the noise" in banner) == (status == "pass")
+
+
+def test_a_trend_names_a_newer_failed_record_without_the_figure(runs: Path, tmp_path: Path) -> None:
+    gone = record(1.0, 9).model_copy(
+        update={"measurements": [], "verdict": Verdict(status="error", reasons=["no fio"])}
+    )
+    name = write(gone, runs).parent.name
+    out = tmp_path / "trend.html"
+    shown = call("trend", "sequential.read", "--runs-dir", runs, "--page", out).stdout
+    said = f"ERROR: {name} has no such figure: no fio"
+    assert said in " ".join(shown.split())
+    assert out.read_text().index(said) < out.read_text().index("FAIL: sequential.read"), "it is the newest"
+    assert "no such figure" not in call("trend", "sequential.read", "--host", "n2", "--runs-dir", runs).stdout
 
 
 def test_no_text_of_a_record_becomes_markup_in_a_trend() -> None:

@@ -35,7 +35,7 @@ Judged = Literal["speed", "checks", "parts", "work"]
 """Basis of a verdict: figures compared with expectations; only checks; the verdicts of parts; or, for a command that
 judges nothing, that its work was done."""
 
-_ORDER: tuple[Status, ...] = ("fail", "error", "unproven", "unstable", "pass")
+WORST_FIRST: tuple[Status, ...] = ("fail", "error", "unproven", "unstable", "pass")
 _CODES: Mapping[Status, ExitCode] = {
     "fail": ExitCode.FALLS_SHORT,
     "error": ExitCode.NOT_JUDGED,
@@ -103,7 +103,7 @@ def judge(case: Case) -> Verdict:
     if case.judged == "checks" and not findings and not any(check.status == "pass" for check in case.checks):
         findings.append(("unproven", "no check could be made: there is nothing to judge"))
     findings += [("pass", note) for note in case.notes]
-    ranked = sorted(dict.fromkeys(findings), key=lambda finding: _ORDER.index(finding[0]))
+    ranked = sorted(dict.fromkeys(findings), key=lambda finding: WORST_FIRST.index(finding[0]))
     return Verdict(status=ranked[0][0] if ranked else "pass", reasons=[reason for _, reason in ranked])
 
 

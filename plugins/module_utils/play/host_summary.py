@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..units import format_size_binary
+from . import reasons
 
 BUILT, CHANGED, UNCHANGED, CHECKED, PLANNED = "built", "changed", "unchanged", "checked", "planned"
 REFUSED, FAILED, UNREACHABLE, NOT_REACHED = "refused", "failed", "unreachable", "not reached"
@@ -25,7 +26,7 @@ _ARRAY_TASK = _PREFIX + "raid_array"
 _LAST_TASK = _PREFIX + "node_manifest"
 """The last action of a build: a host without it is not built, even if all its tasks succeeded."""
 _PLAN_TASK = _PREFIX + "nvme_drives"
-_CONTROL_TASKS = frozenset(
+CONTROL_TASKS = frozenset(
     {
         "ansible.builtin.assert",
         "ansible.builtin.debug",
@@ -129,7 +130,8 @@ class Summary:
         """Record that Ansible could not reach the host, or lost it."""
         host = self.host(name)
         host.seconds += seconds
-        host.status, host.reason = UNREACHABLE, one_line(str(result.get("msg") or "no message"))
+        why = reasons.why_unreachable(one_line(str(result.get("msg") or "no message")))
+        host.status, host.reason = UNREACHABLE, why
 
     def recovered(self, name: str) -> None:
         """Remove the host's failure, which its play has rescued."""
@@ -149,7 +151,7 @@ class Summary:
 
     def _count(self, host: Host, action: str, result: Mapping[str, Any], seconds: float) -> None:
         host.seconds += seconds
-        host.tasks += action not in _CONTROL_TASKS and "ansible.builtin." + action not in _CONTROL_TASKS
+        host.tasks += action not in CONTROL_TASKS and "ansible.builtin." + action not in CONTROL_TASKS
         taken, ram = result.get("hugepages_bytes"), result.get("ram_bytes")
         if isinstance(taken, int) and isinstance(ram, int) and ram:
             shown = "%s of %s RAM, %.1f %%" % (format_size_binary(taken), format_size_binary(ram), 100.0 * taken / ram)
@@ -214,11 +216,17 @@ def document(hosts: Iterable[Host]) -> dict[str, Any]:
 
 
 def lines(hosts: Iterable[Host], width: int = WIDTH) -> list[str]:
-    """The summary as text: a table with one line for each host, and its differences beneath."""
-    rows = [(_cells(host), host) for host in hosts]
+    """The summary as text: a table with one line for each host, and its differences beneath.
+
+    Hosts that did not get through for the same reason share one line below the table.
+    """
+    hosts = list(hosts)
+    groups = _same_reasons(hosts)
+    grouped = {name for group in groups for name in group.hosts}
+    rows = [(_cells(host, host.host in grouped), host) for host in hosts if host.host not in grouped or _has_more(host)]
     widths = [max([len(title)] + [len(cells[at]) for cells, _host in rows]) for at, title in enumerate(_HEAD[:-1])]
     indent = sum(widths) + 2 * len(widths)
-    shown = [_row(list(_HEAD), widths).rstrip(), "-" * width]
+    shown = [_row(list(_HEAD), widths).rstrip(), "-" * width] if rows else []
     for cells, host in rows:
         # A long reason wraps within its column, which has a minimum width.
         reason = textwrap.wrap(cells[-1], max(width - indent, 30), break_long_words=False) or [""]
@@ -239,7 +247,28 @@ def lines(hosts: Iterable[Host], width: int = WIDTH) -> list[str]:
             )
             if difference.get("hint") and not difference.get("mended"):
                 shown.append("    hint: %s" % difference["hint"])
+    for group in groups:
+        hint = reasons.hint(group)
+        for text, further in ((reasons.line(group, len(hosts)), "  "), ("  hint: " + hint if hint else "", "    ")):
+            shown += textwrap.wrap(text, width, subsequent_indent=further, break_long_words=False)
     return shown
+
+
+def _same_reasons(hosts: Iterable[Host]) -> list[reasons.SameReason]:
+    """Two hosts or more that were refused, failed or were not reached for one reason."""
+    entries = [
+        (host.host, host.status.upper(), reasons.UNREACHABLE + host.reason)
+        if host.status == UNREACHABLE
+        else (host.host, host.status.upper(), host.reason)
+        for host in hosts
+        if host.reason and host.status in (REFUSED, FAILED, UNREACHABLE)
+    ]
+    return [group for group in reasons.by_reason(entries) if len(group.hosts) > 1]
+
+
+def _has_more(host: Host) -> bool:
+    """Whether there is something to say of the host beside its reason."""
+    return bool(host.changed or host.hugepages or host.reboot_reasons or host.differences)
 
 
 def _state(difference: Mapping[str, Any]) -> str:
@@ -248,10 +277,10 @@ def _state(difference: Mapping[str, Any]) -> str:
     return "would be mended" if difference.get("checked") else "mended"
 
 
-def _cells(host: Host) -> list[str]:
+def _cells(host: Host, grouped: bool = False) -> list[str]:
     trips = "-" if host.trips is None else str(host.trips)
     numbers = [str(host.tasks), str(host.changed), trips, "%.1f" % host.seconds]
-    return [host.host, host.status.upper()] + numbers + [host.reason]
+    return [host.host, host.status.upper()] + numbers + ["" if grouped else host.reason]
 
 
 def _row(cells: list[str], widths: list[int]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
@@ -137,15 +139,17 @@ def trend(given: TrendOptions) -> int:
     from tunetool.report.flat import csv_text, markdown_table
     from tunetool.report.page import table_console
     from tunetool.report.runs import list_runs
-    from tunetool.report.trend import TITLES, points, print_trend, rows
+    from tunetool.report.trend import TITLES, later, points, print_trend, rows
 
-    shown = points(list_runs(_runs_dir(given.runs_dir), given.kind), given.figure, given.host)
+    runs = list_runs(_runs_dir(given.runs_dir), given.kind)
+    shown = points(runs, given.figure, given.host)
+    after = later(runs, shown, given.host)
     if given.page is not None:
         from tunetool.report.trend_page import page as page_of
 
-        _put(page_of(shown, given.figure, command_line()), given.page)
+        _put(page_of(shown, given.figure, command_line(), after), given.page)
     if given.form == "text":
-        print_trend(shown, table_console())
+        print_trend(shown, table_console(), after)
     else:
         click.echo((csv_text if given.form == "csv" else markdown_table)(TITLES, rows(shown)), nl=False)
     return 0
@@ -203,7 +207,7 @@ def fleet(given: FleetOptions) -> int:
     """
     from tunetool import record as records
     from tunetool.fleet.groups import groups_of
-    from tunetool.report.fleet_page import of_nodes, page, with_nodes
+    from tunetool.report.fleet_page import of_nodes, page, with_nodes, write_host_pages
     from tunetool.report.page import REPORT
     from tunetool.report.runs import find_record
 
@@ -215,7 +219,14 @@ def fleet(given: FleetOptions) -> int:
     whole, nodes = with_nodes(shown[0], paths[0]) if len(shown) == 1 else of_nodes(shown)
     groups = groups_of(given.inventory) if given.inventory is not None else {}
     output = given.output or paths[0].parent / REPORT
-    _put(page(whole, nodes, groups), output)
+    if len(shown) == 1:
+        own = write_host_pages(whole, paths[0].parent)
+    else:
+        beside = {each.id: path.parent / REPORT for each, path in zip(shown, paths, strict=True)}
+        own = {host.host: beside[host.record_id] for host in whole.hosts or [] if host.record_id in beside}
+    here = output.absolute().parent
+    pages = {host: quote(os.path.relpath(path, here)) for host, path in own.items() if path.is_file()}
+    _put(page(whole, nodes, groups, pages), output)
     click.echo(output)
     return 0
 

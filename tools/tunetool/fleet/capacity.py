@@ -10,6 +10,7 @@ from tunetool.fleet.playbook import MOST_FORKS, HostSelection, Run, choose_hosts
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.capacity import Capacity, capacity_of
 from tunetool.node.play.host_summary import one_line
+from tunetool.node.play.reasons import of_result
 from tunetool.node.units import format_count
 
 PLAYBOOK = "capacity"
@@ -46,7 +47,8 @@ def ask_hosts(selection: HostSelection, target: str, memory: str, progress: Prog
         try:
             capacities[name] = capacity_of(result["capacity"])
         except (KeyError, TypeError):
-            silent[name] = _last_line(str(result.get("msg") or "Ansible reported nothing about this host"))
+            message = _last_line(str(result.get("msg") or "Ansible reported nothing about this host"))
+            silent[name] = of_result(result, message)
     return Answers(capacities, silent)
 
 

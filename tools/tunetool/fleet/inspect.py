@@ -16,6 +16,7 @@ from tunetool.inspect.fleet_compare import compare
 from tunetool.inspect.fleet_model import FleetInspection, FleetMember
 from tunetool.inspect.model import SCHEMA_NAME, Inspection
 from tunetool.measure.progress import Progress
+from tunetool.node.play.reasons import shared
 from tunetool.node.units import format_count
 from tunetool.record import utc_now
 
@@ -41,7 +42,7 @@ def inspect_fleet(request: FleetRequest, progress: Progress) -> FleetInspection:
 
     def words(host: str, event: Mapping[str, Any]) -> str:
         members[host] = member(host, event)
-        return members[host].reason or "inspected"
+        return shared(host, members[host].reason or "inspected")
 
     last_events(play, _SECONDS, progress, words)
     hosts = [members.get(name) or member(name, None) for name in play.names]

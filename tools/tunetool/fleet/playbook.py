@@ -26,6 +26,7 @@ from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.node.common.commands import captured
 from tunetool.node.play.host_summary import one_line
+from tunetool.node.play.reasons import named
 from tunetool.node.play.tunetool_command import MARK
 from tunetool.node.units import format_count
 from tunetool.origin import install_hint, newer_python_hint
@@ -135,8 +136,7 @@ def choose_hosts(name: str, selection: HostSelection) -> tuple[Playbook, list[st
 def announce(names: Sequence[str], forks: int | None, progress: Progress) -> int:
     """Say which hosts it runs on, and return how many of them at the same time."""
     forks = forks or min(len(names), MOST_FORKS)
-    shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
-    progress.say(f"{format_count(len(names), 'host')}, {forks} at once: {shown}")
+    progress.say(f"{format_count(len(names), 'host')}, {forks} at once: {named(names)}")
     return forks
 
 

@@ -13,7 +13,19 @@ from tunetool.errors import ExitCode, UsageProblem
 from tunetool.fleet.playbook import HostSelection, Run, announce, choose_hosts, run_playbook
 from tunetool.measure.progress import Progress
 from tunetool.node.plan.plan_file import PlanError, load
-from tunetool.node.play.host_summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
+from tunetool.node.play.host_summary import (
+    BUILD,
+    CONTROL_TASKS,
+    FAILED,
+    NOT_REACHED,
+    PLAN,
+    REFUSED,
+    UNREACHABLE,
+    Host,
+    Summary,
+    one_line,
+)
+from tunetool.node.play.reasons import of_result, shared
 from tunetool.node.units import format_count
 from tunetool.record import Status
 from tunetool.verdict import exit_code as precedence
@@ -129,6 +141,7 @@ class Listener:
         self.notes: list[str] = []
         self.wrote = False
         self._progress = progress
+        self._said: set[tuple[str, str, str]] = set()
 
     def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
         name = str(data.get("host"))
@@ -144,8 +157,15 @@ class Listener:
             self.summary.failed(name, action, result, seconds)
         else:
             self.summary.unreachable(name, result, seconds)
-        self._progress.say(f"{name}: {task}: {self.summary.hosts[name].status.upper()}")
-        for line in str(result.get("msg") or "no message").splitlines():
+        message = str(result.get("msg") or "no message")
+        status = self.summary.hosts[name].status
+        # What stops many hosts is said of the first; the table at the end counts them.
+        cause = (task, status, shared(name, of_result(result, one_line(message))))
+        if cause in self._said:
+            return
+        self._said.add(cause)
+        self._progress.say(f"{name}: {task}: {status.upper()}")
+        for line in message.splitlines():
             self._progress.say(f"{name}:   {line}")
 
     def _ok(self, name: str, task: str, action: str, result: Mapping[str, Any], seconds: float) -> None:
@@ -155,5 +175,8 @@ class Listener:
         elif action == "tunetool.node.write_plan":
             self.wrote = True
             self.notes.append(str(result.get("msg")))
-        if not task.startswith("Validating arguments"):
+        # What runs on this machine alone, for all hosts, is said once.
+        again = action in CONTROL_TASKS and (task, "", "") in self._said
+        self._said.add((task, "", ""))
+        if not task.startswith("Validating arguments") and not again:
             self._progress.say(f"{name}: {task}: {'changed' if result.get('changed') else 'ok'}")

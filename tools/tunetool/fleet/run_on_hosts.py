@@ -12,11 +12,13 @@ from typing import Any
 
 from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
+from tunetool.fleet.outliers import OUTLIER
 from tunetool.fleet.playbook import HostSelection, Playbook, Run, announce, choose_hosts, run_playbook
 from tunetool.measure.facts import node_facts
 from tunetool.measure.made_by import made_by
 from tunetool.measure.progress import Progress
 from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
+from tunetool.node.play import reasons
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.units import format_count
 from tunetool.record import FleetHost, Measurement, Record, Verdict
@@ -122,7 +124,9 @@ def run(
 
     def words(host: str, event: Mapping[str, Any]) -> str:
         outcome, record = host_result(host, event)
-        return ", ".join([outcome.status.upper(), *(figures(record) if record else [])])
+        if record is None:
+            return f"{outcome.status.upper()}, {reasons.shared(host, outcome.reasons[0])}"
+        return ", ".join([outcome.status.upper(), *figures(record)])
 
     outcomes = last_events(play, seconds, progress, words)
     return [host_result(name, outcomes.get(name)) for name in play.names]
@@ -131,18 +135,26 @@ def run(
 def last_events(
     play: Play, seconds: float, progress: Progress, words: Callable[[str, Mapping[str, Any]], str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Run the play. Returns Ansible's last event about each host; ``words``: text about a host that is done."""
+    """Run the play. Returns Ansible's last event about each host; ``words``: text about a host that is done.
+
+    Of many hosts the start is not said, and what stopped several of them is said once: the result has the count.
+    """
     outcomes: dict[str, Mapping[str, Any]] = {}
+    heard: set[str] = set()
 
     def on_event(kind: str, data: Mapping[str, Any]) -> None:
         host = data.get("host")
         if not isinstance(host, str):
             return
         if kind == "runner_on_start":
-            progress.say(f"{host}: started")
+            if len(play.names) <= reasons.MOST_NAMED:
+                progress.say(f"{host}: started")
         elif kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
             outcomes[host] = data
-            progress.say(f"{host}: {words(host, data)}")
+            text = words(host, data)
+            if kind == "runner_on_ok" or text not in heard:
+                progress.say(f"{host}: {text}")
+            heard.add(text)
 
     selection = play.selection
     started = Run(play.playbook, selection.inventory, selection.limit, play.forks, variables(play.wanted))
@@ -156,7 +168,8 @@ def answer(event: Mapping[str, Any] | None, key: str) -> tuple[Any, str]:
         return None, "Ansible reported nothing about this host"
     result = event.get("res") or {}
     document = result.get(key)
-    return document, "" if document is not None else one_line(str(result.get("msg") or f"no {key} came back"))
+    message = one_line(str(result.get("msg") or f"no {key} came back"))
+    return document, "" if document is not None else reasons.of_result(result, message)
 
 
 def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, Record | None]:
@@ -182,7 +195,6 @@ def record_over(
     wanted: Callable[[Measurement], bool] = lambda _: True,
 ) -> Record:
     """One record for all hosts: their ids, verdicts and their figures that are ``wanted``."""
-    parts = [(host.host, Verdict(status=host.status, reasons=host.reasons)) for host, _ in hosts]
     return Record(
         kind="fleet",
         id=records.new_id(),
@@ -199,8 +211,27 @@ def record_over(
             if wanted(measurement)
         ],
         hosts=[host for host, _ in hosts],
-        verdict=judge(Case(parts=parts, judged="parts")),
+        verdict=_verdict([host for host, _ in hosts]),
     )
+
+
+def _verdict(hosts: Sequence[FleetHost]) -> Verdict:
+    """That of the whole fleet; a reason that several hosts have is one reason, with their number."""
+    parts = [(host.host, Verdict(status=host.status, reasons=host.reasons)) for host in hosts]
+    verdict = judge(Case(parts=parts, judged="parts"))
+    shared = {name: reasons.line(group, len(hosts)) for group in same_reasons(hosts) for name in group.hosts}
+    lines = (shared.get(reason.partition(": ")[0], reason) for reason in verdict.reasons)
+    return verdict.model_copy(update={"reasons": list(dict.fromkeys(lines))})
+
+
+def same_reasons(hosts: Sequence[FleetHost]) -> list[reasons.SameReason]:
+    """Two hosts or more without a pass, for the same first reason."""
+    groups = reasons.by_reason(
+        (host.host, host.status.upper(), next((each for each in host.reasons if not each.startswith(OUTLIER)), ""))
+        for host in hosts
+        if host.status != "pass"
+    )
+    return [group for group in groups if group.reason and len(group.hosts) > 1]
 
 
 def host_file(host: str) -> str:

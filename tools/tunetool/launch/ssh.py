@@ -23,6 +23,7 @@ from tunetool.launch.spec import NodeSpec, Verdict, verdict_of
 from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
+from tunetool.node.play.reasons import why_unreachable
 
 _ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 """A host that vanished ends its connection within 10 s, instead of the kernel's quarter of an hour."""
@@ -128,7 +129,8 @@ class Guards:
             return
         host, result = str(data.get("host")), data.get("res") or {}
         if kind == "runner_on_unreachable":
-            self._unreachable.setdefault(host, _last_line(str(result.get("msg") or "it does not answer")))
+            said = _last_line(str(result.get("msg") or "it does not answer"))
+            self._unreachable.setdefault(host, why_unreachable(said))
         elif "verdict" in result:
             self._verdicts[host] = verdict_of(result["verdict"])
         elif kind == "runner_on_failed" or (result.get("failed_when_result") is False and "ports" not in result):

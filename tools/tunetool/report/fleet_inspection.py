@@ -9,6 +9,7 @@ from pathlib import Path
 from tunetool.inspect.fleet_compare import counts, natural
 from tunetool.inspect.fleet_model import Difference, FleetInspection
 from tunetool.node.common.files import replace_file
+from tunetool.node.play import reasons
 from tunetool.node.units import format_count
 from tunetool.report.html import render
 from tunetool.report.lines import wrapped
@@ -40,8 +41,21 @@ def summary(fleet: FleetInspection) -> str:
 
 
 def _missing(fleet: FleetInspection) -> Iterator[str]:
-    for each in fleet.missing:
-        yield f"{each.host}: not inspected: {each.reason}"
+    for group in missing_by_reason(fleet):
+        yield _without_inspection(group, fleet)
+        if words := reasons.hint(group):
+            yield f"  hint: {words}"
+
+
+def _without_inspection(group: reasons.SameReason, fleet: FleetInspection) -> str:
+    if len(group.hosts) == 1:
+        return f"{group.hosts[0]}: {group.status}: {group.reason}"
+    return reasons.line(group, len(fleet.hosts))
+
+
+def missing_by_reason(fleet: FleetInspection) -> list[reasons.SameReason]:
+    """The hosts without an inspection, together where the reason is the same."""
+    return reasons.by_reason((each.host, "not inspected", each.reason or "no reason") for each in fleet.missing)
 
 
 def _differences(fleet: FleetInspection) -> Iterator[str]:
@@ -76,13 +90,16 @@ def write_page(fleet: FleetInspection, path: Path) -> None:
 def page(fleet: FleetInspection) -> str:
     """The text of the page."""
     odd = counts(fleet.differences)
+    groups = missing_by_reason(fleet)
+    grouped = {name for group in groups if len(group.hosts) > 1 for name in group.hosts}
     return render(
         "fleet-inspection.html.j2",
         taken=fleet.taken,
         command=shlex.join(fleet.command),
         provenance=[("tunetool", fleet.tool_version)],
         summary=summary(fleet),
-        missing=fleet.missing,
+        of=len(fleet.hosts),
+        missing=[(_without_inspection(group, fleet), reasons.hint(group), group.hosts) for group in groups],
         differences=[
             {
                 "hosts": ", ".join(hosts),
@@ -106,5 +123,6 @@ def page(fleet: FleetInspection) -> str:
                 "inspected": each.inspection is not None,
             }
             for each in sorted(fleet.hosts, key=lambda each: natural(each.host))
+            if each.host not in grouped
         ],
     )

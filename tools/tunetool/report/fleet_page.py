@@ -8,26 +8,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from tunetool.errors import UsageProblem
 from tunetool.fleet.outliers import OUTLIER
-from tunetool.fleet.run_on_hosts import host_file, record_over
+from tunetool.fleet.run_on_hosts import host_file, record_over, same_reasons
 from tunetool.fleet.verify import name_outliers
 from tunetool.inspect.fleet_compare import compare_facts, natural
 from tunetool.inspect.fleet_facts import facts_of_node
 from tunetool.inspect.fleet_model import Difference
 from tunetool.measure.figures import NAMES
 from tunetool.node.common.files import replace_file
+from tunetool.node.play import reasons
 from tunetool.node.units import format_count
-from tunetool.record import FleetHost, Measurement, Node, Record
+from tunetool.record import FleetHost, Measurement, Node, Record, read
 from tunetool.regular_files import below, read_json
 from tunetool.report.html import render
+from tunetool.report.kinds import write_any_page
 from tunetool.report.page import number
 from tunetool.report.svg_nodes import Dot, dots
+from tunetool.verdict import WORST_FIRST
 
-_ORDER = ("fail", "error", "unproven", "unstable", "pass")
 _MOST_FIGURES, _MOST_PLOTS, _MOST_NAMED, _MOST_REASONS = 6, 2, 8, 5
 _UNITS = {"B/s": ("GB/s", 1e9), "s": ("s", 1.0), "1/s": ("1/s", 1.0), "B": ("GB", 1e9), "1": ("", 1.0)}
 
@@ -71,8 +74,28 @@ class _Row:
 
 def write_page(record: Record, path: Path) -> Path | None:
     """Write the page to ``path`` by rename; the hosts' own records lie in ``hosts/`` beside it."""
-    replace_file(str(path), page(record, nodes_beside(record, path.parent)))
+    own = {host: name.relative_to(path.parent) for host, name in write_host_pages(record, path.parent).items()}
+    pages = {host: quote(str(name)) for host, name in own.items()}
+    replace_file(str(path), page(record, nodes_beside(record, path.parent), pages=pages))
     return path
+
+
+def write_host_pages(record: Record, directory: Path) -> dict[str, Path]:
+    """Write the page of each host whose own record lies below the ``directory``; return them by host.
+
+    One that cannot be written is left out: the fleet's page has the host all the same.
+    """
+    pages: dict[str, Path] = {}
+    for host in record.hosts or []:
+        try:
+            path = below(directory, host_file(host.host))
+            own = read(path)
+            # A host's record is of one node: one that has hosts would have pages of its own, and so on.
+            if own.hosts is None:
+                pages[host.host] = write_any_page(own, path)
+        except (OSError, UsageProblem):
+            continue
+    return pages
 
 
 def nodes_beside(record: Record, directory: Path) -> dict[str, Node]:
@@ -124,8 +147,14 @@ def _of_a_fleet(kind: str) -> Callable[[Measurement], bool]:
     return (lambda figure: figure.name in NAMES.values()) if kind == "verify" else lambda figure: True
 
 
-def page(record: Record, nodes: Mapping[str, Node], groups: Mapping[str, Sequence[str]] | None = None) -> str:
-    """The text of the page. ``nodes``: the hosts' machines; ``groups``: their groups in the inventory."""
+def page(
+    record: Record,
+    nodes: Mapping[str, Node],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    pages: Mapping[str, str] | None = None,
+) -> str:
+    """The text of the page. ``nodes``: the hosts' machines; ``groups``: their groups in the inventory; ``pages``:
+    addresses of their own pages, relative to this one."""
     columns = list(_columns(record))
     differences = compare_facts({host: facts_of_node(node) for host, node in nodes.items()}).differences
     rows = _rows(record.hosts or [], columns, differences, groups or {})
@@ -135,15 +164,16 @@ def page(record: Record, nodes: Mapping[str, Node], groups: Mapping[str, Sequenc
         "fleet.html.j2",
         record=record,
         limits=list(_limits(rows, columns)),
-        counts={status: statuses[status] for status in _ORDER if statuses[status]},
+        counts={status: statuses[status] for status in WORST_FIRST if statuses[status]},
         outliers=sum(bool(row.outlier) for row in rows),
         titles=[column.title for column in columns],
         plots=[_plot(column, bad) for column in columns[:_MOST_PLOTS]],
-        rows=[_shown(row, columns) for row in rows],
+        rows=[_shown(together, columns) for together in _together(rows, columns, record.hosts or [])],
         groups=sorted({group for row in rows for group in row.groups}, key=natural),
         facts=list(dict.fromkeys(each.title for each in differences if each.majority is not None)),
         differences=[_difference(each) for each in differences],
         compared=len(nodes),
+        pages=pages or {},
     )
 
 
@@ -176,7 +206,13 @@ def _rows(
         rows.append(_Row(host, outlier, reasons, lag, list(dict.fromkeys(differs)), groups.get(host.host, ())))
 
     def worst(row: _Row) -> tuple[Any, ...]:
-        return (_ORDER.index(row.host.status), not row.outlier, -row.lag, -len(row.differs), natural(row.host.host))
+        return (
+            WORST_FIRST.index(row.host.status),
+            not row.outlier,
+            -row.lag,
+            -len(row.differs),
+            natural(row.host.host),
+        )
 
     return sorted(rows, key=worst)
 
@@ -194,7 +230,8 @@ def _limits(rows: Sequence[_Row], columns: Sequence[Column]) -> Iterator[str]:
     """What is wrong with which nodes, the most frequent first, then the slowest node."""
     by_cause: dict[str, list[str]] = {}
     for row in rows:
-        if row.host.status != "pass":
+        # What did not answer limits no job: the verdict's reasons have it.
+        if row.host.status != "pass" and not any(each.startswith(reasons.UNREACHABLE) for each in row.reasons):
             cause = row.reasons[0].partition(":")[0] if row.reasons else row.host.status
             by_cause.setdefault(cause, []).append(row.host.host)
     for cause, hosts in sorted(by_cause.items(), key=lambda item: -len(item[1]))[:_MOST_REASONS]:
@@ -221,17 +258,41 @@ def _plot(column: Column, bad: set[str]) -> str:
     return dots(column.title, given)
 
 
-def _shown(row: _Row, columns: Sequence[Column]) -> Mapping[str, Any]:
+def _together(rows: Sequence[_Row], columns: Sequence[Column], hosts: Sequence[FleetHost]) -> list[list[_Row]]:
+    """The rows in their order; those without a figure that have their first reason in common are one."""
+    group_of = {name: number for number, group in enumerate(same_reasons(hosts)) for name in group.hosts}
+    shown: list[list[_Row]] = []
+    groups: dict[int, list[_Row]] = {}
+    for row in rows:
+        name = row.host.host
+        alone = name not in group_of or any(name in column.values for column in columns)
+        if alone:
+            shown.append([row])
+        elif group_of[name] in groups:
+            groups[group_of[name]].append(row)
+        else:
+            shown.append(groups.setdefault(group_of[name], [row]))
+    return shown
+
+
+def _shown(together: Sequence[_Row], columns: Sequence[Column]) -> Mapping[str, Any]:
+    """The cells of one row, which stands for all hosts that have nothing but a reason in common."""
+    row = together[0]
+    hosts = [each.host.host for each in together]
+    said = row.reasons[:2]
+    if len(together) > 1:
+        group = reasons.by_reason((each.host.host, each.host.status, each.reasons[0]) for each in together)[0]
+        said = [" ".join([group.reason, *([f"({hint})"] if (hint := reasons.hint(group)) else [])])]
     return {
-        "host": row.host.host,
+        "hosts": hosts,
         "status": row.host.status,
         "outlier": bool(row.outlier),
         "cells": [_cell(column, row.host.host) for column in columns],
-        "differs": row.differs,
-        "groups": row.groups,
+        "differs": sorted({fact for each in together for fact in each.differs}),
+        "groups": sorted({group for each in together for group in each.groups}, key=natural),
         # What to do is the same for all of them, and stands in the record.
-        "reason": "; ".join([*row.reasons[:2], *(f"slow: {reason.partition(': ')[0]}" for reason in row.outlier)]),
-        "more": max(0, len(row.reasons) - 2),
+        "reason": "; ".join([*said, *(f"slow: {reason.partition(': ')[0]}" for reason in row.outlier)]),
+        "more": max(0, len(row.reasons) - 2) if len(together) == 1 else 0,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.common.refusal import on_one_line
+from tunetool.node.play import reasons
 from tunetool.record import Record
 
 WIDTH = 100
@@ -38,6 +40,14 @@ def print_block(console: Console, text: str, indent: int) -> None:
         text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True
     ):
         console.print(line_of(line))
+
+
+def print_same_reasons(console: Console, groups: Sequence[reasons.SameReason], total: int) -> None:
+    """Print one line for all of the ``total`` hosts that have the same reason, and what to do."""
+    for group in groups:
+        print_block(console, reasons.line(group, total), 2)
+        if words := reasons.hint(group):
+            print_block(console, f"  hint: {words}", 4)
 
 
 class PipeConsole(Console):

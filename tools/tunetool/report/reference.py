@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tunetool.node.play.reasons import by_reason, line
 from tunetool.node.units import format_figure
 from tunetool.record import Measurement, Record
 from tunetool.report.page import line_of, new_table, number, print_block, print_verdict_line, word
@@ -30,9 +31,11 @@ def print_reference(record: Record, path: Path | None, console: Console) -> None
         cells = (Text(part.run or "-"), Text(next(iter(part.reasons), "")))
         table.add_row(Text(part.name), word(shown), *cells)
     console.print(table)
-    for host in record.hosts or []:
-        if any(reason.startswith(LEFT_OUT) for reason in host.reasons):
-            print_block(console, f"{host.host} was {host.reasons[0]}", 2)
+    hosts = record.hosts or []
+    out = [host for host in hosts if any(reason.startswith(LEFT_OUT) for reason in host.reasons)]
+    for group in by_reason((host.host, "", host.reasons[0]) for host in out):
+        alone = f"{group.hosts[0]} was {group.reason}"
+        print_block(console, alone if len(group.hosts) == 1 else line(group, len(hosts)), 2)
     if record.measurements:
         console.print(_figures(record))
     kept = next((part.run for part in record.parts or [] if part.run), None)

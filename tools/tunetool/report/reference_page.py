@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.node.common.files import replace_file
+from tunetool.node.play.reasons import by_reason
 from tunetool.record import Measurement, Part, Record
 from tunetool.report.html import bar_of, bars, interval_of, render
 from tunetool.report.page import number
@@ -43,7 +44,7 @@ def page(record: Record, pages: Mapping[str, str]) -> str:
             if part.status not in ("pass", "skip")
             for reason in part.reasons[:1]
         ],
-        hosts=record.hosts or [],
+        hosts=by_reason((host.host, host.status, next(iter(host.reasons), "")) for host in record.hosts or []),
         sections=list(_sections(record)),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from tunetool.fleet.run_on_hosts import same_reasons
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import FleetHost, Measurement, Record
 from tunetool.report import page
@@ -34,7 +35,9 @@ def print_stage(record: Record, path: Path | None, console: Console) -> None:
 
 
 def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
-    """Print one line for each host."""
+    """Print one line for each host; hosts without a copy and with a reason in common share a line below."""
+    groups = same_reasons([host for host, _ in hosts])
+    grouped = {name for group in groups for name in group.hosts}
     table = page.new_table()
     table.add_column("host", overflow="fold")
     table.add_column("result")
@@ -54,9 +57,13 @@ def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console:
             if figure is not None
             else ["-"] * 4
         )
-        reason = next(iter([*host.reasons, *findings]), "")
+        if host.host in grouped and figure is None:
+            continue
+        reason = "" if host.host in grouped else next(iter([*host.reasons, *findings]), "")
         table.add_row(Text(host.host), page.word(host.status.upper()), *map(Text, cells), Text(reason))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    page.print_same_reasons(console, groups, len(hosts))
 
 
 def _lines(figure: Measurement) -> list[str]:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tunetool.fleet.outliers import OUTLIER
 from tunetool.fleet.provision import ProvisionResult
+from tunetool.fleet.run_on_hosts import same_reasons
 from tunetool.measure.aio.rung import CHECK_ID as DEEPSPEED
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import NAMES
@@ -29,6 +30,7 @@ from tunetool.report.page import (
     new_table,
     number,
     print_block,
+    print_same_reasons,
     print_verdict_line,
     table_console,
     verdict_word,
@@ -216,7 +218,12 @@ def _print_checks(record: Record, console: Console) -> None:
 
 
 def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
-    """Print one line for each host, then the slowest host and the outliers."""
+    """Print one line for each host, then the slowest host, reasons of several hosts, and the outliers.
+
+    Hosts that have no figures and a reason in common have no line of their own.
+    """
+    groups = same_reasons([host for host, _ in hosts])
+    grouped = {name for group in groups for name in group.hosts}
     table = new_table()
     table.add_column("host", overflow="fold")
     table.add_column("verdict")
@@ -224,12 +231,17 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
     table.add_column("reason", ratio=1, overflow="fold")
     for host, record in hosts:
         read, write = (median_of(record, direction) for direction in ("read", "write"))
+        if host.host in grouped and read is None and write is None:
+            continue
         reason = next((each for each in host.reasons if not each.startswith(OUTLIER)), "")
+        reason = "" if host.host in grouped else reason
         table.add_row(Text(host.host), word(host.status.upper()), Text(speed(read)), Text(speed(write)), Text(reason))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     line = slowest(hosts)
     if line:
         console.print(line_of(line))
+    print_same_reasons(console, groups, len(hosts))
     for host, _ in hosts:
         for reason in host.reasons:
             if reason.startswith(OUTLIER):

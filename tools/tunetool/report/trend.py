@@ -13,12 +13,13 @@ from tunetool.measure.comparison import ERROR, difference
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell, interval
 from tunetool.report.html import label
-from tunetool.report.page import add_number_columns, new_table
+from tunetool.report.page import add_number_columns, new_table, print_block, word
 from tunetool.report.runs import Kept
 from tunetool.report.svg_curves import format_value
 
 TITLES = ("time", "record", "figure", "value", "low", "high", "unit", "since the one before", "verdict")
 _BAR = 24
+NOISE = "within the noise"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,26 @@ def points(runs: Sequence[Kept], name: str, host: str | None = None) -> list[Poi
     return result
 
 
+def later(runs: Sequence[Kept], shown: Sequence[Point], host: str | None = None) -> list[tuple[str, str]]:
+    """Status and a line of the newest record that follows all of ``shown``, has no such figure, and is no pass."""
+    kinds, last = {each.record.kind for each in shown}, max(each.record.started for each in shown)
+    newer = [
+        (record.started, kept.name, record.verdict)
+        for kept in runs
+        if (record := kept.record) is not None
+        and record.kind in kinds
+        and record.started > last
+        and record.verdict is not None
+        and record.verdict.status != "pass"
+        and (host is None or host in (record.node.host, *(each.host for each in record.hosts or [])))
+    ]
+    if not newer:
+        return []
+    _, name, verdict = max(newer, key=lambda each: each[:2])
+    why = next(iter(verdict.reasons), "no reason")
+    return [(verdict.status, f"{verdict.status.upper()}: {name} has no such figure: {why}")]
+
+
 def _change(before: Measurement | None, now: Measurement) -> str:
     if before is None:
         return ""
@@ -70,7 +91,7 @@ def _change(before: Measurement | None, now: Measurement) -> str:
     if tested.least > ERROR:
         return "too few samples"
     if tested.probability > ERROR or tested.ratio == 1:
-        return "within the noise"
+        return NOISE
     return "faster" if (tested.ratio > 1) == (now.better == "higher") else "slower"
 
 
@@ -86,21 +107,25 @@ def rows(shown: Sequence[Point]) -> list[tuple[Cell, ...]]:
     ]
 
 
-def print_trend(shown: Sequence[Point], console: Console) -> None:
-    """The points for people: a bar from zero to the value, and the end of its interval."""
+def print_trend(shown: Sequence[Point], console: Console, after: Sequence[tuple[str, str]] = ()) -> None:
+    """The points for people: a bar from zero to the value, and the end of its interval; ``after``: see ``later``."""
     table = new_table()
     table.add_column("record", overflow="fold")
     add_number_columns(table, "value")
     table.add_column("", min_width=_BAR)
     table.add_column("since the one before")
+    table.add_column("verdict")
     highs = (interval(each.figure)[1] or each.figure.value for each in shown)
     top = max((abs(high) for high in highs), default=0.0) or 1.0
     several = len({label(each.figure) for each in shown}) > 1
     for each in shown:
         name = f"{each.run} {label(each.figure)}" if several else each.run
         value = format_value(each.figure.value, each.figure.unit)
-        table.add_row(Text(name), Text(value), Text(_bar(each.figure, top)), Text(each.change))
+        status = each.record.verdict.status.upper() if each.record.verdict else "-"
+        table.add_row(Text(name), Text(value), Text(_bar(each.figure, top)), Text(each.change), word(status))
     console.print(table)
+    for _, line in after:
+        print_block(console, line, 2)
 
 
 def _bar(figure: Measurement, top: float) -> str:

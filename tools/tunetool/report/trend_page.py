@@ -14,7 +14,8 @@ from tunetool.report.html import evidence, of_tool, render
 from tunetool.report.record_page import interval_words
 from tunetool.report.svg_curves import format_value, scale
 from tunetool.report.svg_points import point_of, points, words
-from tunetool.report.trend import Point
+from tunetool.report.trend import NOISE, Point
+from tunetool.verdict import WORST_FIRST
 
 _COLOURS = {"faster": "#2da44e", "slower": "#cf222e", "another medium": "#8c6d1f"}
 _PLAIN = "#1f6feb"
@@ -23,13 +24,13 @@ _MOST_DOTS = 600
 """Of all plots together; each shows its newest records."""
 
 
-def page(shown: Sequence[Point], figure: str, command: Sequence[str]) -> str:
-    """The text of the page; ``shown`` is not empty, and in the order of time."""
+def page(shown: Sequence[Point], figure: str, command: Sequence[str], later: Sequence[tuple[str, str]] = ()) -> str:
+    """The text of the page; ``shown`` is not empty, and in the order of time; ``later``: see ``trend.later``."""
     series: dict[str, list[Point]] = {}
     for each in shown:
         series.setdefault(each.series, []).append(each)
-    # The series whose newest figure is slower come first.
-    ranked = sorted(series, key=lambda name: (series[name][-1].change != "slower", name))
+    # The series whose newest record is no pass come first, then those whose newest figure is slower.
+    ranked = sorted(series, key=lambda name: (_passed(series[name][-1]), series[name][-1].change != "slower", name))
     dots = _MOST_DOTS // min(_MOST_PLOTS, len(series))
     changed = [each for each in shown if each.change in _COLOURS]
     records = {each.record.id: each.record for each in shown}
@@ -39,7 +40,8 @@ def page(shown: Sequence[Point], figure: str, command: Sequence[str]) -> str:
         records=len(records),
         until=shown[-1].record.started,
         several=len(series) > 1,
-        newest=[_newest(series[name]) for name in ranked[:_MOST_PLOTS]],
+        status=_worst([each[-1] for each in series.values()], [status for status, _ in later]),
+        newest=[*(line for _, line in later), *(_newest(series[name]) for name in ranked[:_MOST_PLOTS])],
         changes=[_change(each) for each in reversed(changed[-_MOST_CHANGES:])],
         older=max(0, len(changed) - _MOST_CHANGES),
         plots=[_plot(name, series[name][-dots:]) for name in ranked[:_MOST_PLOTS]],
@@ -52,14 +54,29 @@ def page(shown: Sequence[Point], figure: str, command: Sequence[str]) -> str:
     )
 
 
+def _passed(each: Point) -> bool:
+    return each.record.verdict is None or each.record.verdict.status == "pass"
+
+
+def _worst(last: Sequence[Point], later: Sequence[str]) -> str:
+    """The worst verdict of the newest records; empty where none was judged."""
+    found = {*later, *(each.record.verdict.status for each in last if each.record.verdict)}
+    return next((status for status in WORST_FIRST if status in found), "")
+
+
 def _newest(series: Sequence[Point]) -> str:
     last = series[-1]
-    value = format_value(last.figure.value, last.figure.unit)
+    verdict = last.record.verdict
+    short = verdict is not None and verdict.status != "pass"
+    # Its verdict comes first: a figure that stays too low is no good news.
+    head = f"{verdict.status.upper()}: " if verdict is not None and short else ""
+    value = f"{head}{last.series}: {format_value(last.figure.value, last.figure.unit)}"
     if not last.change:
-        return f"{last.series}: {value}; there is no record before it"
+        return f"{value}; there is no record before it"
+    change = "unchanged" if short and last.change == NOISE else last.change
     first = series[0].figure.value
     since = f"; {last.figure.value / first:.0%} of the first record's" if first else ""
-    return f"{last.series}: {value}; {last.change}, against the record before{since}"
+    return f"{value}; {change}, against the record before{since}"
 
 
 def _change(each: Point) -> str:

@@ -21,6 +21,7 @@ from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.common.manifest import MANIFEST_PATH
 from tunetool.node.machine.capacity import Capacity, read_capacity
+from tunetool.node.play import reasons
 from tunetool.record import Part
 from tunetool.verdict import Case
 
@@ -60,13 +61,18 @@ class _Reference:
     def _decide(self, asked: Asked) -> None:
         """Ask the nodes, choose what the call leaves open, print what will be done. Raises ``TunetoolError``."""
         capacities, silent = _look(asked, self.progress)
-        for host, why in silent.items():
-            self.progress.say(f"{host} is left out: {why}")
+        groups = reasons.by_reason((host, "", why) for host, why in silent.items())
+        total = len(capacities) + len(silent)
+        for group in groups:
+            alone = f"{group.hosts[0]} is left out: {group.reason}"
+            self.progress.say(alone if len(group.hosts) == 1 else f"left out: {reasons.line(group, total)}")
         if not capacities:
             host, why = next(iter(silent.items()))
             if asked.cluster.inventory is None:
                 raise UsageProblem("nothing to measure", why)
-            raise CannotJudge(f"no node can take part; `{host}`: {why}", "see `tunetool verify -i` of that inventory")
+            words = f"`{host}`: {why}" if len(groups[0].hosts) == 1 else reasons.line(groups[0], total)
+            advice = reasons.hint(groups[0]) or "see `tunetool verify -i` of that inventory"
+            raise CannotJudge(f"no node can take part; {words}", advice)
         if silent and asked.all_or_nothing:
             host, why = next(iter(silent.items()))
             raise CannotJudge(f"`--all-or-nothing`, and `{host}` cannot take part: {why}", "leave the option out")
