@@ -1,5 +1,7 @@
 """Build the documents as a site, build/site, strictly; then look whether each page needs nothing but the site itself.
 
+Its home page is README.md; the pages that README names beside docs/ are pages of the site too.
+
 Ends with 1 where a link leads nowhere, a page asks another machine for something, or the search lacks a page.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,6 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
+STAGED = ROOT / "build/docs"
+"""docs/ with the files of the clone's top beside it, in the places that they have on the site."""
+TOP = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md")
+"""Files of the clone's top that are on the site."""
+INDEX = "documents.md"
+"""docs/README.md on the site, whose own index is README.md."""
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """Elements for which a browser fetches something by itself, with the attribute that names it."""
 ERROR_PAGE = "404.html"
@@ -40,9 +49,59 @@ class Loaded(HTMLParser):
             self.addresses.append(given[LOADING[tag]] or "")
 
 
+LINKED = re.compile(r"(\]\()([^)#\s]+)(?=[)#])")
+"""The file of a link in Markdown."""
+RENAMED = {"docs/README.md": INDEX, "README.md": "index.md", "LICENSE": "LICENSE.txt"}
+
+
+def placed(name: str) -> str:
+    """Where a file of the clone lies on the site; empty for one that is not there."""
+    known = name in TOP or name.startswith("docs/")
+    return RENAMED.get(name, name.removeprefix("docs/")) if known else ""
+
+
+def moved(text: str, name: str) -> str:
+    """A page of the clone with its links as they are on the site; those to files that are not there become text."""
+
+    def link(found: re.Match[str]) -> str:
+        if ":" in found[2]:
+            return found[0]
+        there = placed(os.path.normpath(os.path.join(os.path.dirname(name), found[2])))  # noqa: PTH118, PTH120  (no file)
+        here = os.path.dirname(placed(name))  # noqa: PTH120
+        return found[1] + (os.path.relpath(there, here or ".") if there else found[2])
+
+    return LINKED.sub(link, text)
+
+
+def stage() -> Path:
+    """Lay out what the site is made of; returns the settings file for it."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", STAGED)
+    (STAGED / "README.md").unlink()
+    for name in ["docs/README.md", *TOP]:
+        text = (ROOT / name).read_text()
+        (STAGED / placed(name)).write_text(moved(text, name) if name.endswith(".md") else text)
+    for page in STAGED.rglob("*.md"):
+        name = f"docs/{page.relative_to(STAGED)}"
+        if (ROOT / name).is_file():
+            page.write_text(moved(page.read_text(), name))
+    settings = (ROOT / "mkdocs.yml").read_text()
+    for old, new in (
+        ("site_dir: build/site", "site_dir: site"),
+        ('  - "Documents": README.md\n', f'  - "Home": index.md\n  - "Documents": {INDEX}\n'),
+    ):
+        assert old in settings, old  # tools/dev/docs.py writes the menu
+        settings = settings.replace(old, new)
+    more = ("SECURITY", "CONTRIBUTING", "CHANGELOG")
+    menu = "".join(f'      - "{name.capitalize()}": {name}.md\n' for name in more)
+    file = ROOT / "build/mkdocs.yml"
+    file.write_text(settings + menu)
+    return file
+
+
 def build() -> None:
     """Raises ``SystemExit`` where a link leads nowhere."""
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(ROOT / "mkdocs.yml")]
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(stage())]
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
