@@ -1,18 +1,36 @@
 """What a wheel has beside the packages: the files at the root of the collection, for the collection that it carries.
 
+The addresses of the project come from galaxy.yml.
+
 Hatchling copies forced files also into an editable install, where they would be an incomplete collection that Ansible
 takes for an installed one.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 COLLECTION = "ansible_collections/tunetool/node"
 # No galaxy.yml: a built collection, from which a wheel can be made too, has none.
 FILES = ("ansible.cfg", "constraints.txt", "pyproject.toml", "hatch_build.py", "site.yml")
+
+
+ADDRESSES = re.compile(r"^(homepage|repository|documentation|issues):[ \t]+[\"']?(https?://[^\s\"']+)", re.MULTILINE)
+
+
+class Addresses(MetadataHookInterface):
+    """The addresses that galaxy.yml has, as URLs of the package; none where there is no galaxy.yml."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """See hatchling."""
+        file = Path(self.root) / "galaxy.yml"
+        found = ADDRESSES.findall(file.read_text()) if file.is_file() else []
+        metadata["urls"] = {name.capitalize(): address for name, address in found}
 
 
 class CollectionFiles(BuildHookInterface):

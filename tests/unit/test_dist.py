@@ -5,7 +5,9 @@ The wheel is built once; what is installed from it takes its dependencies from t
 
 from __future__ import annotations
 
+import email
 import importlib
+import importlib.metadata
 import json
 import os
 import re
@@ -17,6 +19,7 @@ import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -275,3 +278,56 @@ def test_the_lock_of_training_environments_is_the_carried_one(installed: Path, t
     assert "is not a copy of the collection" not in done.stderr
     assert "building tunetool's wheel" in done.stderr
     assert "tunetool's wheel cannot be built" not in done.stderr
+
+
+def described(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return email.message_from_string(archive.read(name).decode())
+
+
+def test_the_package_is_described_and_names_no_address_that_is_not_there(wheel: Path) -> None:
+    said = described(wheel)
+    assert said["Author"] == said["Maintainer"] == "The tunetool authors"
+    assert said["License-Expression"] == "Apache-2.0"
+    assert said["Description-Content-Type"] == "text/markdown"
+    assert len(said["Keywords"].split(",")) > 5
+    assert len(said.get_all("Classifier", [])) > 10
+    galaxy = (ROOT / "galaxy.yml").read_text()
+    given = re.findall(r"^(?:homepage|repository|documentation|issues): *(https?://\S+)", galaxy, re.MULTILINE)
+    assert [each.split(", ")[1] for each in said.get_all("Project-URL", [])] == given
+
+
+def test_the_package_s_addresses_are_those_of_galaxy(tmp_path: Path) -> None:
+    hook = tmp_path / "clone"
+    hook.mkdir()
+    (hook / "galaxy.yml").write_text((ROOT / "galaxy.yml").read_text() + "repository: https://example.org/a/tunetool\n")
+    program = (
+        "import sys, hatch_build, json; found = {}; "
+        "hatch_build.Addresses(sys.argv[1], {}).update(found); print(json.dumps(found))"
+    )
+    tools = tmp_path / "tools"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--target", str(tools), *dist.backend()], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(hook)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tools), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {"urls": {"Repository": "https://example.org/a/tunetool"}}
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11"])
+def test_no_python_gets_the_extra_control_without_ansible(wheel: Path, python: str) -> None:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    wanted = [Requirement(each) for each in described(wheel).get_all("Requires-Dist", [])]
+    surroundings = {"python_version": python, "extra": "control"}
+    chosen = [each.name for each in wanted if each.marker is None or each.marker.evaluate(surroundings)]
+    assert "ansible-core" in chosen
+    # What pip refuses 3.10 by.
+    asked = importlib.metadata.metadata("ansible-core")["Requires-Python"]
+    assert SpecifierSet(asked).contains(python) == (python == "3.11")

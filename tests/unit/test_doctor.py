@@ -217,6 +217,7 @@ def test_an_extra_s_packages_are_looked_up_without_an_import(tmp_path: Path) -> 
             "click>=8.1; extra == 'one'",
             "no-such-package-anywhere>=2; extra == 'one'",
             f"ansible-core>=2; python_version >= '{newer}' and extra == 'one'",
+            f"ansible-core>=2; python_version < '{newer}' and extra == 'one'",
             "click; extra == 'two'",
         )
     )

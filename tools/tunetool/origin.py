@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 _NAME = re.compile(r"[\w.-]+")
+_OLDER_PYTHON = re.compile(r"python_version\s*<\s*['\"]")
 _LEAST_PYTHON = re.compile(r"python_version\s*>=\s*['\"](\d+)\.(\d+)")
 _SET_UP = {"control": "setup"} | dict.fromkeys(
     ("deepspeed", "checkpoint", "engines", "finetune", "lightning"), "setup-deepspeed"
@@ -139,7 +140,12 @@ def lacking(extra: str, source: Origin | None = None) -> list[str] | None:
 
 def _of_extra(source: Origin, extra: str) -> list[tuple[str, str]]:
     """Requirement and marker of each package of ``extra``."""
-    parts = [each.partition(";") for each in source.requires if extra in _EXTRA.findall(each)]
+    parts = [
+        each.partition(";")
+        for each in source.requires
+        # A line for older Pythons alone is there for pip to refuse them; the line for newer ones says what is needed.
+        if extra in _EXTRA.findall(each) and not _OLDER_PYTHON.search(each)
+    ]
     return [(requirement.strip(), marker) for requirement, _, marker in parts]
 
 
