@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from damaged import bounded_memory, files, no_hang
 from machines import RECORDED
+from made_weights import safetensors
 from tunetool import record as records
 from tunetool.advise.read_model import load_decoder, load_model
 from tunetool.bench.dataset.corpus import measure_corpus
@@ -220,9 +221,8 @@ def _space(path: Path) -> Any:
 
 
 def _index(path: Path) -> Any:
-    header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
-    for name in ("1.safetensors", "2.safetensors"):
-        (path.parent / name).write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    for name, tensor in (("1.safetensors", "a"), ("2.safetensors", "b")):
+        safetensors(path.parent / name, {tensor: [1]})
     return load_model(str(path))
 
 
