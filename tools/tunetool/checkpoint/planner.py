@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.tensor import DTensor
 
-from tunetool.checkpoint import column_plan, global_plan
+from tunetool.checkpoint import column_plan, global_plan, loadable
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.global_plan import share_out
@@ -191,6 +191,7 @@ class DirectSavePlanner(DefaultSavePlanner):
             self._planned = self._local.items
             self.plan = SavePlan(self._local.items, planner_data=self._local.sent_mappings)
             return self.plan
+        loadable.refuse_state(self.state_dict)
         with without_collections():
             plan = self._planned_by_torch()
         # Not the items of `plan`, which is empty if torch has cached an equal plan.
@@ -327,8 +328,10 @@ class DirectSavePlanner(DefaultSavePlanner):
         whole = self._around(write_item)
         tensor = self.lookup_object(whole.index).detach()
         for dimension, start in enumerate(data.chunk.offsets):
-            first = start - whole.tensor_data.chunk.offsets[dimension]
-            tensor = tensor.narrow(dimension, first, data.chunk.sizes[dimension])
+            first, length = start - whole.tensor_data.chunk.offsets[dimension], data.chunk.sizes[dimension]
+            # Some tensors, such as those with a scale for each row, can only be taken whole.
+            if length != whole.tensor_data.chunk.sizes[dimension]:
+                tensor = tensor.narrow(dimension, first, length)
         return self.transform_object(write_item, tensor)
 
     def _around(self, item: WriteItem) -> WriteItem:

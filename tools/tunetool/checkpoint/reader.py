@@ -221,6 +221,11 @@ class DirectReader(StorageReader):
                 f" from `{self.path / file}`",
                 "the planner's resolve_tensor() must return the part that its read item names",
             )
+        if target.layout is not torch.strided:
+            raise CannotJudge(
+                f"`{name}` cannot be filled: the target's layout is `{target.layout}`",
+                "load into a dense tensor, then convert it",
+            )
         try:
             is_plain(target)
         except ValueError as error:
@@ -246,7 +251,11 @@ class DirectReader(StorageReader):
             raise CannotJudge(f"{where} is a `{type(tensor).__name__}`, not a tensor", "the metadata is damaged")
         try:
             for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                tensor = tensor.narrow(dimension, offset, length)
+                # Some tensors, such as those with a scale for each row, can only be taken whole.
+                if (offset, length) != (0, tensor.shape[dimension]):
+                    tensor = tensor.narrow(dimension, offset, length)
+            if tuple(tensor.shape) != tuple(item.lengths):
+                raise ValueError
         except (RuntimeError, ValueError, IndexError):
             raise CannotJudge(
                 f"{where} has shape {list(tensor.shape)}, too small for {list(item.lengths)} from "

@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
+from tunetool.checkpoint import loadable
 from tunetool.checkpoint.checksums import seal
 from tunetool.checkpoint.host_buffers import Source, is_plain
 from tunetool.checkpoint.items import Archive, archive
 from tunetool.checkpoint.planner import DirectSavePlanner
-from tunetool.errors import CannotJudge
 
 
 @dataclass
@@ -40,6 +39,7 @@ class Item:
 def items_of(writes: Sequence[WriteItem], planner: SavePlanner, checksums: bool, save: str) -> list[Item]:
     """The items with their data from the planner, for the save with the token ``save``. Raises ``CannotJudge`` for a
     tensor that cannot be saved."""
+    loadable.refuse_items(writes)
     if isinstance(planner, DirectSavePlanner):
         data = planner.data_of(writes)
         return [_item(write, each, checksums, save) for write, each in zip(writes, data, strict=True)]
@@ -53,18 +53,9 @@ def _item(write: WriteItem, data: torch.Tensor | io.BytesIO, checksums: bool, sa
         # An alias with a hold of its own on the memory, whatever becomes of the caller's tensor meanwhile.
         tensor = data.detach()
         if not is_plain(tensor):
-            stream = io.BytesIO()
-            torch.save(tensor.cpu(), stream)
-            return Item(write, stream.getvalue())
+            return Item(write, loadable.as_torch_saves(tensor))
+        dtype = loadable.name_of(tensor.dtype)
     except Exception as error:  # what a tensor's own class raises
-        raise CannotJudge(
-            f"`{write.index.fqn}`, a `{type(data).__name__}`, cannot be saved: {str(error).partition(chr(10))[0]}",
-            "leave it out of the state, or save the plain tensors that it is made of",
-        ) from error
+        raise loadable.refused(write.index.fqn, type(data).__name__, str(error)) from error
     source = Source(tensor)
-    return Item(write, archive(_name_of(tensor.dtype), tensor.shape, source.bytes, checksums), source, save)
-
-
-@lru_cache(256)
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return Item(write, archive(dtype, tensor.shape, source.bytes, checksums), source, save)

@@ -79,7 +79,11 @@ def leaves_of(values: list[Any]) -> list[Any] | None:
     leaves: list[Any] = []
     for value in values:
         if type(value) in PLAIN:
-            leaves.append((type(value), *_of_tensor(value)))
+            try:
+                leaves.append((type(value), *_of_tensor(value)))
+            except RuntimeError:
+                # A nested tensor has no shape.
+                return None
             continue
         leaf = _other(value)
         if leaf is None:
