@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,10 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stops
 from tunetool.checkpoint import pace
 from tunetool.checkpoint.pace import Pace, is_saving, saving
 from tunetool.checkpoint.save_order import Stamp, stamp, stamps, surplus
-from tunetool.checkpoint.steps import remove_step, same_step, step_number, steps_in, sweep
+from tunetool.checkpoint.steps import (
+    put_step,
+    remove_step,
+    replaced_steps,
+    same_step,
+    step_number,
+    steps_in,
+    sweep,
+)
 from tunetool.errors import CannotJudge, UsageProblem
 
 pytest.importorskip("xxhash")
@@ -162,6 +172,81 @@ def test_a_deletion_that_was_interrupted_leaves_no_half_step(tmp_path: Path, mon
     sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
     remove_step(step)
+
+
+STEPS = {"old": b"the step before", "new": b"saved again"}
+
+
+def two_steps(root: Path) -> tuple[Path, Path]:
+    """A complete step without its name, and the one that has it."""
+    built, final = root / ".draining-step_1-0123456789abcdef", root / "step_1"
+    for path, content in ((built, STEPS["new"]), (final, STEPS["old"])):
+        path.mkdir()
+        for name in ("a", "b"):
+            (path / name).write_bytes(content)
+    return built, final
+
+
+def held(step: Path) -> set[bytes]:
+    return {(step / name).read_bytes() for name in ("a", "b")}
+
+
+def replaced_until(built: Path, final: Path, log: Path, at: int | None) -> None:
+    """A process replaces a step, and is killed before its change number ``at``."""
+    pid = os.fork()
+    if pid == 0:
+        stops.install(final.parent, log, at)
+        put_step(built, final)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_the_old_step_stands_until_the_new_one_has_its_name(
+    exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr("tunetool.checkpoint.steps.exchange", lambda *_: False)
+    (tmp_path / "whole").mkdir()
+    replaced_until(*two_steps(tmp_path / "whole"), tmp_path / "log", None)
+    assert held(tmp_path / "whole" / "step_1") == {STEPS["new"]}
+    assert [path.name for path in (tmp_path / "whole").iterdir()] == ["step_1"]
+    for at in range(len(stops.points(tmp_path / "log"))):
+        root = tmp_path / str(at)
+        root.mkdir()
+        built, final = two_steps(root)
+        replaced_until(built, final, tmp_path / "again", at)
+        if exchanges:
+            assert final.exists()
+        # Readers find the old one meanwhile, and the next drain gives it back its name.
+        readable = [*steps_in(root).values(), *replaced_steps(root).values()]
+        assert len(readable) == 1
+        assert held(readable[0]) in ({STEPS["old"]}, {STEPS["new"]})
+        sweep(root)
+        assert held(final) in ({STEPS["old"]}, {STEPS["new"]})
+        assert {path.name for path in root.iterdir()} <= {"step_1", built.name}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_an_error_while_a_step_is_replaced_leaves_both(
+    exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, final = two_steps(tmp_path)
+
+    def fail(*_: object) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    rename = Path.rename
+
+    def fail_to_name(path: Path, target: Path) -> Path:
+        return rename(path, target) if target != final or path != built else Path(str(fail()))
+
+    monkeypatch.setattr("tunetool.checkpoint.steps.exchange", fail if exchanges else lambda *_: False)
+    monkeypatch.setattr(Path, "rename", fail_to_name)
+    with pytest.raises(OSError, match="Input/output error"):
+        put_step(built, final)
+    assert (held(built), held(final)) == ({STEPS["new"]}, {STEPS["old"]})
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 class Clock:

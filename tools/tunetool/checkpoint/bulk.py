@@ -1,6 +1,7 @@
 """The layout of shared storage: drained steps (complete), and partial steps, whose drain has not finished.
 
     step_100/                       complete: data files, `.metadata`, and the marker with every checksum
+    .replaced-step_100-<random>/    the step before, for a moment, where the file system cannot exchange two names
     .draining-step_100-<digest>/    partial: data files, plan.json, ranks/00000.json ...
 
 The digest is that of the step's `.metadata`, so that two saves of one step are never mixed. A step becomes complete by
@@ -30,7 +31,7 @@ from tunetool.checkpoint.save_order import Stamp
 from tunetool.checkpoint.steps import (
     fsync_directory,
     number_or_none,
-    remove_step,
+    put_step,
     same_step,
     same_step_error,
     step_number,
@@ -265,9 +266,7 @@ def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         if final.exists():
             replaceable(final)
-            remove_step(final)
-        partial.rename(final)
-        fsync_directory(bulk)
+        put_step(partial, final)
     return final
 
 

@@ -13,9 +13,11 @@ import shutil
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
+from tunetool.stage.system import exchange
 
 _STEP = re.compile(r"step[_-](?P<number>[0-9]{1,18})")
 _DELETED = ".deleted-"
+_REPLACED = ".replaced-"
 
 
 def step_number(name: str) -> int:
@@ -82,6 +84,58 @@ def remove_step(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
+def put_step(built: Path, final: Path) -> None:
+    """Give the complete step ``built`` the name ``final``, durably. A step that has the name keeps it until then, and
+    is deleted after that. Raises ``OSError``: one of the two has the name then, the new one if only the sync failed.
+
+    Where the file system cannot exchange two names, no step has the name for a moment. If the process dies then, both
+    are there under other names, and ``sweep`` restores the old one.
+    """
+    token = secrets.token_hex(4)
+    old = final.with_name(f"{_DELETED}{final.name}-{token}")
+    if not final.exists():
+        built.rename(final)
+    elif not _exchange(built, final, old):
+        old = final.with_name(f"{_REPLACED}{final.name}-{token}")
+        final.rename(old)
+        try:
+            built.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
+    fsync_directory(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(built: Path, final: Path, old: Path) -> bool:
+    """Exchange the names; the step that had the name ``final`` is ``old`` then. False if the file system cannot."""
+    # What ``sweep`` deletes must be the old one whenever the process dies after the exchange, and the new one can be
+    # made again.
+    built.rename(old)
+    exchanged = False
+    try:
+        exchanged = exchange(old, final)
+    finally:
+        if not exchanged:
+            old.rename(built)
+    return exchanged
+
+
+def replaced_steps(root: Path) -> dict[int, Path]:
+    """The old steps whose names an interrupted ``put_step`` took, by step number. Their paths hold until ``sweep``."""
+    replaced = {}
+    for path in root.glob(f"{_REPLACED}*"):
+        name = _name_before(path)
+        number = number_or_none(name)
+        if number is not None and not (root / name).exists():
+            replaced[number] = path
+    return replaced
+
+
+def _name_before(replaced: Path) -> str:
+    return replaced.name[len(_REPLACED) :].rpartition("-")[0]
+
+
 def fsync_directory(path: Path) -> None:
     """Sync the directory, so that the names in it survive a power cut. Raises ``OSError``."""
     fsync(path, os.O_DIRECTORY)
@@ -97,8 +151,11 @@ def fsync(path: Path, flags: int = 0) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Finish interrupted deletions of step directories in ``root``."""
+    """Finish interrupted deletions of step directories in ``root``, and restore steps that lost their names."""
+    for path in replaced_steps(root).values():
+        with contextlib.suppress(OSError):
+            path.rename(root / _name_before(path))
     with contextlib.suppress(FileNotFoundError):
         for path in root.iterdir():
-            if path.name.startswith(_DELETED):
+            if path.name.startswith((_DELETED, _REPLACED)):
                 shutil.rmtree(path, ignore_errors=True)

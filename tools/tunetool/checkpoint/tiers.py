@@ -20,7 +20,7 @@ from tunetool.checkpoint.identity import look
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.retention import note_in
 from tunetool.checkpoint.save_order import Stamp, now_ns, stamps
-from tunetool.checkpoint.steps import number_or_none, steps_in
+from tunetool.checkpoint.steps import number_or_none, replaced_steps, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 _SHOWN = 3
@@ -134,6 +134,7 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
     copies: list[StepCopy] = []
     for root in roots:
         copies += [_copy_at(number, path, drained) for number, path in steps[root].items()]
+        copies += [_copy_at(number, path, drained) for number, path in replaced_steps(root).items()]
         for partial in partials[root]:
             name, digest = bulk.name_of(partial)
             number = number_or_none(name)

@@ -23,7 +23,7 @@ def exchange(first: Path, second: Path) -> bool:
     if status == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS):
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(number, os.strerror(number), str(first))
 
