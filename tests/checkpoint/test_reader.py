@@ -320,6 +320,47 @@ def test_a_target_whose_memory_was_freed_is_refused_by_name(tmp_path: Path, left
         dcp.load({"w": target}, storage_reader=DirectReader(tmp_path))
 
 
+def test_an_expanded_target_is_refused_by_name(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(3, 4)}, storage_writer=DirectWriter(tmp_path))
+    with pytest.raises(CheckpointException, match="`w` cannot be filled: several elements of the target share"):
+        dcp.load({"w": torch.zeros(1, 4).expand(3, 4)}, storage_reader=DirectReader(tmp_path))
+    one = {"w": torch.zeros(12).as_strided((3, 4), (4, 1))}
+    dcp.load(one, storage_reader=DirectReader(tmp_path))
+    assert torch.equal(one["w"], torch.ones(3, 4))
+
+
+class Counted(list[Any]):
+    """Counts how often somebody goes through it."""
+
+    passes = 0
+
+    def __iter__(self) -> Any:
+        type(self).passes += 1
+        return super().__iter__()
+
+
+class Counting(DirectReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        described = super().read_metadata(*args, **kwargs)
+        for each in described.state_dict_metadata.values():
+            each.chunks = Counted(each.chunks)
+        return described
+
+
+def test_chunks_are_looked_at_as_often_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    for rows in (20, 200):
+        path, expected = tmp_path / str(rows), {"w": torch.arange(rows * 4.0).reshape(rows, 4)}
+        dcp.save(expected, storage_writer=DirectWriter(path), planner=DirectSavePlanner(split_above=16))
+        assert len(metadata.read(path).state_dict_metadata["w"].chunks) == rows
+        monkeypatch.setattr(Counted, "passes", 0)
+        target = seeded.blank(expected)
+        dcp.load(target, storage_reader=Counting(path))
+        assert seeded.difference(expected, target) is None
+        passes.append(Counted.passes)
+    assert passes[0] == passes[1] > 0
+
+
 def test_no_checkpoint_here(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match=r"\.metadata` cannot be read: No such file"):
         load(tmp_path, {"a": torch.zeros(1)})

@@ -12,6 +12,14 @@ from tunetool.errors import CannotJudge, UsageProblem
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+Sums = dict[tuple[str, tuple[int, ...] | None], str]
+"""Checksums of items, by ``key_of`` their index."""
+
+
+def key_of(index: Any) -> tuple[str, tuple[int, ...] | None]:
+    """Name and offset of torch's index of an item."""
+    return index.fqn, None if index.offset is None else tuple(index.offset)
+
 
 def hasher() -> Any:
     """A hash object with ``update(bytes)`` and ``hexdigest()``, which returns 16 lower-case hexadecimal digits.
@@ -27,6 +35,13 @@ def hasher() -> Any:
             "checksums of tensors need the package `xxhash`",
             f"{install_hint('checkpoint')}, or turn checksums and `verify` off",
         ) from None
+
+
+def digest_of(content: bytes) -> str:
+    """The checksum of ``content``."""
+    hashed = hasher()
+    hashed.update(content)
+    return str(hashed.hexdigest())
 
 
 def seal(digest: str, save: str | None, tensor: str, offset: Sequence[int]) -> str:

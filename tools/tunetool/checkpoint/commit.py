@@ -21,6 +21,7 @@ from tunetool import regular_files
 from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.held_directory import HeldDirectory
+from tunetool.checkpoint.metadata_sum import without_sum
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import TunetoolError
@@ -268,7 +269,7 @@ def _token_of(path: Path) -> str | None:
         content = regular_files.read_end(path, _TAIL)
     except OSError:
         return None
-    if not content.endswith(b"."):
+    if not without_sum(content).endswith(b"."):
         return None
     tokens = _SAVE_ID.findall(content)
     return tokens[-1].decode("ascii") if tokens else None

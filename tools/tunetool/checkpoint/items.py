@@ -175,6 +175,11 @@ class Archive:
         return len(self.head) + self.data_bytes + self.tail_bytes
 
     @cached_property
+    def digest_at(self) -> int:
+        """Where the digest is in the tail, if ``checksum`` is set."""
+        return 30 + len(b"archive/" + CHECKSUM_RECORD.encode())
+
+    @cached_property
     def _plain_tail(self) -> bytes:
         return self._tail(None)
 

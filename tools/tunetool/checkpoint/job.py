@@ -20,7 +20,7 @@ from tunetool.checkpoint.layout import Block
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.pipeline import Pipeline
 from tunetool.checkpoint.rank_layout import Asked, layout_for, sources_of
-from tunetool.checkpoint.save_items import Item
+from tunetool.checkpoint.save_items import Item, sums_of
 
 FILE_BYTES = 32 << 20
 """Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
@@ -168,7 +168,11 @@ class Job:
                     file.close()
                 POOL.give_back(buffers)
         return Outcome(
-            results=Results(self.layout.stored(self.writes), tuple(path.name for path in self.paths)),
+            results=Results(
+                self.layout.stored(self.writes),
+                tuple(path.name for path in self.paths),
+                sums_of(self.items) if self.settings.checksums else None,
+            ),
             bytes=sum(self.layout.sizes),
             files=len(files),
             threads=threads,

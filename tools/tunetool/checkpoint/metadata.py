@@ -25,9 +25,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.metadata import Metadata as _Metadata
 
 from tunetool import regular_files
-from tunetool.checkpoint import metadata_pickle, pickled
+from tunetool.checkpoint import metadata_pickle, metadata_sum, pickled
+from tunetool.checkpoint.checksums import Sums
 from tunetool.checkpoint.collections_off import without_collections
-from tunetool.checkpoint.metadata_pickle import Content, Described, Unusual
+from tunetool.checkpoint.metadata_pickle import SUMS, Content, Described, Unusual
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.plain import Malformed, check_plain
 from tunetool.checkpoint.vocabulary import VOCABULARY, is_leaf
@@ -51,7 +52,7 @@ def loads(content: bytes, path: Path) -> Metadata:
     """
     try:
         with without_collections():
-            loaded = pickled.load(content, VOCABULARY)
+            loaded = pickled.load(metadata_sum.checked(content), VOCABULARY)
     except pickled.Refused as refused:
         raise UsageProblem(
             f"`{path}` names `{_in_one_line(str(refused))}`, which metadata of torch.distributed.checkpoint never "
@@ -59,7 +60,8 @@ def loads(content: bytes, path: Path) -> Metadata:
             "load it only if you know who wrote it; save without objects of your own in the planner's data",
         ) from None
     except Exception as error:  # a pickle that is cut or made up can raise anything
-        reason = str(error) if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
+        explained = isinstance(error, (Malformed, metadata_sum.Damaged))
+        reason = str(error) if explained else f"{type(error).__name__}: {error}"
         raise UsageProblem(
             f"`{path}` cannot be read as a checkpoint's metadata: {_in_one_line(reason)}",
             "the file is damaged; load another checkpoint",
@@ -119,6 +121,9 @@ def _extras_problem(loaded: Any) -> str | None:
         check_plain(loaded.planner_data, is_leaf)
     except Malformed as error:
         return f"in the planner's data {error}"
+    sums = getattr(loaded, SUMS, {})
+    if type(sums) is not dict or not all(type(each) is str for each in sums.values()):
+        return "its table of checksums holds something else"
     return None
 
 
@@ -166,8 +171,9 @@ def _unreadable(path: Path, error: OSError) -> UsageProblem:
 
 
 def dumps(metadata: Metadata, path: Path) -> bytes:
-    """The bytes of `.metadata`, checked with ``loads``. Raises ``UsageProblem`` as ``loads`` does."""
-    content = pickle.dumps(metadata)
+    """The bytes of `.metadata` with their checksum, checked with ``loads``. Raises ``UsageProblem`` as ``loads``
+    does."""
+    content = b"".join(metadata_sum.with_sum([pickle.dumps(metadata)]))
     loads(content, path)
     return content
 
@@ -175,14 +181,15 @@ def dumps(metadata: Metadata, path: Path) -> bytes:
 def content_of(
     metadata: Metadata, results: Sequence[Results], path: Path, kept: list[Described] | None = None
 ) -> Content:
-    """The bytes of `.metadata` in parts, with the locations that the ranks' ``results`` name.
+    """The bytes of `.metadata` in parts, with the locations and checksums that the ranks' ``results`` name, and with a
+    checksum of their own.
 
     ``kept``: the tables as bytes, if an earlier call has put them there. The caller keeps a list for each pair of a
     table of tensors and the planner's data.
 
     Raises ``UsageProblem`` as ``loads`` does.
     """
-    tables = metadata.state_dict_metadata
+    tables, sums = metadata.state_dict_metadata, sums_of(results)
     try:
         if not metadata_pickle.KNOWN:
             raise Unusual
@@ -190,13 +197,26 @@ def content_of(
             raise Unusual
         with without_collections():
             described = kept[0] if kept else Described(tables, metadata.planner_data)
-            content = metadata_pickle.write(described, results, metadata.storage_meta, metadata.version)
+            content = metadata_pickle.write(described, results, metadata.storage_meta, metadata.version, sums)
         if kept is not None:
             kept[:] = [described]
-        return content
+        return metadata_sum.with_sum(content)
     except Unusual:
         stored = {index: info for rank in results for index, info in rank.infos()}
-        return [dumps(replace(metadata, storage_data=stored), path)]
+        described_by_torch = replace(metadata, storage_data=stored)
+        if sums is not None:
+            setattr(described_by_torch, SUMS, sums)
+        return [dumps(described_by_torch, path)]
+
+
+def sums_of(results: Sequence[Results]) -> Sums | None:
+    """The checksums of all ranks' objects; None unless every rank has made them."""
+    together: dict[Any, str] = {}
+    for rank in results:
+        if rank.sums is None:
+            return None
+        together |= rank.sums
+    return together
 
 
 def files_of(metadata: Metadata) -> set[str]:

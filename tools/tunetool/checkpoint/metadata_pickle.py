@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from tunetool.checkpoint.checksums import Sums
 from tunetool.checkpoint.columns import Columns, Numbers
 from tunetool.checkpoint.packed import Packed, PackedStored, Results, Stored
 from tunetool.checkpoint.pickle_rows import batches, columns, filled, integers, references
@@ -41,6 +42,9 @@ from tunetool.checkpoint.tensor_table import TensorTable
 Content = list[bytes | memoryview]
 """Bytes in parts."""
 
+SUMS = "tunetool_sums"
+"""An attribute of the metadata, which torch ignores: the checksums (xxh3_64) of what has none beside its data, which is
+objects and tensors that ``torch.save`` wrote. It is there where the save made checksums."""
 _BATCH = 1000
 """Entries of a table or a list that are put there at a time, as by Python's pickler."""
 _NEW = b")\x81"
@@ -357,7 +361,9 @@ def _columns_of(result: Results) -> tuple[Columns, tuple[Numbers, Numbers, Numbe
     return (items, stored.where) if int(stored.where[0].max(initial=0)) < max(1, len(result.names)) else None
 
 
-def write(described: Described, results: Sequence[Results], meta: Any, version: str | None) -> Content:
+def write(
+    described: Described, results: Sequence[Results], meta: Any, version: str | None, sums: Sums | None = None
+) -> Content:
     """The content of `.metadata` in parts. Raises ``Unusual``."""
     names = [name for result in results for name in result.names]
     tables = described.rows(results)
@@ -376,10 +382,19 @@ def write(described: Described, results: Sequence[Results], meta: Any, version: 
         described.planner,
         _text("storage_data"),
         *tables,
+        b"" if sums is None else _text(SUMS) + _sums(sums),
         _text("version") + (b"N" if version is None else _text(version)),
         # Last: `save_id_at_end` looks for it there.
         _text("storage_meta") + _meta(meta) + b"ub.",
     ]
+
+
+def _sums(sums: Sums) -> bytes:
+    entries = []
+    for (name, offset), digest in sums.items():
+        at = b"N" if offset is None else _tuple([_integer(each) for each in offset])
+        entries.append(_tuple([_text(name), at]) + _text(digest))
+    return b"}" + _batches(entries, b"u")
 
 
 def _meta(meta: Any) -> bytes:

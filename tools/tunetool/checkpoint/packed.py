@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
+from tunetool.checkpoint.checksums import Sums
 from tunetool.checkpoint.columns import Columns, Numbers, columns_of, narrow, received, sent
 
 if TYPE_CHECKING:
@@ -191,15 +192,19 @@ def _stored(items: PackedItems, *where: tuple[str, bytes]) -> PackedStored:
 
 
 class Results(Sequence[WriteResult]):
-    """What a rank has written. From save to save only the names of the files change as long as the plan does not."""
+    """What a rank has written. From save to save only the names of the files and the checksums change as long as the
+    plan does not.
 
-    __slots__ = ("names", "stored")
+    ``sums``: of the items that are no plain tensors; None if no checksums were asked for.
+    """
 
-    def __init__(self, stored: Packed[Stored], names: tuple[str, ...]) -> None:
-        self.stored, self.names = stored, names
+    __slots__ = ("names", "stored", "sums")
+
+    def __init__(self, stored: Packed[Stored], names: tuple[str, ...], sums: Sums | None = None) -> None:
+        self.stored, self.names, self.sums = stored, names, sums
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Results, (self.stored, self.names)
+        return Results, (self.stored, self.names, self.sums)
 
     def infos(self) -> Iterator[tuple[MetadataIndex, _StorageInfo]]:
         """Index and location of every item."""

@@ -211,6 +211,8 @@ class _Loading:
                         raise Malformed(f"a `{type(next(iter(empty.values()))).__name__}` has no contents")
                     if marks or len(stack) != 1:
                         raise Malformed("it leaves values behind")
+                    if at != len(content):
+                        raise Malformed(f"{len(content) - at} bytes follow its end")
                     return stack[0]
                 else:
                     self.at = at

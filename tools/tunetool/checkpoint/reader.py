@@ -6,7 +6,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ from torch.futures import Future
 
 from tunetool import safetensors_header
 from tunetool.checkpoint import index, metadata
-from tunetool.checkpoint.checksums import Chain, seal
+from tunetool.checkpoint.checksums import Chain, Sums, digest_of, key_of, seal
 from tunetool.checkpoint.collections_off import without_collections
+from tunetool.checkpoint.coverage import first_unfilled
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.host_buffers import is_plain
 from tunetool.checkpoint.items import Archive
 from tunetool.checkpoint.items import archive as archive_of
+from tunetool.checkpoint.metadata_pickle import SUMS
 from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 
+_ANOTHER = "load another checkpoint, and look at the health of the drives: `tunetool verify`"
 _ITEM_SIZES = {getattr(torch, name): (name, size) for name, size in ITEM_SIZES.items() if hasattr(torch, name)}
 """Name and bytes per element of each dtype of torch."""
 
@@ -48,15 +51,17 @@ class DirectReader(StorageReader):
 
     ``path``: the directory. ``threads``: reader threads of this rank; default: its share of the cores, 4 to 16.
     ``buffer_bytes``: size of one host buffer in bytes, a multiple of 4096, at least 64 KiB.
-    ``verify``: check the checksums of tensors that were saved with one and are read whole. Afterwards, ``unverified``
-    lists the names of tensors that were not checked because only a part was read.
+    ``verify``: check the checksums of objects, and of tensors that are read whole, if they were saved with checksums.
+    Afterwards, ``unverified`` lists the names of tensors that were not checked because only a part was read. The
+    checksum of `.metadata` is always checked.
     ``allow_objects``: also unpickle objects that ``torch.load(weights_only=True)`` refuses. Unpickling runs code that
     the file names: use it only for checkpoints from a source you trust.
 
     ``torch.load`` reads a tensor that is not plain in its file (not contiguous, quantized ...), always whole.
 
     Raises ``UsageProblem`` if there is no checkpoint or its metadata is refused, ``CannotJudge`` naming tensor and file
-    if a file is missing, truncated, unreadable, damaged, or its shape differs from the metadata; ``dcp.load`` wraps
+    if a file is missing, truncated, unreadable, damaged, its shape differs from the metadata, or the metadata leaves
+    elements out that are asked for; ``dcp.load`` wraps
     both in its ``CheckpointException``.
     """
 
@@ -80,6 +85,8 @@ class DirectReader(StorageReader):
         self.threads, self.buffer_bytes, self.verify, self.allow_objects = threads, buffer_bytes, verify, allow_objects
         self.unverified: list[str] = []
         self._metadata: Any = None
+        self._sums: Sums | None = None
+        """Of what has no checksum beside its data; None if the save made no checksums."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """torch calls this before a load, with the path that was given to ``dcp.load``, if any."""
@@ -101,6 +108,7 @@ class DirectReader(StorageReader):
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._metadata = metadata
+        self._sums = getattr(metadata, SUMS, None)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -111,13 +119,21 @@ class DirectReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all tensors and objects of the plan. The returned future is already done."""
         self.unverified = []
+        unfilled = first_unfilled(planner, plan.items, self._metadata.state_dict_metadata)
+        if unfilled is not None:
+            raise CannotJudge(
+                f"`{unfilled}` would not be filled: the chunks in `{self.path / metadata.NAME}` leave out elements, or "
+                "have some twice",
+                "the metadata is damaged, or only a part of the tensor was saved; load another checkpoint",
+            )
         files = Files(self.path)
         try:
             tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
             self._objects([item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner, files)
             with without_collections():
                 stored = [self._item(item) for item in tensors]
-                plain_tensors = index.find(stored, files, self.threads, [self._expected(item) for item in tensors])
+                probably = [self._expected(item) for item in tensors]
+                plain_tensors = index.find(stored, files, self.threads, probably, verify=self.verify)
                 targets = [planner.resolve_tensor(item).detach() for item in tensors]
                 wants = self._wants(tensors, stored, targets, plain_tensors, files)
                 reads = [(device, plan_reads(some, files, self.buffer_bytes)) for device, some in wants.items()]
@@ -160,11 +176,32 @@ class DirectReader(StorageReader):
         for item in items:
             stored = self._location(item)
             name = item.storage_index.fqn
-            content = files.content(stored.relative_path, stored.offset, stored.length, name)
+            content = self._content(item, files)
             if not self.allow_objects:
                 # torch's planner unpickles the content without restrictions after this.
                 _load(content, f"`{self.path / stored.relative_path}`: `{name}`", self.path / stored.relative_path)
             planner.load_bytes(item, io.BytesIO(content))
+
+    def _content(self, item: ReadItem, files: Files, plain: Plain | None = None) -> bytes:
+        """All bytes of an item. Raises ``CannotJudge`` if their checksum is wrong, where the save made checksums."""
+        stored, name = self._location(item), item.storage_index.fqn
+        content = files.content(stored.relative_path, stored.offset, stored.length, name)
+        first, checked, saved = stored.offset, content, None
+        if plain is not None:
+            # Of a tensor with a checksum beside its data.
+            first, checked = first + plain.offset, content[plain.offset : plain.offset + plain.length]
+            saved = plain.checksum
+        elif self._sums is not None:
+            saved = self._sums.get(key_of(item.storage_index), "none")
+        if self.verify and saved is not None:
+            now = digest_of(checked)
+            if saved != now:
+                raise CannotJudge(
+                    f"`{name}` is damaged: its {len(checked)} bytes from {first} on in "
+                    f"`{self.path / stored.relative_path}` have checksum {now}, and were saved with {saved}",
+                    _ANOTHER,
+                )
+        return content
 
     def _wants(
         self,
@@ -177,14 +214,17 @@ class DirectReader(StorageReader):
         """What is to be read, by device. Tensors that only torch can read are filled here."""
         wants: dict[Any, list[Want]] = {}
         checked: set[Any] = set()
-        for item, where, target in zip(items, stored, targets, strict=True):
-            self._check_shapes(item, where, target, plain_tensors[where])
-        for item, where, target in zip(items, stored, targets, strict=True):
+        sizes = self._sizes({where.tensor for where in stored})
+        are_plain = [
+            self._check_shapes(item, where, target, plain_tensors[where], sizes)
+            for item, where, target in zip(items, stored, targets, strict=True)
+        ]
+        for item, where, target, is_plain_target in zip(items, stored, targets, are_plain, strict=True):
             plain = plain_tensors[where]
-            if self.verify and plain is not None and plain.checksum and plain.seal:
+            if self.verify and plain is not None:
                 self._check_seal(item, plain)
-            if plain is None:
-                self._load_with_torch(item, target, files)
+            if plain is None or not is_plain_target:
+                self._load_with_torch(item, target, files, plain)
             else:
                 wants.setdefault(target.device, []).append(self._want(item, where, target, plain, checked))
         return wants
@@ -202,17 +242,31 @@ class DirectReader(StorageReader):
                 self.unverified.append(name)
         return Want(name, stored.file, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain)
 
-    def _check_shapes(self, item: ReadItem, stored: index.Item, target: Any, plain: Plain | None) -> None:
-        """Raises ``CannotJudge`` if the shapes of the metadata, of the file and of the target tensor differ, or if the
-        target has too little memory."""
+    def _sizes(self, names: Iterable[str]) -> dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]]:
+        """The shapes that the metadata has for the chunks of these tensors, by name and offset."""
+        sizes: dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]] = {}
+        for name in names:
+            described = self._metadata.state_dict_metadata.get(name)
+            for chunk in getattr(described, "chunks", ()):
+                sizes.setdefault((name, tuple(chunk.offsets)), set()).add(tuple(chunk.sizes))
+        return sizes
+
+    def _check_shapes(
+        self,
+        item: ReadItem,
+        stored: index.Item,
+        target: Any,
+        plain: Plain | None,
+        sizes: Mapping[tuple[str, tuple[int, ...]], set[tuple[int, ...]]],
+    ) -> bool:
+        """Whether the target is a plain tensor. Raises ``CannotJudge`` if the shapes of the metadata, of the file and
+        of the target differ, or if the target cannot be filled."""
         name, file = stored.tensor, stored.file
-        described = self._metadata.state_dict_metadata.get(name)
-        offset = tuple(item.storage_index.offset or ())
-        sizes = [tuple(chunk.sizes) for chunk in getattr(described, "chunks", ()) if tuple(chunk.offsets) == offset]
-        if plain is not None and sizes and plain.shape not in sizes:
+        described = sizes.get((name, tuple(item.storage_index.offset or ())))
+        if plain is not None and described and plain.shape not in described:
             raise CannotJudge(
                 f"`{self.path / file}` holds `{name}` with shape {list(plain.shape)}, and the metadata says "
-                f"{list(sizes[0])}",
+                f"{list(next(iter(described)))}",
                 "data file and metadata are of different saves; load another checkpoint",
             )
         if tuple(target.shape) != tuple(item.lengths):
@@ -226,26 +280,41 @@ class DirectReader(StorageReader):
                 f"`{name}` cannot be filled: the target's layout is `{target.layout}`",
                 "load into a dense tensor, then convert it",
             )
+        if 0 in target.stride() and any(
+            step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)
+        ):
+            raise CannotJudge(
+                f"`{name}` cannot be filled: several elements of the target share their memory, as `expand` makes them",
+                "load into a tensor with memory of its own: `tensor.contiguous()`",
+            )
         try:
-            is_plain(target)
+            return is_plain(target)
         except ValueError as error:
             raise CannotJudge(
                 f"`{name}` cannot be filled: {error}", "load into tensors whose memory was not freed (FSDP frees it)"
             ) from None
 
     def _check_seal(self, item: ReadItem, plain: Plain) -> None:
+        if plain.checksum is None and self._sums is not None:
+            raise CannotJudge(
+                f"`{item.storage_index.fqn}` is damaged: `{self.path / self._location(item).relative_path}` has no "
+                "checksum of it, and it was saved with one",
+                _ANOTHER,
+            )
+        if plain.checksum is None or plain.seal is None:
+            return
         index, save = item.storage_index, getattr(self._metadata.storage_meta, "save_id", None)
-        if seal(plain.checksum or "", save, index.fqn, index.offset or ()) != plain.seal:
+        if seal(plain.checksum, save, index.fqn, index.offset or ()) != plain.seal:
             raise CannotJudge(
                 f"`{self.path / self._location(item).relative_path}` holds another tensor, or one of another save, "
                 f"where `{index.fqn}` must be",
                 "data files were swapped or replaced: load another checkpoint",
             )
 
-    def _load_with_torch(self, item: ReadItem, target: Any, files: Files) -> None:
+    def _load_with_torch(self, item: ReadItem, target: Any, files: Files, plain: Plain | None) -> None:
         stored, name = self._location(item), item.storage_index.fqn
         where = f"`{self.path / stored.relative_path}`: `{name}`"
-        content = files.content(stored.relative_path, stored.offset, stored.length, name)
+        content = self._content(item, files, plain)
         tensor = _load(content, where, self.path / stored.relative_path)
         if not isinstance(tensor, torch.Tensor):
             raise CannotJudge(f"{where} is a `{type(tensor).__name__}`, not a tensor", "the metadata is damaged")

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from tunetool.checkpoint import loadable
-from tunetool.checkpoint.checksums import seal
+from tunetool.checkpoint.checksums import Sums, digest_of, key_of, seal
 from tunetool.checkpoint.host_buffers import Source, is_plain
 from tunetool.checkpoint.items import Archive, archive
 from tunetool.checkpoint.planner import DirectSavePlanner
@@ -44,6 +44,11 @@ def items_of(writes: Sequence[WriteItem], planner: SavePlanner, checksums: bool,
         data = planner.data_of(writes)
         return [_item(write, each, checksums, save) for write, each in zip(writes, data, strict=True)]
     return [_item(write, planner.resolve_data(write), checksums, save) for write in writes]
+
+
+def sums_of(items: Sequence[Item]) -> Sums:
+    """The checksums of the items that have none beside their data."""
+    return {key_of(item.write.index): digest_of(item.content) for item in items if isinstance(item.content, bytes)}
 
 
 def _item(write: WriteItem, data: torch.Tensor | io.BytesIO, checksums: bool, save: str) -> Item:

@@ -162,7 +162,8 @@ class DirectWriter(StorageWriter):
     for a small state.
     ``buffer_bytes``: size of one host buffer in bytes, a multiple of 4096. A synchronous save uses two buffers per
     thread, whatever the size of the state; they are kept for the next save (``release_buffers`` frees them).
-    ``checksums``: store the xxh3_64 of every tensor, which ``DirectReader`` verifies.
+    ``checksums``: store the xxh3_64 of every tensor and object, which ``DirectReader`` verifies. `.metadata` always has
+    one of its own.
     ``overwrite``: whether an existing checkpoint may be replaced.
     ``gds``: write large tensors from GPU memory to the drives by GPUDirect Storage, which needs nvidia-fs or a kernel
     with P2PDMA; they are never copied through host memory instead (``last.gds_bytes``: how much was written so).
