@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import threading
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.commit import Saving
+from tunetool.checkpoint.held_directory import HeldDirectory
 from tunetool.errors import CannotJudge, UsageProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -157,6 +159,28 @@ def test_there_is_a_complete_checkpoint_at_every_moment(tmp_path: Path) -> None:
     stop.set()
     watcher.join()
     assert not missing
+
+
+def test_a_sync_that_fails_after_the_rename_leaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = save(tmp_path)
+    saving = Saving.open(tmp_path)
+    new = saving.data_name(0, 0)
+    (tmp_path / new).touch()
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HeldDirectory, "sync", fail)
+        with pytest.raises(CannotJudge) as failed:
+            saving.commit(describing(new))
+    saving.abandon()
+    assert f"`{tmp_path}` holds the new checkpoint, and cannot be synced: Input/output error" in failed.value.message
+    assert metadata.files_of(metadata.read(tmp_path)) == {new}
+    # A power cut may bring the old metadata back: its file is still there.
+    assert names(tmp_path) == sorted([".metadata", old, new])
+    newest = save(tmp_path)
+    assert names(tmp_path) == [".metadata", newest]
 
 
 def test_a_save_whose_metadata_no_reader_would_take_is_refused(tmp_path: Path) -> None:

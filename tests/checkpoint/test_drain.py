@@ -341,6 +341,17 @@ def test_a_step_that_no_drain_has_put_there_is_left_alone(tmp_path: Path, drains
     assert_loads(bulk / "step_3", 3, 1)
 
 
+def test_a_link_out_of_the_step_is_neither_drained_nor_resumed_from(tmp_path: Path) -> None:
+    step, bulk = save(tmp_path / "scratch", 3), tmp_path / "bulk"
+    (data,) = step.glob("*.distcp")
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageProblem, match=f"`{data}` leads out of `{step}`"):
+        drain(step, bulk, patience=PATIENCE)
+    with pytest.raises(CannotJudge, match=f"shard `{data.name}` of rank 0 is a link that leads out of the step"):
+        latest([tmp_path / "scratch"])
+
+
 def test_it_pauses_while_a_save_runs(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     step = save(scratch, 1)

@@ -23,6 +23,8 @@ from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
 from programs import need_program
 from tunetool.checkpoint import metadata
+from tunetool.checkpoint import writer as writer_module
+from tunetool.checkpoint.planner import DirectSavePlanner
 from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.writer import DirectWriter
 
@@ -225,6 +227,32 @@ def test_the_directory_is_renamed_during_a_save(tmp_path: Path, written: bool) -
     assert not path.exists()
     save(path, 3)
     assert holds(path, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*process group")
+def test_the_directory_is_renamed_while_an_asynchronous_save_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, away = tmp_path / "step", tmp_path / "away"
+    save(path, 1)
+    sync = writer_module.fsync_directory
+
+    def rename_first(directory: Path) -> None:
+        path.rename(away)
+        sync(directory)
+
+    monkeypatch.setattr(writer_module, "fsync_directory", rename_first)
+    writer = DirectWriter(path)
+    saving = dcp.async_save(
+        seeded.state(2, MEGABYTES), storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager()
+    )
+    with pytest.raises(CheckpointException) as caught:
+        saving.result()
+    (failure,) = caught.value.failures.values()
+    assert f"`{path}` cannot be written: No such file or directory" in str(failure[0])
+    assert "\n" not in str(failure[0])
+    assert only_the_checkpoint(away)
+    assert holds(away, 1)
 
 
 @moments

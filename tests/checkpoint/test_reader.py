@@ -329,6 +329,16 @@ def test_an_expanded_target_is_refused_by_name(tmp_path: Path) -> None:
     assert torch.equal(one["w"], torch.ones(3, 4))
 
 
+def test_a_link_out_of_the_checkpoint_is_not_opened(ours: Path, copied: Path) -> None:
+    files = sorted(copied.glob("*.distcp"))
+    beside = files[0].rename(copied / "beside")
+    files[0].symlink_to(beside.name)
+    assert load(copied, seeded.state(1, 2)) is None
+    files[0].unlink()
+    files[0].symlink_to(ours / files[0].name)
+    assert f"`{files[0]}` leads out of `{copied}`" in refusal(copied, seeded.state(1, 2))
+
+
 class Counted(list[Any]):
     """Counts how often somebody goes through it."""
 

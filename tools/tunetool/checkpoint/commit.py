@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 PREVIOUS_IS_WHOLE = "the previous checkpoint is whole; see `df`, `quota` and `dmesg | tail`"
+_NEW_IS_WHOLE = (
+    "it is whole, and so are the files of the previous one, which a power cut may bring back: see `dmesg | tail`, then "
+    "save again"
+)
 _DATA = re.compile(r"__\d+_\d+(\.(?P<token>[0-9a-f]{16}))?\.distcp")
 """Names of data files, written by DirectWriter or by torch's FileSystemWriter."""
 _METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
@@ -106,7 +110,7 @@ class Saving:
         """Make ``new`` the checkpoint of the directory. Every file that it names, and the directory, must be synced.
 
         Raises ``UsageProblem`` for metadata that ``metadata.loads`` refuses, ``CannotJudge`` when the storage fails.
-        The old checkpoint then remains, and the caller must still call ``abandon``.
+        The old checkpoint then remains, unless only the last sync failed; the caller must still call ``abandon``.
         """
         self.commit_content([metadata.dumps(new, self.directory / metadata.NAME)], metadata.files_of(new))
 
@@ -121,6 +125,8 @@ class Saving:
                 os.fsync(stream.fileno())
             self._held.require_in_place()
             self._held.rename(temporary.name, metadata.NAME)
+        with naming_errors(self.directory, _NEW_IS_WHOLE, "holds the new checkpoint, and cannot be synced"):
+            self._held.sync()
         # The save is complete; the next save removes what cannot be removed now.
         with contextlib.suppress(OSError):
             _delete_unnamed(self._held.at, committed=names)

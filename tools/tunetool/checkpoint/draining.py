@@ -23,6 +23,7 @@ from tunetool.checkpoint.markers import METADATA
 from tunetool.checkpoint.pace import savers
 from tunetool.checkpoint.steps import same_step, same_step_error, step_number
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.regular_files import below
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 
@@ -170,7 +171,8 @@ def drain(
 def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options: Any) -> Order:
     """The order for the drain process, with the current identities of the files: a later write belongs to another save.
 
-    Raises ``UsageProblem`` if ``source`` is not a directory, or the coordinator has no `.metadata`.
+    Raises ``UsageProblem`` if ``source`` is not a directory, the coordinator has no `.metadata`, or a link leads out of
+    ``source``.
     """
     path = source / METADATA
     digest: str | None = None
@@ -190,6 +192,9 @@ def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options
             ) from None
     else:
         digest, needed = named_by(content, path)
+        for name in needed:
+            if "/" in name or (source / name).is_symlink():
+                below(source, name)
     return Order(
         step_dir=str(source),
         bulk_dir=str(bulk),

@@ -43,6 +43,9 @@ class HeldDirectory:
             )
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file in it, and sync its names. Raises ``OSError``."""
+        """Rename a file in it. Raises ``OSError``."""
         os.replace(old, new, src_dir_fd=self.handle, dst_dir_fd=self.handle)
+
+    def sync(self) -> None:
+        """Sync its names. Raises ``OSError``."""
         os.fsync(self.handle)

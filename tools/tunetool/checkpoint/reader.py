@@ -126,7 +126,7 @@ class DirectReader(StorageReader):
                 "have some twice",
                 "the metadata is damaged, or only a part of the tensor was saved; load another checkpoint",
             )
-        files = Files(self.path)
+        files = Files(self.path, contained=True)
         try:
             tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
             self._objects([item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner, files)

@@ -17,7 +17,7 @@ from tunetool.checkpoint.cached_file import CachedFile
 from tunetool.checkpoint.memory_file_system import is_in_memory
 from tunetool.checkpoint.raw_bytes import BLOCK, pages
 from tunetool.errors import CannotJudge
-from tunetool.regular_files import open_regular
+from tunetool.regular_files import below, open_regular
 
 _ANOTHER_CHECKPOINT = "load another checkpoint, or the drained copy of this one"
 
@@ -28,11 +28,20 @@ class Files:
 
     Threads may share it. ``direct``: O_DIRECT is used; not on a tmpfs, where it would only cause another copy.
     ``prefer_cache``: what the page cache holds is copied from there; the rest is read with O_DIRECT, and the cache
-    stays as it is. ``hint``: what to do where a file cannot be read.
+    stays as it is. ``contained``: a file to which a link leads out of the directory is refused (``UsageProblem``).
+    ``hint``: what to do where a file cannot be read.
     """
 
-    def __init__(self, directory: Path, *, prefer_cache: bool = False, hint: str = _ANOTHER_CHECKPOINT) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        prefer_cache: bool = False,
+        contained: bool = False,
+        hint: str = _ANOTHER_CHECKPOINT,
+    ) -> None:
         self.directory = directory
+        self._contained = contained
         self.in_memory = is_in_memory(directory)
         self.direct = not self.in_memory
         self._prefer_cache = prefer_cache
@@ -201,12 +210,14 @@ class Files:
             raise CannotJudge(f"`{self.directory / name}` was replaced by another file meanwhile", self._hint)
 
     def _open(self, name: str) -> int:
-        path = self.directory / name
+        path, flags = self.directory / name, 0
+        if self._contained:
+            path, flags = below(self.directory, name).resolve(), os.O_NOFOLLOW
         if self.direct:
             try:
-                return open_regular(path, os.O_DIRECT)
+                return open_regular(path, flags | os.O_DIRECT)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self.direct = False
-        return open_regular(path)
+        return open_regular(path, flags)

@@ -22,6 +22,7 @@ from tunetool.checkpoint.retention import note_in
 from tunetool.checkpoint.save_order import Stamp, now_ns, stamps
 from tunetool.checkpoint.steps import number_or_none, replaced_steps, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
+from tunetool.regular_files import below
 
 _SHOWN = 3
 """Number of steps that an error message explains."""
@@ -177,7 +178,9 @@ def _copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy
     drain_record = drained.get(digest) or (note if note is not None and note.digest == digest else None)
     problems = []
     for name, least in sorted(needed.items()):
-        file_problem = _unreadable(path / name, marker.files[name].size if marker and name in marker.files else least)
+        file_problem = _leads_out(path, name) or _unreadable(
+            path / name, marker.files[name].size if marker and name in marker.files else least
+        )
         if file_problem is None and marker is None and drain_record is not None:
             file_problem = _overwritten(path, name, drain_record)
         if file_problem:
@@ -200,6 +203,18 @@ def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
         return "was written to after it was drained" if same and not look(path / name).as_written(source) else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+
+
+def _leads_out(step: Path, name: str) -> str | None:
+    try:
+        # Few are links, and to resolve all names of a large checkpoint takes long.
+        if "/" in name or (step / name).is_symlink():
+            below(step, name)
+    except UsageProblem:
+        return "is a link that leads out of the step"
+    except (OSError, RuntimeError) as error:  # a link to itself
+        return f"cannot be read ({error})"
+    return None
 
 
 def _unreadable(path: Path, least: int) -> str | None:

@@ -341,7 +341,8 @@ class DirectWriter(StorageWriter):
     def _write(self, ticket: _Ticket, plan: SavePlan, planner: SavePlanner, hold: Hold | None) -> Outcome:
         directory = self.path.absolute()
         # If each node has its own storage, the coordinator has made and cleaned only the directory on its own node.
-        commit.make_directory(directory)
+        with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):
+            commit.make_directory(directory)
         open_saves.learn(ticket.failed)
         commit.sweep_failed(directory, ticket.failed)
         shared = open_saves.is_shared(directory, ticket.token)
@@ -355,7 +356,8 @@ class DirectWriter(StorageWriter):
                 job = Job(directory, items, self.settings, name, copy_first=hold is not None, writes=plan.items)
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
-            fsync_directory(directory)
+            with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):
+                fsync_directory(directory)
         except BaseException:
             job.remove()
             raise
