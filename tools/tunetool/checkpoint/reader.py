@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from tunetool import safetensors_header
 from tunetool.checkpoint import index, metadata
 from tunetool.checkpoint.checksums import Chain, Sums, digest_of, key_of, seal
 from tunetool.checkpoint.collections_off import without_collections
@@ -354,6 +353,8 @@ def _load(content: bytes, where: str, file: Path) -> Any:
 
 
 def _is_safetensors(file: Path) -> bool:
+    from tunetool import safetensors_header  # noqa: PLC0415  (a sound checkpoint needs none of it)
+
     try:
         safetensors_header.read(file)
     except (OSError, UsageProblem, safetensors_header.Invalid):
