@@ -32,7 +32,7 @@ from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 INSIDE = f"{node_wheel.COLLECTION}/"
-MOST_BYTES = 2_100_000
+MOST_BYTES = 2_300_000
 
 
 @pytest.fixture(scope="module")
