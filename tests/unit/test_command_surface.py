@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
 import subprocess
@@ -83,6 +85,20 @@ def test_what_was_judged_holds_although_its_output_is_full() -> None:
     line = " ".join([*TUNETOOL, "doctor tune --json - > /dev/full; echo $?"])
     code = closed("doctor", "tune", "--json", "-").returncode
     assert calls.call("bash", "-c", line, cwd=ROOT).stdout == f"{code}\n"
+
+
+def test_the_stream_of_whoever_calls_main_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = io.BytesIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", io.TextIOWrapper(below, encoding="utf-8"))
+        patched.setattr(sys, "argv", ["tunetool", "--version"])
+        given = sys.stdout
+        with pytest.raises(SystemExit):
+            entry.main()
+    gc.collect()
+    given.write("still")
+    given.flush()
+    assert below.getvalue().endswith(b"still")
 
 
 def test_both_outputs_full_is_no_verdict() -> None:

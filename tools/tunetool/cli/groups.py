@@ -50,6 +50,19 @@ class NamedOutput(io.TextIOWrapper):
         with _named():
             super().flush()
 
+    def close(self) -> None:
+        """Let go of the stream below, which belongs to whoever opened it and is still used after this one."""
+        if not self.closed:
+            self.detach()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be written any more."""
+        try:
+            return super().closed
+        except ValueError:  # it was let go
+            return True
+
 
 @contextmanager
 def _named() -> Iterator[None]:
