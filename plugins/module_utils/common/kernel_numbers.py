@@ -7,6 +7,7 @@ import re
 _NUMBER = re.compile(r"0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([0-9]+)", re.ASCII)
 _SUFFIXES = "KMGTPE"
 _WRAP = 2**64
+_DECIDING = 64
 
 
 def whole(text: str) -> int | None:
@@ -34,4 +35,5 @@ def _leading(text: str) -> tuple[int | None, str]:
     if match is None:
         return None, text
     digits, base = next((part, base) for part, base in zip(match.groups(), (16, 8, 10)) if part is not None)
-    return int(digits, base) % _WRAP, text[match.end() :]
+    # The last 64 digits decide: that power of 8, 10 and 16 is a multiple of 2^64. Python converts no 5,000 digits.
+    return int(digits[-_DECIDING:], base) % _WRAP, text[match.end() :]

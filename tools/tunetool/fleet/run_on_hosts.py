@@ -12,8 +12,8 @@ from typing import Any
 
 from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.fleet.outliers import OUTLIER
 from tunetool.fleet.playbook import HostSelection, Playbook, Run, announce, choose_hosts, run_playbook
+from tunetool.fleet.same_reasons import same_reasons
 from tunetool.measure.facts import node_facts
 from tunetool.measure.made_by import made_by
 from tunetool.measure.progress import Progress
@@ -222,16 +222,6 @@ def _verdict(hosts: Sequence[FleetHost]) -> Verdict:
     shared = {name: reasons.line(group, len(hosts)) for group in same_reasons(hosts) for name in group.hosts}
     lines = (shared.get(reason.partition(": ")[0], reason) for reason in verdict.reasons)
     return verdict.model_copy(update={"reasons": list(dict.fromkeys(lines))})
-
-
-def same_reasons(hosts: Sequence[FleetHost]) -> list[reasons.SameReason]:
-    """Two hosts or more without a pass, for the same first reason."""
-    groups = reasons.by_reason(
-        (host.host, host.status.upper(), next((each for each in host.reasons if not each.startswith(OUTLIER)), ""))
-        for host in hosts
-        if host.status != "pass"
-    )
-    return [group for group in groups if group.reason and len(group.hosts) > 1]
 
 
 def host_file(host: str) -> str:

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from tunetool.errors import UsageProblem
 from tunetool.fleet.outliers import OUTLIER
-from tunetool.fleet.run_on_hosts import host_file, record_over, same_reasons
+from tunetool.fleet.run_on_hosts import host_file, record_over
+from tunetool.fleet.same_reasons import same_reasons
 from tunetool.fleet.verify import name_outliers
 from tunetool.inspect.fleet_compare import compare_facts, natural
 from tunetool.inspect.fleet_facts import facts_of_node

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tunetool.fleet.run_on_hosts import same_reasons
+from tunetool.fleet.same_reasons import same_reasons
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import FleetHost, Measurement, Record
 from tunetool.report import page

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tunetool.fleet.outliers import OUTLIER
 from tunetool.fleet.provision import ProvisionResult
-from tunetool.fleet.run_on_hosts import same_reasons
+from tunetool.fleet.same_reasons import same_reasons
 from tunetool.measure.aio.rung import CHECK_ID as DEEPSPEED
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import NAMES
