@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from machines import lay_out
 from tunetool.node.machine import recording
+from tunetool.node.machine.memory_left import memory_limit
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,3 +151,21 @@ def test_the_made_machines_are_what_their_script_makes() -> None:
         [sys.executable, "tools/dev/made_trees.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_memory_limit_of_a_recording_is_the_tightest_of_all_groups(tmp_path: Path) -> None:
+    """A recording has no name of a group: a job's, or a user's."""
+    node, copy = tmp_path / "node", tmp_path / "copy"
+    for path, text in (
+        ("proc/self/cgroup", "0::/system.slice/job_7.scope\n"),
+        ("sys/fs/cgroup/memory.max", "max\n"),
+        ("sys/fs/cgroup/system.slice/memory.max", "9000\n"),
+        ("sys/fs/cgroup/system.slice/job_7.scope/memory.max", "max\n"),
+        ("sys/fs/cgroup/system.slice/job_7.scope/memory.high", "7000\n"),
+    ):
+        (node / path).parent.mkdir(parents=True, exist_ok=True)
+        (node / path).write_text(text)
+    document = recording.record(str(node))
+    assert "job_7" not in str(document)
+    recording.lay_out(document, str(copy))
+    assert memory_limit(str(copy)) == memory_limit(str(node)) == 7000

@@ -252,6 +252,31 @@ class _Walk:
             self.files[location] = ""
 
 
+def _memory_limit(root: str) -> int | None:
+    """Bytes that the tightest control group around this process allows, as ``memory_left.memory_limit`` reads them."""
+    limits = []
+    for line in _text(root + "/proc/self/cgroup").splitlines():
+        controllers, _, name = line.partition(":")[2].partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        group, names = "/sys/fs/cgroup", ("memory.max", "memory.high")
+        if controllers:
+            group, names = "/sys/fs/cgroup/memory", ("memory.limit_in_bytes",)
+        for part in ["", *(part for part in name.split("/") if part not in ("", ".."))]:
+            group = group + "/" + part if part else group
+            limits += [_text("%s%s/%s" % (root, group, file)).strip() for file in names]
+    numbers = [int(text) for text in limits if re.fullmatch("[0-9]{1,19}", text)]
+    return min(numbers) if numbers else None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read(_FILE_LIMIT)
+    except OSError:
+        return ""
+
+
 def record(root: str = "/") -> dict[str, Any]:
     """Record the machine under ``root``."""
     walk = _Walk(root)
@@ -264,6 +289,10 @@ def record(root: str = "/") -> dict[str, Any]:
     for pattern in LINKS:
         for path in walk.matches(pattern):
             walk.real(path, last=False)
+    limit = _memory_limit(walk.root)
+    if limit is not None:
+        # In the place of all groups around this process, whose names are their owner's.
+        walk.files["/sys/fs/cgroup/memory.max"] = "%d\n" % limit
     # /proc/self is this process: record it under the name that readers use.
     own_directory = "/proc/%d/" % os.getpid()
     files = {path.replace(own_directory, "/proc/self/"): text for path, text in walk.files.items()}
