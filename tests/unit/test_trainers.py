@@ -122,12 +122,15 @@ def test_paths_with_odd_characters_reach_the_program(tmp_path: Path) -> None:
     programs = tmp_path / "its bin"
     programs.mkdir()
     cli = programs / "llamafactory-cli"
-    cli.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$NNODES $NODE_RANK $NPROC_PER_NODE $MASTER_ADDR $MASTER_PORT"\n')
+    # The real one divides its arguments at spaces.
+    cli.write_text(
+        '#!/bin/sh\nprintf "%s\\n" $@ "$PWD" "$NNODES $NODE_RANK $NPROC_PER_NODE $MASTER_ADDR $MASTER_PORT"\n'
+    )
     cli.chmod(0o755)
     script = write(workload(model=ODD, dataset=ODD), run_files(directory=directory, programs=programs, ranks=4))
     environment = {"PATH": os.environ["PATH"], "MASTER_PORT": "4321"}
     done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["train", str(directory / SETTINGS), "1 0 4 127.0.0.1 4321"]
+    assert done.stdout.splitlines() == ["train", SETTINGS, str(directory), "1 0 4 127.0.0.1 4321"]
     document = yaml.safe_load((directory / SETTINGS).read_text())
     assert (document["model_name_or_path"], document["dataset_dir"]) == (ODD, ODD)
     assert (document["deepspeed"], document["output_dir"]) == (str(directory / DEEPSPEED), str(directory / "output"))

@@ -78,7 +78,8 @@ def render(workload: Workload, run_files: RunFiles) -> dict[str, str]:
         ranks=run_files.ranks,
         programs=run_files.programs,
         events=directory / EVENTS,
-        settings=directory / SETTINGS,
+        directory=directory,
+        settings=SETTINGS,
     )
     return {SETTINGS: settings, DEEPSPEED: json.dumps(deepspeed(workload, run_files), indent=2) + "\n", SCRIPT: script}
 
