@@ -53,6 +53,35 @@ os.close(handle)
 print("open", flush=True)
 sys.stdin.read()
 """,
+    "ring without its descriptor": """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+ring = libc.syscall(425, 1, ctypes.create_string_buffer(120))
+if ring < 0:
+    print("none", flush=True)
+    sys.exit()
+libc.mmap.restype = ctypes.c_void_p
+assert libc.mmap(None, ctypes.c_size_t(4096), 1, 1, ring, ctypes.c_long(0)) != ctypes.c_void_p(-1).value
+handle = os.open(sys.argv[1], os.O_RDWR)
+assert libc.syscall(427, ring, 2, (ctypes.c_int * 1)(handle), 1) == 0
+os.close(handle)
+os.close(ring)
+print("open", flush=True)
+sys.stdin.read()
+""",
+    "mapping by another name": """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+node = sys.argv[2]
+os.mknod(node, 0o060600, os.stat(sys.argv[1]).st_rdev)
+handle = os.open(node, os.O_RDWR)
+assert libc.mmap(None, ctypes.c_size_t(4096), 3, 1, handle, ctypes.c_long(0)) != ctypes.c_void_p(-1).value
+os.close(handle)
+os.unlink(node)
+print("open", flush=True)
+sys.stdin.read()
+""",
 }
 """A thread with files of its own, and a file that only a ring of io_uring keeps (its system calls have no name here)."""
 OPENS = """
@@ -122,18 +151,25 @@ def test_a_drive_that_a_process_has_open_is_refused(drive: Drive, flags: str, ho
     refuse_unless_blank([drive], deep=True)
 
 
+@pytest.mark.parametrize("printed", ["    0: {}\n", "    0: /dev/{}\n"])
+def test_a_ring_prints_a_name_or_the_end_of_one(drive: Drive, tmp_path: Path, printed: str) -> None:
+    """As Linux 6.1 and newer ones do."""
+    (tmp_path / "fdinfo").mkdir()
+    (tmp_path / "fdinfo/5").write_text("pos:\t0\nUserFiles:\t1\n" + printed.format(drive.name) + "UserBufs:\t0\n")
+    numbers = device_users._numbers([drive.name])
+    assert device_users._registered(str(tmp_path / "fd/5"), numbers) == list(numbers)
+
+
 @pytest.mark.parametrize("kind", list(TABLES))
-def test_a_drive_that_is_open_by_a_way_round_is_refused(drive: Drive, kind: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TABLES[kind], drive.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as running:
+def test_a_drive_that_is_open_by_a_way_round_is_refused(drive: Drive, kind: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", TABLES[kind], drive.path, str(tmp_path / "disk-of-a-guest")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         said = running.stdout.readline()
         # Some kernels have no io_uring, or deny it: then nobody can hold a drive by it.
-        users = users_of([drive.name])
-        assert users == (
-            {} if said == b"none\n" else {drive.name: f"process {running.pid} `{comm(running)}` has it open"}
-        )
+        what = "has a ring of io_uring that does not show its files" if "without" in kind else "has it open"
+        expected = {drive.name: f"process {running.pid} `{comm(running)}` {what}"}
+        assert users_of([drive.name]) == ({} if said == b"none\n" else expected)
         assert running.stdin is not None
         running.stdin.close()
 

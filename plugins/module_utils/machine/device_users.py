@@ -31,6 +31,9 @@ _LOOP_INFO64 = 232
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 0x1  # linux/fcntl.h, linux/stat.h
 _STATX_BYTES = 256
 
+_MAPPED = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ (\S+) (\d+) +/", re.MULTILINE)
+"""Addresses, device of the file system and inode of a mapped file (proc(5))."""
+
 _Number = tuple[bool, int, int]
 """Whether it is a block device, major, minor."""
 
@@ -43,9 +46,10 @@ class _Open:
     pid: int
     how: str
     command: str
+    what: str = "has it open"
 
     def __str__(self) -> str:
-        return "process %d `%s` has it open" % (self.pid, self.command)
+        return "process %d `%s` %s" % (self.pid, self.command, self.what)
 
 
 def users_of(names: Sequence[str], patience: float = PATIENCE) -> dict[str, str]:
@@ -112,19 +116,29 @@ def _backing_number(path: str) -> _Number | None:
 def _targets(numbers: Mapping[_Number, str]) -> Iterator[tuple[str, str]]:
     """Devices that the kernel itself exports: over NVMe, and by a SCSI target's file."""
     for path in sorted(glob.glob("/sys/kernel/config/nvmet/subsystems/*/namespaces/*/device_path")):
-        number = _number_of(exact_text(path).strip())
-        if number and number in numbers:
-            yield numbers[number], "NVMe target `%s` exports it" % path.split(os.sep)[6]
+        enabled = read_text(os.path.join(os.path.dirname(path), "enable")) != "0"
+        for name, how in _exported(exact_text(path).strip(), enabled, numbers):
+            yield name, "NVMe target `%s` %s" % (path.split(os.sep)[6], how)
     for path in sorted(glob.glob("/sys/kernel/config/nvmet/subsystems/*/passthru/device_path")):
         controller = os.path.basename(exact_text(path).strip())
         for name in set(numbers.values()):
             if controller and os.path.basename(os.path.realpath("/sys/class/block/%s/device" % name)) == controller:
                 yield name, "NVMe target `%s` passes its controller through" % path.split(os.sep)[6]
     for path in sorted(glob.glob("/sys/kernel/config/target/core/*/*/info")):
-        for backing in re.findall(r"(?:File|UDEV PATH): (\S+)", exact_text(path)):
-            number = _number_of(backing)
-            if number and number in numbers:
-                yield numbers[number], "SCSI target `%s` exports it" % path.split(os.sep)[6]
+        text = exact_text(path)
+        for backing in re.findall(r"(?:File|UDEV PATH): (/\S+)", text):
+            for name, how in _exported(backing, "Status: ACTIVATED" in text, numbers):
+                yield name, "SCSI target `%s` %s" % (path.split(os.sep)[6], how)
+
+
+def _exported(path: str, active: bool, numbers: Mapping[_Number, str]) -> Iterator[tuple[str, str]]:
+    """The devices that a target may export which was given ``path``: every one, if that is gone and nobody can tell."""
+    number = _number_of(path)
+    if number and number in numbers:
+        yield numbers[number], "exports it"
+    elif active and path and not os.path.exists(path):
+        for name in sorted(set(numbers.values())):
+            yield name, "exports `%s`, which is gone and may have been this drive" % path
 
 
 def _number_of(path: str) -> _Number | None:
@@ -137,37 +151,47 @@ def _number_of(path: str) -> _Number | None:
 
 def _processes(numbers: Mapping[_Number, str]) -> Iterator[_Open]:
     """Open files and mappings of the devices in every process that may be read, but ours."""
-    mapped = re.compile(r" /dev/(%s)$" % "|".join(map(re.escape, sorted(set(numbers.values())))), re.MULTILINE)
+    # By file system and inode: most files are mapped by many processes.
+    known: dict[tuple[str, str], _Number | None] = {}
     for pid in sorted(pid for pid in map(whole_number, _listdir("/proc")) if pid is not None):
         if pid == os.getpid():
             continue
         base = "/proc/%d" % pid
+        rings = False
         # A thread may have files of its own, and goes on with them when the first thread has ended.
         for thread in _listdir(base + "/task"):
             for handle in _listdir("%s/task/%s/fd" % (base, thread)):
-                for number in _opened("%s/task/%s" % (base, thread), handle):
-                    if number in numbers:
+                path = "%s/task/%s/fd/%s" % (base, thread, handle)
+                ring = "[io_uring]" in _readlink(path)
+                rings = rings or ring
+                for number in _registered(path, numbers) if ring else [_open_number(path)]:
+                    if number and number in numbers:
                         yield _Open(numbers[number], pid, "fd " + handle, _command(base))
-        for name in mapped.findall(exact_text(base + "/maps")):
-            yield _Open(name, pid, "map", _command(base))
+        maps = exact_text(base + "/maps")
+        for place, device, inode in _MAPPED.findall(maps):
+            if (device, inode) not in known:
+                plain = "-".join(address.lstrip("0") for address in place.split("-"))
+                known[(device, inode)] = _open_number("%s/map_files/%s" % (base, plain))
+            number = known[(device, inode)]
+            if number and number in numbers:
+                yield _Open(numbers[number], pid, "map", _command(base))
+        if "[io_uring]" in maps and not rings:
+            # Its files are known to the kernel alone.
+            for name in set(numbers.values()):
+                yield _Open(name, pid, "ring", _command(base), "has a ring of io_uring that does not show its files")
 
 
 def _command(base: str) -> str:
     return read_text(base + "/comm") or "?"
 
 
-def _opened(base: str, handle: str) -> Iterator[_Number]:
-    """The devices behind a file descriptor; several where it is a ring of io_uring that keeps files registered."""
-    path = "%s/fd/%s" % (base, handle)
-    if "[io_uring]" in _readlink(path):
-        for name in re.findall(r"^\s*\d+: (/\S+)", exact_text("%s/fdinfo/%s" % (base, handle)), re.MULTILINE):
-            number = _number_of(name)
-            if number:
-                yield number
-        return
-    number = _open_number(path)
-    if number:
-        yield number
+def _registered(path: str, numbers: Mapping[_Number, str]) -> list[_Number | None]:
+    """The devices that a ring of io_uring keeps registered: old kernels print the last part of a name alone."""
+    found = []
+    for name in re.findall(r"^\s*\d+: (\S+)$", exact_text(path.replace("/fd/", "/fdinfo/")), re.MULTILINE):
+        same = [number for number, device in numbers.items() if device == name]
+        found += same if "/" not in name else [_number_of(name)]
+    return found
 
 
 def _open_number(path: str) -> _Number | None:
