@@ -22,6 +22,7 @@ from tunetool.node.common.check_result import Check
 from tunetool.node.machine.drive_health import Health
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.hardware_hash import hardware_hash
+from tunetool.node.machine.mounts import mount_at, read_mounts
 from tunetool.node.memory.memlock_checks import Attempt
 from tunetool.node.tuning.deepspeed_aio import TunedError, choose, facts_of, render
 
@@ -69,6 +70,23 @@ def test_the_array_is_read_without_mdadm(built: Path) -> None:
     assert array.uuid == MANIFEST["array"]["uuid"]
     assert (array.name, array.level, array.chunk_bytes, array.state) == ("nvme_raid0", "raid0", 2**20, "clean")
     assert len([member for member in array.members if member]) == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("91 {volume} 0:77 / {path} rw - tmpfs tmpfs rw", "a mount of `tmpfs` lies there"),
+        ("91 {volume} {device} /x {path} ro - xfs /dev/md127 rw", "a mount of `/dev/md127` lies there, read-only"),
+    ],
+)
+def test_a_mount_over_the_offload_directory_fails(built: Path, line: str, found: str) -> None:
+    """Jobs would fill the node's memory, or could not write."""
+    mount = mount_at(POINT, read_mounts(str(built)))
+    assert mount is not None
+    text = line.format(volume=mount.number, device=mount.device_number, path=MANIFEST["offload_dir"])
+    edit(built, "proc/self/mountinfo", lambda before: before + text + "\n")
+    check = failed(run_checks(MANIFEST, str(built), health=lambda controller: HEALTHY))["offload.directory"]
+    assert (check.status, check.found) == ("fail", found)
 
 
 def test_a_node_as_built_passes_every_check(built: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import errno
 import os
 import subprocess
 import sys
@@ -175,6 +176,11 @@ def test_a_full_volume_is_called_full_and_not_dead(volume: Path) -> None:
                 size //= 2
     answers = checks_of(volume)["filesystem.answers"]
     assert (answers.status, answers.found.split(",")[0]) == ("unknown", "it is full")
+    with (volume / "offload/full").open("r+b") as stream:
+        # Room for the directory and the file, and for nothing of a job.
+        os.truncate(stream.fileno(), os.fstat(stream.fileno()).st_size - (320 << 10))
+    eight_drives = ask(Question(str(volume), None, pieces=8, step=1 << 20))
+    assert (eight_drives.error, eight_drives.written) == (errno.ENOSPC, 0)
     (volume / "offload/full").unlink()
     assert checks_of(volume)["filesystem.answers"].status == "pass"
 

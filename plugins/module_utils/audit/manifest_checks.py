@@ -29,7 +29,7 @@ from ..machine.memory import (
     shm_huge,
     tmpfs_policies,
 )
-from ..machine.mounts import Mount, hidden_by, mount_at, plain_path, read_mounts
+from ..machine.mounts import Mount, hidden_by, mount_at, mount_holding, plain_path, read_mounts
 from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..tuning.checks import tuning_checks
 from ..tuning.deepspeed_aio import CHECK_ID as TUNED
@@ -39,7 +39,7 @@ from ..volume.immutable_flag import Unsupported, is_immutable
 from ..volume.late_mount import check_boot
 from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
-from ..volume.volume_answers import ANSWERS, ask_volume, shut_down
+from ..volume.volume_answers import ANSWERS, ask_volume, is_read_only, shut_down
 from ..volume.volume_probe import Answer, Asker, ask
 from ..volume.xfs_geometry import geometry_of_mount
 
@@ -332,6 +332,11 @@ def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, answer: Ans
         return Check("offload.directory", SKIP, "none asked for", "none")
     if mount is None:
         return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
+    over = mount_holding(path, read_mounts(root))
+    elsewhere = over is not None and over.mount_point != mount.mount_point
+    if over and elsewhere and (over.device_number != mount.device_number or is_read_only(over)):
+        found = "a mount of `%s` lies there%s" % (over.source, ", read-only" if is_read_only(over) else "")
+        return Check("offload.directory", FAIL, "`%s`" % path, found, "unmount `%s`" % over.mount_point)
     if answer is not None and answer.is_directory is None:
         found = "not looked at: the volume does not answer"
         if answer.shut_down:

@@ -351,14 +351,17 @@ def _write_file(question: Question, directory: int, step: Callable[[str], None],
 
 
 def _allocated(handle: int, question: Question, step: Callable[[str], None]) -> bool:
-    """Allocate all pieces at once: then they lie beside each other, so that each drive of the stripe gets one."""
+    """Allocate all pieces at once: then they lie beside each other, so that each drive of the stripe gets one.
+
+    Raises ``OSError`` where there is no room for that, which is less than a job's first file needs.
+    """
     if question.pieces == 1:
         return True
     step("allocate")
     try:
         os.posix_fallocate(handle, 0, question.pieces * question.step)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EINVAL, errno.EOPNOTSUPP):
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
             return False
         raise
     return True
