@@ -187,7 +187,7 @@ def _command(base: str) -> str:
 
 def _registered(path: str, numbers: Mapping[_Number, str]) -> list[_Number | None]:
     """The devices that a ring of io_uring keeps registered: old kernels print the last part of a name alone."""
-    found = []
+    found: list[_Number | None] = []
     for name in re.findall(r"^\s*\d+: (\S+)$", exact_text(path.replace("/fd/", "/fdinfo/")), re.MULTILINE):
         same = [number for number, device in numbers.items() if device == name]
         found += same if "/" not in name else [_number_of(name)]

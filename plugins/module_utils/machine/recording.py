@@ -259,9 +259,8 @@ def _memory_limit(root: str) -> int | None:
         controllers, _, name = line.partition(":")[2].partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
-        group, names = "/sys/fs/cgroup", ("memory.max", "memory.high")
-        if controllers:
-            group, names = "/sys/fs/cgroup/memory", ("memory.limit_in_bytes",)
+        group = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
+        names = ["memory.limit_in_bytes"] if controllers else ["memory.max", "memory.high"]
         for part in ["", *(part for part in name.split("/") if part not in ("", ".."))]:
             group = group + "/" + part if part else group
             limits += [_text("%s%s/%s" % (root, group, file)).strip() for file in names]
