@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import resource
 import threading
@@ -396,15 +395,6 @@ def test_an_async_save_that_fails_before_it_begins_says_why_at_once(tmp_path: Pa
     assert writer.last.stall_seconds == writer.last.write_seconds
     dcp.async_save(state, storage_writer=writer, async_stager=writer.stager()).result()
     same(state, loaded(tmp_path / "step"))
-
-
-def test_what_is_not_strided_is_saved_as_torch_does(tmp_path: Path) -> None:
-    sparse = torch.eye(5).to_sparse()
-    writer = DirectWriter(tmp_path)
-    dcp.save({"s": sparse, "d": torch.ones(3)}, storage_writer=writer)
-    stored = next(info for index, info in metadata(tmp_path).storage_data.items() if index.fqn == "s")
-    content = (tmp_path / stored.relative_path).read_bytes()[stored.offset : stored.offset + stored.length]
-    assert torch.equal(torch.load(io.BytesIO(content), weights_only=True).to_dense(), torch.eye(5))
 
 
 @pytest.mark.parametrize(
