@@ -78,6 +78,20 @@ def exact_text(path: str) -> str:
         return ""
 
 
+def link_target(path: str) -> str:
+    """Where a link leads, as it is written; empty where there is none or it may not be read."""
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def entries_of(path: str) -> list[str]:
+    """Names in a directory; none where it is gone or may not be read, as that of a process that ended."""
+    with contextlib.suppress(OSError):
+        return os.listdir(path)
+    return []
+
+
 def lines(text: str) -> list[str]:
     """The lines of a text with their ends, as the programs that read these files split them: at line feeds alone.
 

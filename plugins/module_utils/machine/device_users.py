@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Mapping, Sequence
 
-from ..common.files import exact_text, read_text, whole_number
+from ..common.files import entries_of, exact_text, link_target, read_text, whole_number
 
 PATIENCE = 10.0
 """Seconds that a process may have a device open without being its user: udev and its programs look at every new one."""
@@ -153,16 +153,16 @@ def _processes(numbers: Mapping[_Number, str]) -> Iterator[_Open]:
     """Open files and mappings of the devices in every process that may be read, but ours."""
     # By file system and inode: most files are mapped by many processes.
     known: dict[tuple[str, str], _Number | None] = {}
-    for pid in sorted(pid for pid in map(whole_number, _listdir("/proc")) if pid is not None):
+    for pid in sorted(pid for pid in map(whole_number, entries_of("/proc")) if pid is not None):
         if pid == os.getpid():
             continue
         base = "/proc/%d" % pid
         rings = False
         # A thread may have files of its own, and goes on with them when the first thread has ended.
-        for thread in _listdir(base + "/task"):
-            for handle in _listdir("%s/task/%s/fd" % (base, thread)):
+        for thread in entries_of(base + "/task"):
+            for handle in entries_of("%s/task/%s/fd" % (base, thread)):
                 path = "%s/task/%s/fd/%s" % (base, thread, handle)
-                ring = "[io_uring]" in _readlink(path)
+                ring = "[io_uring]" in link_target(path)
                 rings = rings or ring
                 for number in _registered(path, numbers) if ring else [_open_number(path)]:
                     if number and number in numbers:
@@ -197,7 +197,7 @@ def _registered(path: str, numbers: Mapping[_Number, str]) -> list[_Number | Non
 def _open_number(path: str) -> _Number | None:
     """The device that a process has open; never waits for a server that is gone, as stat(2) of its files would."""
     if _statx is None:  # glibc before 2.28
-        return _number_of(path) if _readlink(path).startswith("/dev/") else None
+        return _number_of(path) if link_target(path).startswith("/dev/") else None
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if _statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, answer) != 0:
         return None
@@ -209,15 +209,3 @@ def _open_number(path: str) -> _Number | None:
 
 
 _statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
-
-
-def _readlink(path: str) -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink(path)
-    return ""
-
-
-def _listdir(path: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(path)
-    return []

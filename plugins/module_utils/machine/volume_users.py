@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import re
 from dataclasses import dataclass
 from typing import Sequence
 
-from ..common.files import exact_text, lines, read_text, whole_number
+from ..common.files import entries_of, exact_text, lines, link_target, read_text, whole_number
 from .drives import holders_of
 from .mounts import DEVICE_NUMBER, parse_mountinfo, plain_path, swap_sources, unescape
 
@@ -53,7 +52,7 @@ def processes(device_number: str, root: str = "/") -> list[Process]:
     users = []
     mounts: dict[str, list[_VolumeMount]] = {}
     first = _namespace("self", root)
-    for pid in sorted(pid for pid in map(whole_number, _listdir(os.path.join(root, "proc"))) if pid is not None):
+    for pid in sorted(pid for pid in map(whole_number, entries_of(os.path.join(root, "proc"))) if pid is not None):
         if pid == os.getpid():
             continue
         namespace = _namespace(str(pid), root)
@@ -72,14 +71,14 @@ def processes(device_number: str, root: str = "/") -> list[Process]:
 def _how(pid: int, mounts: Sequence[_VolumeMount], device_number: str, root: str) -> str | None:
     base = os.path.join(root, "proc", str(pid))
     for link, words in (("cwd", "working directory"), ("root", "root directory"), ("exe", "program")):
-        target = _readlink(os.path.join(base, link))
+        target = link_target(os.path.join(base, link))
         if any(_within(target, mount.point) for mount in mounts):
             return words
     ids = {mount.mount_id for mount in mounts}
-    for number in _listdir(os.path.join(base, "fdinfo")):
+    for number in entries_of(os.path.join(base, "fdinfo")):
         match = re.search(r"^mnt_id:\s*(\d+)", read_text(os.path.join(base, "fdinfo", number)) or "", re.MULTILINE)
         if match and match.group(1) in ids:
-            return "open file `%s`" % _readlink(os.path.join(base, "fd", number))
+            return "open file `%s`" % link_target(os.path.join(base, "fd", number))
     numbers = device_number.split(":") if DEVICE_NUMBER.fullmatch(device_number) else []
     # address perms offset dev inode pathname; dev is hexadecimal here.
     mapped = ":".join("%02x" % int(number) for number in numbers)
@@ -131,16 +130,4 @@ def _within(path: str, directory: str) -> bool:
 
 
 def _namespace(pid: str, root: str) -> str:
-    return _readlink(os.path.join(root, "proc", pid, "ns/mnt"))
-
-
-def _readlink(path: str) -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink(path)
-    return ""
-
-
-def _listdir(path: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(path)
-    return []
+    return link_target(os.path.join(root, "proc", pid, "ns/mnt"))
