@@ -319,6 +319,7 @@ def test_the_package_s_addresses_are_those_of_galaxy(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == {"urls": {"Repository": "https://example.org/a/tunetool"}}
 
 
+@pytest.mark.any_python
 @pytest.mark.parametrize("python", ["3.10", "3.11"])
 def test_no_python_gets_the_extra_control_without_ansible(wheel: Path, python: str) -> None:
     from packaging.requirements import Requirement
