@@ -46,7 +46,11 @@ def libraries(tmp_path: Path) -> Path:
 
 def run(tmp_path: Path, libraries: Path, *words: str) -> subprocess.CompletedProcess[str]:
     paths = [str(libraries), *filter(None, [os.environ.get("PYTHONPATH")])]
-    changes = {"PYTHONPATH": os.pathsep.join(paths), "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops"), "HOME": str(tmp_path)}
+    changes = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops"),
+        "HOME": str(tmp_path),
+    }
     script = (
         "import sys, tunetool.system_packages as packages\n"
         "packages.find = lambda program: None if 'libaio' in program else '/usr/bin/true'\n"
