@@ -109,6 +109,10 @@ def test_a_measurement_beside_somebody_who_hammers_the_array(hammered: Lab) -> N
 @pytest.mark.slow
 def test_another_file_system_where_the_manifest_s_was(built: Lab) -> None:
     nothing_written = f"test -z \"$(find {POINT} /srv/other -name '.tunetool*')\""
+    # A directory of the volume, mounted over the whole of it.
+    built.ssh("node1", f"mkdir {POINT}/x; mount --bind {POINT}/x {POINT}")
+    lied(ask(built), 1, "filesystem.mounted: xfs from `/dev/md127`, but only its directory `/x`", "FAIL")
+    built.ssh("node1", f"umount {POINT}; test -z \"$(find {POINT}/x -name '.tunetool*')\"; rmdir {POINT}/x")
     # A directory on the root file system, whose protection somebody took away.
     built.ssh("node1", f"mkdir /srv/other; umount {POINT} && chattr -i {POINT} && mkdir -p {POINT}/deepspeed_offload")
     lied(ask(built), 1, f"filesystem.mounted: `{POINT}` is not a mount point", "nothing is written there", "FAIL")

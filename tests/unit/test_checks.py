@@ -76,17 +76,46 @@ def test_the_array_is_read_without_mdadm(built: Path) -> None:
     ("line", "found"),
     [
         ("91 {volume} 0:77 / {path} rw - tmpfs tmpfs rw", "a mount of `tmpfs` lies there"),
-        ("91 {volume} {device} /x {path} ro - xfs /dev/md127 rw", "a mount of `/dev/md127` lies there, read-only"),
+        (
+            "91 {volume} {device} /deepspeed_offload {path} ro - xfs /dev/md127 rw",
+            "a mount of directory `/deepspeed_offload` of `/dev/md127` lies there, read-only",
+        ),
+        (
+            "91 {volume} {device} /x {path} rw - xfs /dev/md127 rw",
+            "a mount of directory `/x` of `/dev/md127` lies there",
+        ),
+        ("91 {volume} {device} / {path} rw - xfs /dev/md127 rw", "a mount of `/dev/md127` lies there"),
     ],
 )
 def test_a_mount_over_the_offload_directory_fails(built: Path, line: str, found: str) -> None:
-    """Jobs would fill the node's memory, or could not write."""
+    """Jobs would fill the node's memory, could not write, or would not find what others wrote."""
     mount = mount_at(POINT, read_mounts(str(built)))
     assert mount is not None
     text = line.format(volume=mount.number, device=mount.device_number, path=MANIFEST["offload_dir"])
     edit(built, "proc/self/mountinfo", lambda before: before + text + "\n")
     check = failed(run_checks(MANIFEST, str(built), health=lambda controller: HEALTHY))["offload.directory"]
     assert (check.status, check.found) == ("fail", found)
+
+
+def test_the_offload_directory_mounted_over_itself_is_the_same_directory(built: Path) -> None:
+    """As a container's or a unit's bind mount with options of its own."""
+    text = f"91 216 9:127 /deepspeed_offload {MANIFEST['offload_dir']} rw,nodev - xfs /dev/md127 rw\n"
+    edit(built, "proc/self/mountinfo", lambda before: before + text)
+    assert "offload.directory" not in failed(run_checks(MANIFEST, str(built)))
+
+
+@pytest.mark.parametrize("beneath", [True, False], ids=["over the volume", "in its place"])
+def test_a_directory_of_the_volume_mounted_at_its_mount_point_is_not_the_volume(built: Path, beneath: bool) -> None:
+    """Source, type, number and options are all those of the volume; what jobs find there is not."""
+    (line,) = [each for each in (built / "proc/self/mountinfo").read_text().splitlines() if f" {POINT} " in each]
+    bound = line.replace("216 27", "300 216" if beneath else "216 27").replace(
+        "9:127 / ", "9:127 /deepspeed_offload/x "
+    )
+    edit(built, "proc/self/mountinfo", lambda text: text.replace(line, f"{line}\n{bound}" if beneath else bound))
+    check = failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"]
+    assert check.status == "fail"
+    assert check.found == "xfs from `/dev/md127`, but only its directory `/deepspeed_offload/x`"
+    assert check.remedy == f"run `umount {POINT}`" + ("" if beneath else f", then `mount {POINT}`")
 
 
 def test_a_node_as_built_passes_every_check(built: Path) -> None:

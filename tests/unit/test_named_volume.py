@@ -68,8 +68,9 @@ def test_a_mounted_volume_is_described_and_passes(node: Path, named: dict[str, A
         (lambda text: re.sub(rf".* {POINT} .*\n", "", text), "not a mount point"),
         (lambda text: text.replace(f"259:1 / {POINT}", f"254:0 / {POINT}"), "another file system"),
         (lambda text: text.replace(f"{POINT} rw,relatime shared:84 - ext4", f"{POINT} rw shared:84 - xfs"), "xfs"),
+        (lambda text: text.replace(f"259:1 / {POINT}", f"259:1 /x {POINT}"), "its directory `/x`, not `/`"),
     ],
-    ids=["unmounted", "another", "another type"],
+    ids=["unmounted", "another", "another type", "another directory"],
 )
 def test_what_is_not_there_any_more_is_named(
     node: Path, named: dict[str, Any], change: Callable[[str], str], word: str
@@ -85,6 +86,21 @@ def test_a_volume_without_a_uuid_is_known_by_its_type(node: Path) -> None:
     volume = describe_volume("/net/", str(node))
     assert (volume["uuid"], volume["type"], volume["mount_point"]) == ("", "nfs4", "/net")
     named = {**BUILT, "array": None, "filesystem": volume, "memory": NOTHING, "offload_dir": None}
+    assert storage(run_checks(named, str(node)))["filesystem.mounted"].status == "pass"
+
+
+def test_a_directory_that_the_owner_bind_mounts_is_known_by_its_name(node: Path) -> None:
+    mounted(node, lambda text: text + "300 27 254:0 /srv/data /data rw - ext4 /dev/vda rw\n")
+    volume = describe_volume("/data", str(node))
+    named = {**BUILT, "array": None, "filesystem": volume, "memory": NOTHING, "offload_dir": None}
+    assert manifests.validate(named) == []
+    assert storage(run_checks(named, str(node)))["filesystem.mounted"].status == "pass"
+    mounted(node, lambda text: text.replace("254:0 /srv/data ", "254:0 /srv "))
+    check = storage(run_checks(named, str(node)))["filesystem.mounted"]
+    assert (check.status, check.found) == ("fail", "ext4 from `/dev/vda`, its directory `/srv`, not `/srv/data`")
+    assert "unmount what hides `/data`" in check.remedy
+    # An earlier version noted no directory.
+    del volume["root"]
     assert storage(run_checks(named, str(node)))["filesystem.mounted"].status == "pass"
 
 

@@ -176,6 +176,15 @@ def test_a_mount_over_the_parent_of_the_mount_point_is_one_difference(node: Node
     assert (left.mended, left.found) == (False, "hidden by a mount of `t` at `/mnt`")
 
 
+def test_a_directory_of_the_volume_over_the_mount_point_is_one_difference(node: Node) -> None:
+    with (node.root / "proc/self/mountinfo").open("a") as mounts:
+        mounts.write(f"900 216 9:127 /sub {POINT} rw - xfs /dev/md127 rw\n")
+    (node.root / "dev/md127").write_bytes(b"XFSB".ljust(512, b"\0"))
+    (left,) = [difference for difference in node.look() if difference.name == "mount"]
+    assert (left.mended, left.found) == (False, "a mount of directory `/sub` of `/dev/md127`")
+    assert left.hint == f"`umount {POINT}` first"
+
+
 def test_files_in_the_mounts_place_are_one_difference(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (node.root / "proc/self/mountinfo").read_text().splitlines(keepends=True)
     (node.root / "proc/self/mountinfo").write_text("".join(line for line in lines if POINT not in line))

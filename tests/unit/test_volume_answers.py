@@ -124,6 +124,34 @@ def test_a_volume_remounted_read_only_fails(volume: Path, options: str) -> None:
     assert checks_of(volume)["filesystem.writable"].status == "pass"
 
 
+def test_a_directory_of_the_volume_over_its_mount_point_fails(volume: Path) -> None:
+    manifest = manifest_of(volume)
+    (volume / "sub/offload").mkdir(parents=True)
+    run(["mount", "--bind", str(volume / "sub"), str(volume)])
+    try:
+        checks = {each.id: each for each in run_checks(manifest)}
+    finally:
+        run(["umount", str(volume)])
+    mounted = checks["filesystem.mounted"]
+    assert (mounted.status, "its directory `/sub`, not `/`" in mounted.found) == ("fail", True)
+    assert f"`umount {volume}`" in mounted.remedy
+    assert names(volume / "sub") == ["offload"]
+
+
+def test_another_directory_over_the_offload_directory_fails_and_itself_does_not(volume: Path) -> None:
+    (volume / "other").mkdir()
+    offload = str(volume / "offload")
+    for name, status in (("offload", "pass"), ("other", "fail")):
+        run(["mount", "--bind", str(volume / name), offload])
+        try:
+            check = checks_of(volume)["offload.directory"]
+        finally:
+            run(["umount", offload])
+        assert check.status == status
+    assert "directory `/other` of" in check.found
+    assert check.remedy == f"run `umount {offload}`"
+
+
 def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     manifests.write(manifest_of(volume), str(path))

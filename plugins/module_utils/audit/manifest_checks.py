@@ -29,7 +29,16 @@ from ..machine.memory import (
     shm_huge,
     tmpfs_policies,
 )
-from ..machine.mounts import Mount, hidden_by, mount_at, mount_holding, plain_path, read_mounts
+from ..machine.mounts import (
+    Mount,
+    described,
+    hidden_by,
+    mount_at,
+    mount_holding,
+    place_within,
+    plain_path,
+    read_mounts,
+)
 from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..tuning.checks import tuning_checks
 from ..tuning.deepspeed_aio import CHECK_ID as TUNED
@@ -201,20 +210,20 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         found = "`%s` is not a mount point%s" % (point, _bare(point, root))
         remedy = "run `mount %s`; if it fails, look at the array first" % point
         if over is not None:
-            found = "a mount of `%s` at `%s` hides what is mounted at `%s`" % (over.source, over.mount_point, point)
-            remedy = "unmount `%s`" % over.mount_point
+            found = "%s at `%s` hides what is mounted at `%s`" % (described(over), over.mount_point, point)
+            remedy = "run `umount %s`" % over.mount_point
         return [Check("filesystem.mounted", FAIL, expected, found, remedy)]
     same = array is not None and mount.device_number == array.device_number
     uuid_ok = _uuid_is(wanted["uuid"], array, root) if same else False
-    checks = [
-        _check(
-            "filesystem.mounted",
-            same and uuid_ok and mount.fs_type == wanted["type"],
-            expected,
-            "%s from `%s`" % (mount.fs_type, mount.source) + ("" if uuid_ok else ", another file system"),
-            "unmount what hides `%s`, then run `mount %s`" % (point, point),
-        ),
-    ]
+    found = "%s from `%s`" % (mount.fs_type, mount.source)
+    remedy = "unmount what hides `%s`, then run `mount %s`" % (point, point)
+    if not uuid_ok:
+        found += ", another file system"
+    elif mount.root != "/":
+        found += ", but only its directory `%s`" % mount.root
+        remedy = "run `umount %s`" % point + ("" if _lies_beneath(mount, root) else ", then `mount %s`" % point)
+    holds = same and uuid_ok and mount.fs_type == wanted["type"] and mount.root == "/"
+    checks = [_check("filesystem.mounted", holds, expected, found, remedy)]
     missing = [option for option in wanted["mount_options"] if not _has_option(mount, option)]
     checks.append(
         _check(
@@ -239,6 +248,15 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         )
     )
     return checks
+
+
+def _lies_beneath(mount: Mount, root: str) -> bool:
+    """Whether the whole file system, of which ``mount`` shows a directory, is mounted at the same place beneath it."""
+    return any(
+        (each.device_number, each.root, plain_path(each.mount_point))
+        == (mount.device_number, "/", plain_path(mount.mount_point))
+        for each in read_mounts(root)
+    )
 
 
 def _bare(point: str, root: str) -> str:
@@ -333,10 +351,11 @@ def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, answer: Ans
     if mount is None:
         return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
     over = mount_holding(path, read_mounts(root))
-    elsewhere = over is not None and over.mount_point != mount.mount_point
-    if over and elsewhere and (over.device_number != mount.device_number or is_read_only(over)):
-        found = "a mount of `%s` lies there%s" % (over.source, ", read-only" if is_read_only(over) else "")
-        return Check("offload.directory", FAIL, "`%s`" % path, found, "unmount `%s`" % over.mount_point)
+    if over is not None and over.mount_point != mount.mount_point:
+        shown, built = ((each.device_number, place_within(path, each)) for each in (over, mount))
+        if shown != built or is_read_only(over):
+            found = "%s lies there%s" % (described(over), ", read-only" if is_read_only(over) else "")
+            return Check("offload.directory", FAIL, "`%s`" % path, found, "run `umount %s`" % over.mount_point)
     if answer is not None and answer.is_directory is None:
         found = "not looked at: the volume does not answer"
         if answer.shut_down:

@@ -117,7 +117,13 @@ SCHEMA: dict[str, Any] = {
                     "data_sw": dict(_COUNT, description="Data members in a stripe"),
                     "log_su_bytes": _COUNT,
                     "mount_options": {"type": "array", "items": _TEXT},
-                }
+                    "root": dict(
+                        _TEXT,
+                        description="Directory of an owner's file system that is mounted there; absent: all of one "
+                        "that was built, or not noted by an earlier version",
+                    ),
+                },
+                optional=("root",),
             ),
             "memory": _object(
                 {

@@ -119,6 +119,16 @@ def hidden_by(mount_point: str, mounts: list[Mount]) -> Mount | None:
     return mount_holding(wanted, mounts)
 
 
+def described(mount: Mount) -> str:
+    """A mount that is in the way, in words; of a bind mount also which directory of its file system shows."""
+    return "a mount of %s`%s`" % ("" if mount.root == "/" else "directory `%s` of " % mount.root, mount.source)
+
+
+def place_within(path: str, mount: Mount) -> str:
+    """Where ``path``, which lies on ``mount``, is within the file system: two mounts may show one directory."""
+    return plain_path(os.path.join(mount.root, os.path.relpath(plain_path(path), plain_path(mount.mount_point))))
+
+
 def mount_holding(path: str, mounts: list[Mount]) -> Mount | None:
     """The mount that ``path`` (absolute, links resolved by the caller) lies on, or None.
 

@@ -21,7 +21,7 @@ from ..machine.device_users import users_of
 from ..machine.drive_contents import claim_problem, read_signatures, use_problems
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, without_entry
-from ..machine.mounts import hidden_by, mount_at, read_mounts
+from ..machine.mounts import described, hidden_by, mount_at, read_mounts
 from ..machine.volume_users import occupants
 from ..plan.plan_file import TEARDOWN
 from ..volume import late_mount
@@ -90,14 +90,15 @@ class Job:
         over = hidden_by(point, mounts)
         if over is not None:
             raise Refusal(
-                "`%s` is hidden by a mount of `%s` at `%s`. hint: nothing was changed; unmount that first"
-                % (point, over.source, over.mount_point)
+                "`%s` is hidden by %s at `%s`. hint: nothing was changed; unmount that first"
+                % (point, described(over), over.mount_point)
             )
         mount = mount_at(point, mounts)
-        if mount is not None and mount.device_number not in {array.device_number for array in self.removal.arrays}:
+        numbers = {array.device_number for array in self.removal.arrays}
+        if mount is not None and (mount.device_number not in numbers or mount.root != "/"):
             raise Refusal(
-                "`%s` is a mount of `%s`, which is not this volume. hint: nothing was changed; unmount it first"
-                % (point, mount.source)
+                "`%s` is %s, which is not this volume. hint: nothing was changed; unmount it first"
+                % (point, described(mount))
             )
         in_the_way = self.occupants()
         if in_the_way:

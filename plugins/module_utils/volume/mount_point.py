@@ -13,7 +13,7 @@ from ..common.commands import run
 from ..common.drift import Ledger
 from ..common.job import Job
 from ..common.refusal import Refusal
-from ..machine.mounts import Mount, hidden_by, mount_at, plain_path, read_mounts
+from ..machine.mounts import Mount, described, hidden_by, mount_at, plain_path, read_mounts
 from . import late_mount
 from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immutable, set_immutable_beneath
 from .unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, apply, changes
@@ -31,10 +31,11 @@ class MountPoint(Job):
         """Whether ``bare_mount_point`` reported why the volume is not mounted there: one difference, not two."""
 
     def _mount(self) -> Mount | None:
-        """What is mounted at the mount point, if it is the array."""
+        """What is mounted at the mount point, if it is the array, and the whole of it."""
         mount = mount_at(self.point, read_mounts(self.root))
-        same = mount is not None and self.array is not None and mount.device_number == self.array.device_number
-        return mount if same else None
+        if mount is None or self.array is None or mount.device_number != self.array.device_number:
+            return None
+        return mount if mount.root == "/" else None
 
     def bare_mount_point(self) -> Directory | None:
         """The bare mount point; None, with a warning, if its flag cannot be read."""
@@ -84,11 +85,10 @@ class MountPoint(Job):
         """Whether another mount is at the mount point, or over one of its parents and so hides the volume."""
         over = hidden_by(self.point, mounts)
         if over is not None:
-            by = "hidden by a mount of `%s` at `%s`" % (over.source, over.mount_point)
-            self._taken(by, "is " + by, "unmount that first")
+            by = "hidden by %s at `%s`" % (described(over), over.mount_point)
+            self._taken(by, "is " + by, "`umount %s` first" % over.mount_point)
         elif mount is not None and self._mount() is None:
-            source = "a mount of `%s`" % mount.source
-            self._taken(source, "is already " + source, "unmount it first")
+            self._taken(described(mount), "is already " + described(mount), "`umount %s` first" % self.point)
         return self.blocked
 
     def _taken(self, found: str, what: str, hint: str) -> None:

@@ -29,6 +29,7 @@ def describe_volume(point: str, root: str = "/") -> dict[str, Any]:
         "data_sw": 0,
         "log_su_bytes": 0,
         "mount_options": [],
+        "root": mount.root,
     }
 
 
@@ -55,12 +56,13 @@ def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/"
         return Check(CHECK_ID, FAIL, expected, "`%s` is not a mount point" % point, "mount it, its owner knows how")
     uuid = uuid_of(mount, root) if wanted["uuid"] else ""
     found = "%s from `%s`" % (mount.fs_type, mount.source)
-    if mount.fs_type == wanted["type"] and uuid == wanted["uuid"]:
+    # An earlier version did not note it.
+    root_of = wanted.get("root", mount.root)
+    if (mount.fs_type, uuid, mount.root) == (wanted["type"], wanted["uuid"], root_of):
         return Check(CHECK_ID, PASS, expected, found)
-    return Check(
-        CHECK_ID,
-        FAIL,
-        expected,
-        found + (", another file system" if uuid != wanted["uuid"] else ""),
-        "unmount what hides `%s`; if the volume was replaced, run `tunetool provision` again" % point,
-    )
+    if uuid != wanted["uuid"]:
+        found += ", another file system"
+    elif mount.root != root_of:
+        found += ", its directory `%s`, not `%s`" % (mount.root, root_of)
+    remedy = "unmount what hides `%s` (`umount %s`); if the volume was replaced, run `tunetool provision` again"
+    return Check(CHECK_ID, FAIL, expected, found, remedy % (point, point))
