@@ -59,9 +59,7 @@ unit:
   type: str
 """
 
-import grp  # noqa: E402  (Ansible wants the documentation first)
-import pwd  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.common import manifest as manifests  # noqa: E402
@@ -75,19 +73,14 @@ from ..module_utils.ephemeral.boot_unit import UNIT, changes, files, has_run, ta
 from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
+from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.offload_arguments import OFFLOAD_ARGUMENTS  # noqa: E402
 from ..module_utils.volume.unit_dropins import ForeignDropIn, apply, units_problem  # noqa: E402
+from ..module_utils.volume.volume_values import mode_problem  # noqa: E402
 
 
 def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:
     """The settings that the manifest lacks. Raises ``UnitError``, or ``KeyError`` for an unknown owner."""
-    furnished = None
-    if offload:
-        furnished = {
-            "uid": pwd.getpwnam(wanted["offload_owner"]).pw_uid,
-            "gid": grp.getgrnam(wanted["offload_group"]).gr_gid,
-            "mode": wanted["offload_mode"],
-        }
     return {
         "schema": SCHEMA_NAME,
         "drives": {
@@ -97,7 +90,7 @@ def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:
             "serials": wanted["serials"],
         },
         "label": wanted["label"],
-        "offload": furnished,
+        "offload": asked(wanted) if offload else None,
         "wait_seconds": wanted["wait_seconds"],
     }
 
@@ -110,7 +103,7 @@ def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
         raise Refusal("`ephemeral_enabled` needs the program on the node. hint: set `tunetool_install: true`")
     if wanted["wait_seconds"] < 0:
         raise Refusal("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
-    problem = units_problem(wanted["services"])
+    problem = units_problem(wanted["services"]) or mode_problem(wanted["offload_mode"])
     if problem:
         raise Refusal(problem)
     manifest: dict[str, Any]

@@ -52,6 +52,11 @@ options:
     description: The offload directory; empty for none.
     type: str
     default: ""
+  offload:
+    description:
+      - RV(offload) as tunetool.node.scratch_filesystem returned it; empty without a directory.
+    type: dict
+    default: {}
   expect_read:
     description: Sequential read that C(tunetool verify) expects, such as V(50GBps); empty for none.
     type: str
@@ -157,6 +162,7 @@ def main() -> None:
             "gds": {"type": "dict"},
             "tuning": {"type": "dict", "default": {}},
             "offload_dir": {"type": "str", "default": ""},
+            "offload": {"type": "dict", "default": {}},
             "expect_read": {"type": "str", "default": ""},
             "expect_write": {"type": "str", "default": ""},
             "reboot_reasons": {"type": "list", "elements": "str", "default": []},
@@ -187,6 +193,7 @@ def main() -> None:
         "gds": wanted["gds"] or {"mode": "off", "reasons": ["nothing was set up"]},
         **({"tuning": wanted["tuning"]} if wanted["tuning"] else {}),
         "offload_dir": wanted["offload_dir"] or None,
+        **({"offload": wanted["offload"]} if wanted["offload_dir"] and wanted["offload"] else {}),
         "expect": expect,
         "reboot_required": bool(wanted["reboot_reasons"]),
         "tool_version": wanted["tool_version"],

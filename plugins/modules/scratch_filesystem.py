@@ -104,9 +104,15 @@ offload_dir:
   description: The directory, or null.
   returned: success
   type: str
+offload:
+  description: The directory's C(uid), C(gid) and C(mode) as the manifest holds them; empty without a directory.
+  returned: success
+  type: dict
 """
 
-from ..module_utils.array.adopt_or_wipe import plain_uuid  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any  # noqa: E402  (Ansible wants the documentation first)
+
+from ..module_utils.array.adopt_or_wipe import plain_uuid  # noqa: E402
 from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
@@ -116,6 +122,7 @@ from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import converge  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
+from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
 from ..module_utils.volume.xfs_geometry import wanted_geometry  # noqa: E402
 
@@ -131,6 +138,14 @@ def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]
     if array is None and not module.check_mode:
         raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
     return Volume(module.params, ledger, array).all()
+
+
+def access(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Who may use the offload directory; empty where check mode has reported a user or group that is not there."""
+    try:
+        return asked(wanted)
+    except KeyError:
+        return {}
 
 
 def main() -> None:
@@ -157,6 +172,7 @@ def main() -> None:
             "mount_options": shown_options(module.params["mount_options"]),
         },
         offload_dir=offload_dir,
+        offload=access(module.params) if offload_dir else {},
         **answer,
     )
 

@@ -42,7 +42,7 @@ from tunetool.node.memory.persistent_files import (
     render_tmpfiles,
 )
 from tunetool.node.volume import apply as volume_apply
-from tunetool.node.volume import late_mount, mount_point
+from tunetool.node.volume import late_mount, mount_point, offload_access
 from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.immutable_flag import Directory
 from tunetool.node.volume.mount_options import at_mount_only, like, unwanted
@@ -169,8 +169,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(volume_apply, "read_signatures", lambda names: made.signatures)
     monkeypatch.setattr(mount_point, "look_beneath", lambda path: made.bare)
     if os.geteuid() != 0:
-        monkeypatch.setattr(mount_point, "name_of", lambda uid: "root")
-        monkeypatch.setattr(mount_point, "group_of", lambda gid: "root")
+        monkeypatch.setattr(offload_access, "name_of", lambda uid: "root")
+        monkeypatch.setattr(offload_access, "group_of", lambda gid: "root")
     return made
 
 

@@ -152,6 +152,41 @@ def test_another_directory_over_the_offload_directory_fails_and_itself_does_not(
     assert check.remedy == f"run `umount {offload}`"
 
 
+def test_an_offload_directory_that_no_job_can_write_to_any_more_fails(volume: Path) -> None:
+    offload = volume / "offload"
+    offload.chmod(0o1777)
+    built = {**manifest_of(volume), "offload": {"uid": 0, "gid": 0, "mode": "1777"}}
+    assert manifests.validate(built) == []
+
+    def judged() -> Check:
+        return next(each for each in run_checks(built) if each.id == "offload.directory")
+
+    assert (judged().status, judged().found) == ("pass", "a directory, root:root 1777")
+    offload.chmod(0o700)
+    check = judged()
+    assert (check.status, check.found) == ("fail", "a directory, root:root 0700")
+    assert check.expected == f"`{offload}`, root:root 1777"
+    assert check.remedy == f"run `tunetool provision`, or `chown 0:0 {offload}` and `chmod 1777 {offload}`"
+    # Manifests of earlier versions say nothing of it.
+    assert checks_of(volume)["offload.directory"].status == "pass"
+    offload.chmod(0o1777)
+    os.chown(offload, 4242, -1)
+    assert judged().found == "a directory, 4242:root 1777"
+    os.chown(offload, 0, -1)
+    assert judged().status == "pass"
+
+
+def test_an_offload_directory_that_leads_off_the_volume_fails(volume: Path, tmp_path: Path) -> None:
+    (volume / "offload").rmdir()
+    for target, status in ((volume / "inner", "pass"), (tmp_path / "outer", "fail")):
+        target.mkdir()
+        (volume / "offload").symlink_to(target)
+        check = checks_of(volume)["offload.directory"]
+        assert check.status == status
+        (volume / "offload").unlink()
+    assert check.found == f"it leads to `{tmp_path / 'outer'}`, on another file system"
+
+
 def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     manifests.write(manifest_of(volume), str(path))

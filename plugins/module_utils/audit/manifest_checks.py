@@ -29,16 +29,7 @@ from ..machine.memory import (
     shm_huge,
     tmpfs_policies,
 )
-from ..machine.mounts import (
-    Mount,
-    described,
-    hidden_by,
-    mount_at,
-    mount_holding,
-    place_within,
-    plain_path,
-    read_mounts,
-)
+from ..machine.mounts import Mount, described, hidden_by, mount_at, plain_path, read_mounts
 from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..tuning.checks import tuning_checks
 from ..tuning.deepspeed_aio import CHECK_ID as TUNED
@@ -48,7 +39,8 @@ from ..volume.immutable_flag import Unsupported, is_immutable
 from ..volume.late_mount import check_boot
 from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
-from ..volume.volume_answers import ANSWERS, ask_volume, is_read_only, shut_down
+from ..volume.offload_check import check_offload
+from ..volume.volume_answers import ANSWERS, ask_volume
 from ..volume.volume_probe import Answer, Asker, ask
 from ..volume.xfs_geometry import geometry_of_mount
 
@@ -86,7 +78,7 @@ def run_checks(
     tries = locker or (lock_memory if root == "/" else None)
     if tries and manifest["memory"]["memlock"] is not None:
         checks += lock_checks(manifest["memory"]["memlock"], kinds(os.geteuid() == 0, root), tries, root)
-    checks.append(_offload_check(manifest, mount, answer, root))
+    checks.append(check_offload(manifest, mount, answer, root))
     checks += _on_the_volume(manifest, answer, root)
     pending = manifest["reboot_required"]
     checks.append(
@@ -341,32 +333,6 @@ def _memlock_check(wanted: str, root: str) -> Check:
         expected,
         "unlimited" if limit == "unlimited" else format_size_binary(int(limit)),
         "log in again, or restart the service: limits reach new sessions only",
-    )
-
-
-def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, answer: Answer | None, root: str) -> Check:
-    path = manifest["offload_dir"]
-    if path is None:
-        return Check("offload.directory", SKIP, "none asked for", "none")
-    if mount is None:
-        return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
-    over = mount_holding(path, read_mounts(root))
-    if over is not None and over.mount_point != mount.mount_point:
-        shown, built = ((each.device_number, place_within(path, each)) for each in (over, mount))
-        if shown != built or is_read_only(over):
-            found = "%s lies there%s" % (described(over), ", read-only" if is_read_only(over) else "")
-            return Check("offload.directory", FAIL, "`%s`" % path, found, "run `umount %s`" % over.mount_point)
-    if answer is not None and answer.is_directory is None:
-        found = "not looked at: the volume does not answer"
-        if answer.shut_down:
-            found = shut_down(mount.fs_type)
-        elif answer.error:
-            found = os.strerror(answer.error)
-        return Check("offload.directory", UNKNOWN, "`%s`" % path, found, "see `%s`" % ANSWERS)
-    there = answer.is_directory if answer is not None else os.path.isdir(os.path.join(root, path.lstrip("/")))
-    exists = bool(there)
-    return _check(
-        "offload.directory", exists, "`%s`" % path, "a directory" if exists else "missing", "run `tunetool provision`"
     )
 
 

@@ -152,6 +152,10 @@ SCHEMA: dict[str, Any] = {
                 }
             ),
             "offload_dir": _TEXT_OR_NULL,
+            "offload": dict(
+                _object({"uid": _COUNT, "gid": _COUNT, "mode": dict(_TEXT, description="Four octal digits")}),
+                description="Owner, group and mode of offload_dir; absent: not noted, by an earlier version",
+            ),
             "expect": dict(
                 _object({"read": _RATE, "write": _RATE}, optional=("read", "write")),
                 description="Bytes per second; a direction that is not judged is left out",
@@ -198,7 +202,7 @@ SCHEMA: dict[str, Any] = {
             ),
         },
         # Absent in manifests of earlier versions.
-        optional=("tuning", "aio", "training", documents.CHECKSUM),
+        optional=("offload", "tuning", "aio", "training", documents.CHECKSUM),
     ),
 }
 

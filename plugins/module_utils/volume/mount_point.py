@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import grp
 import os
-import pwd
 from typing import Any, Callable, Mapping, Sequence
 
 from ..array.md_arrays import Array
@@ -16,6 +14,7 @@ from ..common.refusal import Refusal
 from ..machine.mounts import Mount, described, hidden_by, mount_at, plain_path, read_mounts
 from . import late_mount
 from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immutable, set_immutable_beneath
+from .offload_access import access_of, asked, in_words
 from .unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, apply, changes
 
 
@@ -180,8 +179,7 @@ class MountPoint(Job):
         if not mounted and self.ledger.manifest is not None:
             return str(path)  # it is on the volume, which is not mounted yet
         try:
-            owner = pwd.getpwnam(self.wanted["offload_owner"])
-            group = grp.getgrnam(self.wanted["offload_group"])
+            access = asked(self.wanted)
         except KeyError as error:
             hint = "make the user or group first"
             self.ledger.cannot(
@@ -192,11 +190,9 @@ class MountPoint(Job):
                 "offload directory: %s. hint: %s" % (error.args[0], hint),
             )
             return str(path)
-        mode = int(self.wanted["offload_mode"], 8)
-        after, before = "%s:%s %04o" % (owner.pw_name, group.gr_name, mode), ""
+        after, before = in_words(access), ""
         if mounted and os.path.isdir(self._path(path)):
-            status = os.stat(self._path(path))
-            before = "%s:%s %04o" % (name_of(status.st_uid), group_of(status.st_gid), status.st_mode & 0o7777)
+            before = in_words(access_of(os.stat(self._path(path))))
         lines = ["%s %s\n" % (path, text) if text else "" for text in (before, after)]
         if self.ledger.differs("offload.directory", after, before or "no directory", "offload directory", *lines):
             os.makedirs(path, exist_ok=True)
@@ -208,8 +204,8 @@ class MountPoint(Job):
                 raise Refusal("`%s` is a symbolic link. hint: name the directory itself" % path) from None
             try:
                 # By the handle: between two calls by name, somebody could put a link there.
-                os.fchown(handle, owner.pw_uid, group.gr_gid)
-                os.fchmod(handle, mode)
+                os.fchown(handle, access["uid"], access["gid"])
+                os.fchmod(handle, int(access["mode"], 8))
             finally:
                 os.close(handle)
         return str(path)
@@ -230,19 +226,3 @@ def named(entries: tuple[str, ...]) -> str:
         shown,
         " ..." if len(entries) > 3 else "",
     )
-
-
-def name_of(uid: int) -> str:
-    """Login name, or the number."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def group_of(gid: int) -> str:
-    """Group name, or the number."""
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)

@@ -19,11 +19,12 @@ import stat
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..common.lock_file import ForeignLock, open_lock_file
 from ..common.run_directory import make_run_directory
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
+from .offload_access import access_of
 
 PATIENCE = 10.0
 """Seconds after which silence is a fault: many times what a busy drive needs for a few KiB."""
@@ -73,6 +74,10 @@ class Answer:
     """Drives that cannot be read, each with its error."""
     is_directory: bool | None = None
     """None: not known."""
+    access: Mapping[str, Any] | None = None
+    """Owner, group and mode of the directory, as in the manifest."""
+    leads_to: str = ""
+    """Where the directory's path leads, if not to the volume."""
     written: int = 0
     """Bytes that were written and read back."""
     direct: bool = False
@@ -281,20 +286,27 @@ def _ask_volume(question: Question, say: Callable[..., None]) -> None:
         say(step=name)
 
     step("look at `%s`" % question.mount_point)
-    os.stat(question.mount_point)
+    top = os.stat(question.mount_point)
     if question.directory is not None:
         step("look at `%s`" % question.directory)
-        say(is_directory=_is_directory(question.directory))
+        say(**_look(question.directory, top.st_dev))
     if question.write:
         _write(question, step, say)
 
 
-def _is_directory(path: str) -> bool:
-    """As ``os.path.isdir``, which also calls a directory absent that cannot be read. Raises ``OSError``."""
+def _look(path: str, device: int) -> dict[str, Any]:
+    """What ``Answer`` says of the directory, which must lie on ``device``. Raises ``OSError``.
+
+    As ``os.path.isdir``, which also calls a directory absent that cannot be read.
+    """
     try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return {"is_directory": False}
+    if not stat.S_ISDIR(status.st_mode):
+        return {"is_directory": False}
+    leads_to = os.path.realpath(path) if status.st_dev != device else ""
+    return {"is_directory": True, "access": access_of(status), "leads_to": leads_to}
 
 
 def _write(question: Question, step: Callable[[str], None], say: Callable[..., None]) -> None:

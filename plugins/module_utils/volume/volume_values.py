@@ -46,7 +46,7 @@ def volume_problems(wanted: Mapping[str, Any], log_su_bytes: int) -> list[str]:
         None if nowhere else _offload_dir(wanted["offload_dir"], wanted["mount_point"]),
         *(_option(option, log_su_bytes) for option in wanted["mount_options"]),
         _device_timeout(wanted["device_timeout"]),
-        _mode(wanted["offload_mode"]),
+        mode_problem(wanted["offload_mode"]),
         *(units_problem([unit]) for unit in wanted["services"]),
     ]
     return [problem for problem in problems if problem]
@@ -96,7 +96,8 @@ def _device_timeout(text: str) -> str | None:
     return None
 
 
-def _mode(text: str) -> str | None:
+def mode_problem(text: str) -> str | None:
+    """Why ``text`` is no mode of the offload directory; None if it is one."""
     if not _MODE.fullmatch(text):
         return 'mode `%s` is not three or four octal digits. hint: use `"1777"`, in quotes' % text
     return None

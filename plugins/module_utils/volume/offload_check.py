@@ -1,0 +1,72 @@
+"""The check that jobs find the offload directory, on the volume, and as it was built."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping
+
+from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
+from ..machine.mounts import Mount, described, mount_holding, place_within, read_mounts
+from .offload_access import in_words
+from .volume_answers import ANSWERS, is_read_only, shut_down
+from .volume_probe import Answer
+
+CHECK_ID = "offload.directory"
+
+
+def check_offload(manifest: Mapping[str, Any], mount: Mount | None, answer: Answer | None, root: str) -> Check:
+    """``mount`` is the volume's; None where it is not mounted. ``answer``: None for a recorded node."""
+    path = manifest["offload_dir"]
+    if path is None:
+        return Check(CHECK_ID, SKIP, "none asked for", "none")
+    if mount is None:
+        return Check(CHECK_ID, UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
+    hidden = _hidden(path, mount, root)
+    if hidden is not None:
+        return hidden
+    if answer is None:
+        there = os.path.isdir(os.path.join(root, path.lstrip("/")))
+        # It has the owner and the mode of whoever laid it out.
+        return Check(CHECK_ID, PASS, "`%s`" % path, "a directory") if there else _missing(path)
+    if answer.is_directory is None:
+        found = "not looked at: the volume does not answer"
+        if answer.shut_down:
+            found = shut_down(mount.fs_type)
+        elif answer.error:
+            found = os.strerror(answer.error)
+        return Check(CHECK_ID, UNKNOWN, "`%s`" % path, found, "see `%s`" % ANSWERS)
+    return _judged(path, answer, manifest.get("offload"))
+
+
+def _hidden(path: str, mount: Mount, root: str) -> Check | None:
+    """The check where a mount lies over the directory and shows another one, or forbids writes; else None."""
+    over = mount_holding(path, read_mounts(root))
+    if over is None or over.mount_point == mount.mount_point:
+        return None
+    shown, built = ((each.device_number, place_within(path, each)) for each in (over, mount))
+    if shown == built and not is_read_only(over):
+        return None
+    found = "%s lies there%s" % (described(over), ", read-only" if is_read_only(over) else "")
+    return Check(CHECK_ID, FAIL, "`%s`" % path, found, "run `umount %s`" % over.mount_point)
+
+
+def _missing(path: str) -> Check:
+    return Check(CHECK_ID, FAIL, "`%s`" % path, "missing", "run `tunetool provision`")
+
+
+def _judged(path: str, answer: Answer, wanted: Mapping[str, Any] | None) -> Check:
+    """Of a volume that answers. ``wanted``: None in a manifest of an earlier version."""
+    if not answer.is_directory:
+        return _missing(path)
+    if answer.leads_to:
+        found = "it leads to `%s`, on another file system" % answer.leads_to
+        remedy = "remove the link on the way to `%s`, then run `tunetool provision`" % path
+        return Check(CHECK_ID, FAIL, "`%s`" % path, found, remedy)
+    if wanted is None or answer.access is None:
+        return Check(CHECK_ID, PASS, "`%s`" % path, "a directory")
+    expected, found = "`%s`, %s" % (path, in_words(wanted)), "a directory, %s" % in_words(answer.access)
+    if dict(answer.access) == dict(wanted):
+        return Check(CHECK_ID, PASS, expected, found)
+    owner = "%d:%d" % (wanted["uid"], wanted["gid"])
+    remedy = "run `tunetool provision`, or `chown %s %s` and `chmod %s %s`" % (owner, path, wanted["mode"], path)
+    return Check(CHECK_ID, FAIL, expected, found, remedy)
