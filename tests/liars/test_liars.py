@@ -178,13 +178,16 @@ def hammered(bench: Bench) -> Iterator[Bench]:
 
 @pytest.mark.parametrize("script", ["true", "mkdir $P/bound; mount --bind $P/bound $T"], ids=["there", "a bind mount"])
 def test_somebody_else_hammers_the_disk(hammered: Bench, script: str) -> None:
-    lied(hammered.mounted(script), 3, "busy", "ERROR")
+    lied(hammered.mounted(script), 3, "busy", "within a second (", "`fio` (pid ", "ERROR")
     assert list(hammered.target.iterdir()) == []
 
 
 @pytest.mark.slow  # how bytes of others are recognised is in tests/unit/test_measure_parts.py
 def test_a_measurement_beside_somebody_who_hammers_the_disk(hammered: Bench) -> None:
-    lied(hammered.mounted("true", "--allow-busy"), 3, "more than fio's", "something else uses the drives")
+    answer = hammered.mounted("true", "--allow-busy")
+    lied(answer, 3, "more than fio's", "something else uses the drives: ", "`fio` (pid ")
+    assert answer.record is not None
+    assert "`fio` (pid " in " ".join(answer.record["verdict"]["reasons"])
 
 
 @pytest.mark.slow  # that it is seen is in tests/unit/test_measure_fio.py

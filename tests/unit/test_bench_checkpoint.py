@@ -218,6 +218,15 @@ def test_what_an_engine_calls_durable_is_held_against_the_drives(ratios: list[fl
     assert said in " ".join(verdict.reasons)
 
 
+def test_who_disturbed_an_engine_s_save_is_named() -> None:
+    disturbed = moved(1.0, 2.0)
+    assert disturbed.counted is not None
+    disturbed = replace(disturbed, counted=replace(disturbed.counted, others="`dd` (pid 812) wrote 1 GB"))
+    direct = Row("direct", "direct", samples={1: Sample(1.0, disturbed, 0, moved(1.0))})
+    (reason,) = judged(matrix(direct)).reasons
+    assert "times what its files hold at a write: `dd` (pid 812) wrote 1 GB; stop it" in reason
+
+
 def test_a_restore_from_the_page_cache_proves_nothing() -> None:
     direct = Row("direct", "direct", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
     verdict = judged(matrix(direct))

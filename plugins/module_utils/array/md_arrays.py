@@ -29,6 +29,10 @@ HALTED_STATES: Mapping[str, str] = {
 }
 """States of an array that is whole, and that somebody stopped: what they mean and what to do."""
 
+_SYNC_ACTIONS = ("resync", "recover", "check", "repair", "reshape")
+"""``md/sync_action`` values under which the kernel itself reads or writes members (Documentation/admin-guide/md.rst).
+The others are `idle` and `frozen`."""
+
 
 @dataclass(frozen=True)
 class Array:
@@ -128,6 +132,16 @@ def read_arrays(root: str = "/") -> list[Array]:
             )
         )
     return arrays
+
+
+def sync_actions(root: str = "/") -> dict[str, str]:
+    """What the kernel does by itself on arrays with redundancy, by the array's kernel name: such as ``check``."""
+    actions = {}
+    for path in sorted(glob.glob(os.path.join(root, "sys/block/md*/md/sync_action"))):
+        action = read_text(path)
+        if action in _SYNC_ACTIONS:
+            actions[os.path.basename(os.path.dirname(os.path.dirname(path)))] = action
+    return actions
 
 
 def _member(base: str, slot: int) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
+from tunetool.measure.others import Others
 from tunetool.node.common.lock_file import ForeignLock, open_lock_file
 from tunetool.node.common.run_directory import RUN_DIRECTORY, make_run_directory
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
@@ -108,9 +109,26 @@ def look(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], N
 
 
 def busy_devices(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> list[str]:
-    """Watch the drives for a second."""
+    """Watch the drives for a second; where they are busy for another one, to say who it is."""
     if not stack.leaves:
         return []
+    lines = _activities(_watch(stack, tick, sleep))
+    if not lines:
+        return []
+    others = Others(stack)
+    changes = _watch(stack, tick, sleep)
+    others.end()
+    # Whoever is done by now is not among those who move bytes.
+    who = others.in_words(sum(map(_moved, changes.values())), "read", "write") if _activities(changes) else ""
+    return [lines[0] + (f" ({who})" if who else ""), *lines[1:]]
+
+
+def _activities(changes: Mapping[str, Counters]) -> list[str]:
+    return [line for name, change in changes.items() if (line := _activity(name, change))]
+
+
+def _watch(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None]) -> dict[str, Counters]:
+    """What each drive did within a second. Raises ``CannotJudge`` where the drives change meanwhile."""
     try:
         before = snapshot(stack)
         for _ in range(5):
@@ -119,11 +137,15 @@ def busy_devices(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[f
         change = difference(snapshot(stack), before)
     except CountersChanged as error:
         raise CannotJudge(f"the drives changed during the measurement: {error}", "see `dmesg | tail`") from None
-    return [line for leaf in stack.leaves if (line := _activity(leaf.name, change[leaf.name]))]
+    return {leaf.name: change[leaf.name] for leaf in stack.leaves}
+
+
+def _moved(change: Counters) -> int:
+    return change.moved_bytes("read") + change.moved_bytes("write")
 
 
 def _activity(name: str, change: Counters) -> str | None:
-    moved = change.moved_bytes("read") + change.moved_bytes("write")
+    moved = _moved(change)
     ios = change.read_ios + change.write_ios
     if moved <= QUIET_BYTES and ios <= QUIET_IOS:
         return None

@@ -38,6 +38,8 @@ class Counted:
     cached_bytes: int = 0
     """Bytes of files that were opened for direct I/O and that the page cache holds nevertheless; 0 where nobody looked,
     and where it holds so few that they explain nothing."""
+    others: str = ""
+    """Who moved bytes meanwhile, in words; empty where nobody looked."""
 
     @property
     def ratio(self) -> float:
@@ -101,9 +103,10 @@ def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: st
     foreign = format_size(sample.counted_bytes - sample.claimed_bytes)
     if sample.cached_bytes:
         return f"{devices} counted {foreign} more than {engine}'s {direction}s{_cache(stack, sample)}"
+    others = f": {sample.others}" if sample.others else ""
     return (
         f"{devices} counted {foreign} more than {engine}'s {direction}s, {REPEATS} repeats included: something else "
-        "uses the drives; stop it (see `pidstat -d 1`) and verify again"
+        f"uses the drives{others}; stop it (see `pidstat -d 1`) and verify again"
     )
 
 

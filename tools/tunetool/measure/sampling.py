@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -16,6 +17,7 @@ from typing import Protocol, TypeVar
 from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, Counted, Judgement, took_longer
+from tunetool.measure.others import Others
 from tunetool.measure.residency import resident_bytes
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 
@@ -64,9 +66,12 @@ class Counting:
         self._stack, self._what, self._clock, self._direct = stack, what, clock, direct
         self._looks: list[_Look] = []
         self._devices: Mapping[str, Counters] = {}
+        self._others: Others | None = None
         self.moment = 0.0
 
     def __enter__(self) -> Counting:
+        if _disturbed.get():
+            self._others = Others(self._stack)
         try:
             self._look()
         except CountersChanged as error:
@@ -83,6 +88,8 @@ class Counting:
         except CountersChanged as error:
             raise self._changed(error) from None
         self.moment = (first.before + last.after) / 2
+        if self._others is not None:
+            self._others.end()
 
     def ticking(self, tick: Callable[[], None]) -> Callable[[], None]:
         """``tick``, and a look at the counters: several in a sample tell when the bytes moved."""
@@ -107,7 +114,12 @@ class Counting:
             return None
         counted = sum(self._devices[name].moved_bytes(direction) for name in names)
         sample = Counted(claimed, counted, self._devices, slack, self._moving(direction, names))
-        return sample if sample.judgement == "proven" else replace(sample, cached_bytes=self._cached())
+        if sample.judgement == "proven":
+            return sample
+        sample = replace(sample, cached_bytes=self._cached())
+        if sample.judgement != "other-io" or self._others is None:
+            return sample
+        return replace(sample, others=self._others.in_words(counted - claimed, direction))
 
     def _cached(self) -> int:
         """Direct I/O leaves nothing in the page cache; a few pages may be somebody's look at the files."""
@@ -149,6 +161,10 @@ class Repeats:
         return self.taken < REPEATS
 
 
+_disturbed: ContextVar[bool] = ContextVar("disturbed", default=False)
+"""Whether an earlier sample of the figure was disturbed, so that ``Counting`` is to look who does it. It is made within
+``take``, in a dozen places that know nothing of repeats."""
+
 _WORTH_REPEATING: Mapping[Judgement, str] = {
     "other-io": "something else used the drives meanwhile",
     "other-time": "the drives moved its bytes for longer than fio says",
@@ -166,7 +182,12 @@ def again(
     the time."""
     label, tries = name, 0
     while True:
-        sample = take(label)
+        # The last repeat is the one that is reported.
+        before = _disturbed.set(repeats.taken > 0)
+        try:
+            sample = take(label)
+        finally:
+            _disturbed.reset(before)
         judgements = set(judge(sample))
         if not judgements & set(_WORTH_REPEATING) or not repeats.left:
             return sample

@@ -64,7 +64,8 @@ class Samples:
     stack: BlockStack
     clock: Callable[[], float]
     say: Callable[[str], None] = lambda _: None
-    """Called once when something else uses the drives, not for each sample: a search takes hundreds."""
+    """Called once when something else uses the drives, and once when it is known what, not for each sample: a search
+    takes hundreds."""
     direct: Path | None = None
     """Where the files lie, which the driver opens for direct I/O."""
     kept: dict[AioSettings, dict[Direction, list[Sample]]] = field(default_factory=dict)
@@ -73,6 +74,7 @@ class Samples:
     ceilings: dict[tuple[AioSettings, Direction], list[float]] = field(default_factory=dict)
     """Bytes per second that the driver reaches without storage, where that was asked."""
     _announced: bool = False
+    _named: bool = False
 
     def take(self, settings: AioSettings, direction: Direction) -> float | None:
         """Bytes per second; None if other I/O disturbed every try. Raises ``SettingFailed``, ``CannotJudge``."""
@@ -82,6 +84,9 @@ class Samples:
         beside_others = sample.counted is not None and sample.counted.judgement == "other-io"
         self.thrown += repeats.taken + beside_others
         if beside_others:
+            if sample.counted is not None and sample.counted.others and not self._named:
+                self._named = True
+                self.say(f"something else uses the drives: {sample.counted.others}")
             return None
         self.kept.setdefault(settings, {}).setdefault(direction, []).append(sample)
         return sample.rate

@@ -208,12 +208,14 @@ def _foreign(moves: Sequence[tuple[str, Direction, Sequence[Moved]]]) -> list[st
         # What an engine itself moves besides its files is the same in each sample, and part of what it costs.
         steady = len(ratios) >= _STEADY_SAMPLES and max(ratios) - min(ratios) <= _STEADY * min(ratios)
         if any("other-io" in move.judgements for move in each) and not steady:
-            disturbed.append((max(ratios), name, direction))
+            who = next((move.counted.others for move in each if move.counted is not None and move.counted.others), "")
+            disturbed.append((max(ratios), name, direction, who))
     if not disturbed:
         return []
-    most, name, direction = max(disturbed)
+    most, name, direction, who = max(disturbed)
+    by = f": {who}" if who else ""
     return [
         f"something else used the drives beside {len(disturbed)} of the figures, most beside `{name}`: they counted "
-        f"{most:.2f} times what its files hold at a {direction}; stop it (see `pidstat -d 1`) and run again, with 3 "
-        "rounds at least, which tell an engine's own surplus apart"
+        f"{most:.2f} times what its files hold at a {direction}{by}; stop it (see `pidstat -d 1`) and run again, with "
+        "3 rounds at least, which tell an engine's own surplus apart"
     ]
