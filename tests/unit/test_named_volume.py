@@ -69,8 +69,9 @@ def test_a_mounted_volume_is_described_and_passes(node: Path, named: dict[str, A
         (lambda text: text.replace(f"259:1 / {POINT}", f"254:0 / {POINT}"), "another file system"),
         (lambda text: text.replace(f"{POINT} rw,relatime shared:84 - ext4", f"{POINT} rw shared:84 - xfs"), "xfs"),
         (lambda text: text.replace(f"259:1 / {POINT}", f"259:1 /x {POINT}"), "its directory `/x`, not `/`"),
+        (lambda text: text + "900 27 0:77 / /srv rw - tmpfs t rw\n", "a mount of `t` at `/srv` hides"),
     ],
-    ids=["unmounted", "another", "another type", "another directory"],
+    ids=["unmounted", "another", "another type", "another directory", "hidden"],
 )
 def test_what_is_not_there_any_more_is_named(
     node: Path, named: dict[str, Any], change: Callable[[str], str], word: str

@@ -29,7 +29,7 @@ from ..machine.memory import (
     shm_huge,
     tmpfs_policies,
 )
-from ..machine.mounts import Mount, described, hidden_by, mount_at, plain_path, read_mounts
+from ..machine.mounts import Mount, hidden_by, hiding, mount_at, plain_path, read_mounts
 from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..tuning.checks import tuning_checks
 from ..tuning.deepspeed_aio import CHECK_ID as TUNED
@@ -202,8 +202,7 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         found = "`%s` is not a mount point%s" % (point, _bare(point, root))
         remedy = "run `mount %s`; if it fails, look at the array first" % point
         if over is not None:
-            found = "%s at `%s` hides what is mounted at `%s`" % (described(over), over.mount_point, point)
-            remedy = "run `umount %s`" % over.mount_point
+            found, remedy = hiding(over, point)
         return [Check("filesystem.mounted", FAIL, expected, found, remedy)]
     same = array is not None and mount.device_number == array.device_number
     uuid_ok = _uuid_is(wanted["uuid"], array, root) if same else False

@@ -124,6 +124,12 @@ def described(mount: Mount) -> str:
     return "a mount of %s`%s`" % ("" if mount.root == "/" else "directory `%s` of " % mount.root, mount.source)
 
 
+def hiding(over: Mount, point: str) -> tuple[str, str]:
+    """What ``hidden_by`` found, in words, and the cure."""
+    found = "%s at `%s` hides what is mounted at `%s`" % (described(over), over.mount_point, point)
+    return found, "run `umount %s`" % over.mount_point
+
+
 def place_within(path: str, mount: Mount) -> str:
     """Where ``path``, which lies on ``mount``, is within the file system: two mounts may show one directory."""
     return plain_path(os.path.join(mount.root, os.path.relpath(plain_path(path), plain_path(mount.mount_point))))

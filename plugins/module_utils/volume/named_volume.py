@@ -8,7 +8,7 @@ from typing import Any, Mapping
 from ..common.check_result import FAIL, PASS, Check
 from ..common.files import read_text
 from ..common.refusal import Refusal
-from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
+from ..machine.mounts import Mount, hidden_by, hiding, mount_at, plain_path, read_mounts
 
 CHECK_ID = "filesystem.mounted"
 
@@ -53,6 +53,9 @@ def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/"
         point,
     )
     if mount is None:
+        over = hidden_by(point, read_mounts(root))
+        if over is not None:
+            return Check(CHECK_ID, FAIL, expected, *hiding(over, point))
         return Check(CHECK_ID, FAIL, expected, "`%s` is not a mount point" % point, "mount it, its owner knows how")
     uuid = uuid_of(mount, root) if wanted["uuid"] else ""
     found = "%s from `%s`" % (mount.fs_type, mount.source)
