@@ -18,7 +18,7 @@ from tunetool.inspect.model import dumps
 from tunetool.inspect.source import opened
 from tunetool.measure.facts import node_facts
 from tunetool.measure.ladder.facts import read_facts
-from tunetool.node.array.md_arrays import read_arrays
+from tunetool.node.array.md_arrays import read_arrays, sync_actions
 from tunetool.node.array.stripe import NoStripe, read_stripe
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.check_result import FAIL
@@ -28,6 +28,7 @@ from tunetool.node.machine.drive_health import Health
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.memory_left import groups_usage, memory_left
 from tunetool.node.machine.pcie_links import shared_ports
+from tunetool.node.machine.process_io import look, movers
 from tunetool.node.machine.recording import anonymous, record
 from tunetool.node.machine.recording import lay_out as lay_out_document
 from tunetool.node.machine.volume_users import occupants
@@ -73,6 +74,8 @@ def _memory(root: Path) -> None:
     kernel_counters.node_gauges(str(root))
     kernel_counters.process_counters(str(root))
     kernel_counters.process_gauges(str(root))
+    movers(look(str(root)), look(str(root)), ["read", "write"], 1)
+    sync_actions(str(root))
 
 
 def _record(root: Path) -> None:
@@ -93,6 +96,9 @@ COUNTERS = {
     "proc/self/cgroup": "4:cpu,memory:/job/step\n0::/job\n",
     "proc/self/stat": "12 (a b) c) S " + " ".join(map(str, range(1, 40))),
     "proc/self/statm": "100 20 3 4 5 6 7",
+    "proc/12/stat": "12 (a b) c) S " + " ".join(map(str, range(1, 40))),
+    "proc/12/io": "rchar: 9\nwchar: 9\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n",
+    "sys/block/md5/md/sync_action": "check",
     "sys/block/nvme0n1/stat": "1 2 3 4 5 6 7 8 9 10 11",
     "sys/class/net/eth0/device/vendor": "0x15b3",
     "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": "70",
