@@ -35,7 +35,11 @@ def verify(target: Path, duration: int) -> dict[str, float]:
     command = [sys.executable, "-m", "tunetool", "verify", "--target", str(target), "--duration", f"{duration}s"]
     done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, check=False)
     record = json.loads(done.stdout)
-    return {m["parameters"]["direction"]: m["value"] for m in record["measurements"] if m["name"].startswith("seq")}
+    return {
+        m["parameters"]["direction"]: m["value"]
+        for m in record["measurements"]
+        if m["labels"]["subject"] == "sequential"
+    }
 
 
 def bare(target: Path, duration: int, direction: str, jobs: int, depth: int) -> float:

@@ -61,6 +61,12 @@ def node_record(number: int, source: random.Random) -> Record:
             figures.append(
                 Measurement(
                     name=name,
+                    figure="bandwidth" if count == 1 else "service_time",
+                    labels={
+                        "subject": name.partition(".")[0],
+                        "direction": direction,
+                        "drive": f"S{number:05d}{drive:02d}",
+                    },
                     layer="filesystem" if count == 1 else "device",
                     engine="fio 3.33",
                     medium="md RAID0 (16 x nvme)",

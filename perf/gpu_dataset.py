@@ -30,9 +30,9 @@ from typing import Any
 from entry import program
 from goals import MISSED, OPEN, figure, line, status
 from tunetool.bench.dataset.engines import FIO, GPU_DIRECT, KVIKIO
-from tunetool.bench.dataset.figures import PREFIX, READ
+from tunetool.bench.dataset.figures import READ
 from tunetool.node.units import parse_size
-from tunetool.record import Record
+from tunetool.record import Record, chosen
 
 GOAL = 0.9
 STATES = {"disk": "cold", "tmpfs": "warm"}
@@ -44,8 +44,7 @@ def judge(record: Record, state: str, title: str) -> list[str]:
     samples = {
         name: each.samples or []
         for name in (GPU_DIRECT, KVIKIO, FIO)
-        for each in record.measurements
-        if each.name == f"{PREFIX}{state}.{name}.{READ}"
+        for each in chosen(record.measurements, READ, state=state, engine=name)
     }
     ours = samples.pop(GPU_DIRECT, [])
     peers = {name: speeds for name, speeds in samples.items() if len(speeds) == len(ours)}

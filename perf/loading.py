@@ -31,7 +31,6 @@ from typing import Any
 from entry import program
 from goals import MISSED, OPEN, line, status
 from tunetool.bench.loading.engines import DIRECT
-from tunetool.bench.loading.figures import PREFIX
 
 PEER = "instanttensor"
 POLICY = {"tmpfs": "never", "huge": "within_size"}
@@ -108,7 +107,7 @@ def compare(options: argparse.Namespace, media: Mapping[str, Path]) -> int:
     result = bench(request, PlainProgress())
     record: Any = result.record
     print_loading(record, result.path, Console(width=120))
-    words = judge({each.name.removeprefix(PREFIX): each.samples or [] for each in record.measurements})
+    words = judge({each.name.partition(".")[2]: each.samples or [] for each in record.measurements})
     differs = any(check.status == "fail" for check in record.checks)
     return status([*words, MISSED] if differs else words)
 

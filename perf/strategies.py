@@ -34,7 +34,7 @@ import wide_model  # noqa: E402
 from cluster import cluster_of_two  # noqa: E402
 from entry import program  # noqa: E402
 from goals import HELD, MISSED, OPEN, ROUNDS, status  # noqa: E402
-from tunetool.record import Measurement, Record, parse  # noqa: E402
+from tunetool.record import Measurement, Record, chosen, parse  # noqa: E402
 
 MATRIX = "1x1:z2,1x1:z3,{0}:z2,{0}:z3"
 TIMES, WITHIN = 1.5, 0.20
@@ -85,12 +85,10 @@ def bench(asked: argparse.Namespace, folder: Path, where: list[str], layout: str
 
 def judge(record: Record, rate: str | None) -> int:
     """Prints the lines; the exit status."""
-    steps = {each.name.removeprefix("strategies.step."): each for each in record.measurements if ".step." in each.name}
-    errors = {
-        each.name.removeprefix("strategies.prediction_error."): each
-        for each in record.measurements
-        if ".prediction_error." in each.name
-    }
+    steps, errors = (
+        {f"{each.labels['layout']}.z{each.labels['stage']}": each for each in chosen(record.measurements, figure)}
+        for figure in ("step", "prediction_error")
+    )
     said = [line(name, each, errors.get(name)) for name, each in steps.items()]
     if rate is not None:
         said.append(ratio(steps, rate))

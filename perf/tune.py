@@ -67,7 +67,9 @@ def tune(options: argparse.Namespace, directory: Path, mix: str, *more: str) -> 
 
 def chosen(record: dict[str, Any], goal: str) -> dict[str, Any]:
     """The block of one goal."""
-    parameters = next(m["parameters"] for m in record["measurements"] if m["name"] == f"tune.gain.{goal}")
+    parameters = next(
+        m["parameters"] for m in record["measurements"] if m["figure"] == "gain" and m["labels"]["goal"] == goal
+    )
     return {name: parameters[name] for name in DEFAULTS.block()}
 
 
@@ -79,7 +81,7 @@ def part_tune(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 def best_of(record: dict[str, Any], direction: str) -> dict[str, Any]:
     """The block whose median is highest."""
-    figures = [m for m in record["measurements"] if m["name"].startswith(f"tune.{direction}.")]
+    figures = [m for m in record["measurements"] if m["labels"].get("block") and m["labels"]["direction"] == direction]
     parameters = max(figures, key=lambda m: m["value"])["parameters"]
     return {name: parameters[name] for name in DEFAULTS.block()}
 

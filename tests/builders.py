@@ -8,7 +8,8 @@ from typing import Any
 
 from tunetool.measure.figure import Quantity, What, computed, spread_of
 from tunetool.node.machine.drives import Drive, Link
-from tunetool.record import Evidence, Expectation, Measurement, Node, Record, Status
+from tunetool.record import CheckResult, CheckStatus, Evidence, Expectation, Measurement, Node, Record, Status
+from tunetool.record_v1 import figure_of, labels_of_check
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 PROVEN = Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=100, ratio=1.0003)
@@ -35,8 +36,14 @@ def nvme_drive(number: int, **fields: Any) -> Drive:
 
 def measurement(name: str, value: float, quantity: Quantity = "bandwidth", **fields: Any) -> Measurement:
     """A figure by fio on a disk; ``fields`` are those that differ."""
-    figure = computed(What(name, quantity, "fio 3.33", "disk"), value)
-    return Measurement.model_validate({**dict(figure), **fields})
+    figure, labels = figure_of(name, fields.get("parameters") or {})
+    made = computed(What(name, quantity, "fio 3.33", "disk", figure), value)
+    return Measurement.model_validate({**dict(made), "labels": labels, **fields})
+
+
+def check(id_: str, status: CheckStatus, found: str = "", expected: str = "", **fields: Any) -> CheckResult:
+    """A check with the labels that its id says."""
+    return CheckResult(id=id_, labels=labels_of_check(id_), status=status, expected=expected, found=found, **fields)
 
 
 def sampled(name: str, *values: float, **fields: Any) -> Measurement:

@@ -86,6 +86,8 @@ def a_record(status: Any = "fail") -> Record:
         measurements=[
             Measurement(
                 name=f"sequential.{direction}",
+                figure="bandwidth",
+                labels={"subject": "sequential", "direction": direction},
                 layer="filesystem",
                 engine="fio 3.33",
                 medium="md RAID0 (8 x nvme)",

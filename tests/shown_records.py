@@ -213,8 +213,8 @@ def spoiled(value: Any, text: str, keys: Collection[str], key: str = "") -> Any:
 
 
 def hostile(record: Record, text: str, names: bool = False) -> Record:
-    """The record with ``text`` after the beginning of whatever a stranger could have written; with ``names``, after
-    one part of the dotted names of figures too."""
+    """The record with ``text`` after the beginning of whatever a stranger could have written; with ``names``, in
+    names of figures and in labels that are no numbers too."""
 
     document = records.to_document(record)
     del document["sha256"]
@@ -224,6 +224,11 @@ def hostile(record: Record, text: str, names: bool = False) -> Record:
         # The ends of a figure's name choose what is shown of it.
         first, *between, last = name.split(".")
         each["name"] = ".".join([first, *(f"{part}{text}" for part in between), last]) if names else name
+        if names:
+            each["labels"] = {
+                key: value if key == "subject" or value.isdecimal() else f"{value}{text}"
+                for key, value in each["labels"].items()
+            }
     return Record.model_validate(document)
 
 

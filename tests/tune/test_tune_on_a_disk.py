@@ -19,7 +19,7 @@ from pythons import python_that
 from tunetool.measure.aio import Probe
 from tunetool.record import Record, parse
 from tunetool.tune.goals import parts
-from tunetool.tune.samples import name_of
+from tunetool.tune.samples import block_of
 from tunetool.tune.settings import DEFAULTS, from_block
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 from waiting import PATIENCE, gone, until
@@ -70,7 +70,7 @@ def assert_limits_of_the_tester(record: Record) -> None:
     for gain in record.measurements:
         if gain.name.startswith("tune.gain."):
             goal, block = str(gain.parameters["goal"]), {name: gain.parameters[name] for name in DEFAULTS.block()}
-            wanted |= {name_of(from_block(block), way) for way in (parts(goal))}  # type: ignore[arg-type]  # of a record
+            wanted |= {f"tune.{way}.{block_of(from_block(block))}" for way in (parts(goal))}  # type: ignore[arg-type]  # of a record
     limited = {m.name: m.parameters for m in record.measurements if TESTER_CEILING in m.parameters}
     assert set(limited) == wanted
     for parameters in limited.values():

@@ -31,6 +31,7 @@ from tunetool.node.gds.facts import GdsFacts
 from tunetool.node.gds.path_choice import current
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Measurement, Verdict
+from tunetool.record_v1 import upgraded
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
 from tunetool.report.table import print_verdict
@@ -127,7 +128,8 @@ def test_a_failed_proof_names_what_stands_in_the_way() -> None:
 
 def test_figures_are_called_what_they_are() -> None:
     """The recorded figures of a machine whose cuFile moved everything through the host's memory."""
-    figures = [Measurement.model_validate(each) for each in json.loads((DATA / "figures-compat.json").read_text())]
+    read = upgraded({"measurements": json.loads((DATA / "figures-compat.json").read_text())})
+    figures = [Measurement.model_validate(each) for each in read["measurements"]]
     check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
     made = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
     stream = io.StringIO()

@@ -200,7 +200,9 @@ def test_a_drive_that_jitters_is_not_slow_and_the_slowest_is_named_first() -> No
 
 def test_every_kind_of_rung_can_be_diagnosed() -> None:
     kinds = {each.kind for each in steps([2, 4, 8])}
-    assert {RANDOM.format(size=size.name) for size in RANDOM_READS} <= {each.name for each in steps([])}
+    assert {RANDOM.format(direction="read", block=size.name) for size in RANDOM_READS} <= {
+        each.name for each in steps([])
+    }
     for kind in kinds & EXPECTED.keys():
         diagnose(step("random" if kind.startswith("random") else kind), HEALTHY)
     assert EXPECTED.keys() <= kinds

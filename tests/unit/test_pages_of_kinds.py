@@ -14,7 +14,7 @@ from parsed_page import Parsed, limits_of, pictures
 from shown_records import FEW, GB, handled, node, tuned, verified
 from shown_records import staged as copied
 from tunetool import record as records
-from tunetool.record import Record
+from tunetool.record import Record, chosen
 from tunetool.report import ds_io_page, stage_page, tune_page
 from tunetool.report.kinds import write_any_page, write_page
 from tunetool.report.svg_points import Level, Point, points
@@ -62,7 +62,7 @@ def test_a_kept_default_is_no_limit() -> None:
 
 def test_a_default_that_is_kept_for_one_goal_says_nothing_of_the_others() -> None:
     record = tuned()
-    *others, written = [each for each in record.measurements if each.name.startswith(GAIN)]
+    *others, written = chosen(record.measurements, GAIN)
     assert all(each.parameters["significant"] for each in others)
     kept = written.model_copy(update={"parameters": {**written.parameters, "significant": False}})
     changed = [kept if each is written else each for each in record.measurements]

@@ -31,6 +31,8 @@ def make(value: float = 5.1e10, text: str = "md RAID0 (8 x nvme)") -> Record:
         measurements=[
             Measurement(
                 name="sequential.read",
+                figure="bandwidth",
+                labels={"subject": "sequential", "direction": "read"},
                 layer="filesystem",
                 engine="fio 3.33",
                 medium=text,

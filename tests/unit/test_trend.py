@@ -53,8 +53,9 @@ def call(*arguments: object, code: int = 0) -> Result:
 def test_csv_has_every_figure_in_full_and_no_formula() -> None:
     first, second = csv.DictReader(io.StringIO(record_csv(record(1.1))))
     assert float(first["value"]) == 1.1 * 52.5e9
-    assert (first["figure"], first["samples"], first["device"]) == ("sequential.read", "6", "")
-    assert second["device"] == "'=S1"
+    assert (first["name"], first["figure"], first["samples"]) == ("sequential.read", "bandwidth", "6")
+    assert (first["direction"], first["drive"]) == ("read", "")
+    assert second["drive"] == "'=S1"
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=4))
@@ -71,7 +72,7 @@ def test_any_text_comes_back_from_csv_and_stays_in_its_cell_of_markdown(texts: l
 def test_markdown_says_the_verdict_first() -> None:
     text = record_markdown(record(command=["tunetool", "verify"]))
     assert (
-        text.index("**FAIL**") < text.index("\\`x\\` \\| &lt;b&gt;") < text.index("| figure |") < text.index("Command:")
+        text.index("**FAIL**") < text.index("\\`x\\` \\| &lt;b&gt;") < text.index("| name |") < text.index("Command:")
     )
     assert plain("a*b\nc_d") == "a\\*b c\\_d"
 

@@ -27,7 +27,7 @@ from tunetool.tune.outcome import Work, conclude
 from tunetool.tune.pool import Pool, aio_shortage, largest, unit_of
 from tunetool.tune.request import Request
 from tunetool.tune.run import render
-from tunetool.tune.samples import Move, Samples, name_of
+from tunetool.tune.samples import Move, Samples, block_of
 from tunetool.tune.search import Plan, Search
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.tune.space import SWEEP, settings_of
@@ -84,9 +84,9 @@ def test_fio_asks_as_the_handle_asks() -> None:
 
 
 def test_measurements_of_one_record_have_names_of_their_own() -> None:
-    names = [name_of(settings, way) for settings in [*settings_of(SWEEP), OTHER] for way in ("read", "write")]
-    assert len(set(names)) == len(names)
-    assert name_of(OTHER, "read") == "tune.read.8388608x32x3-single-sequential"
+    blocks = [block_of(settings) for settings in [*settings_of(SWEEP), OTHER]]
+    assert len(set(blocks)) == len(blocks)
+    assert block_of(OTHER) == "8388608x32x3-single-sequential"
 
 
 @dataclass
@@ -133,11 +133,11 @@ def test_a_driver_that_is_the_bottleneck_is_named_beside_what_was_chosen(
     concluded = conclude(request, stack, Work(samples, findings))
     figures = {each.name: each.parameters for each in concluded.case.measurements}
     for direction in ("read", "write"):
-        parameters = figures[name_of(DEFAULTS, direction)]
+        parameters = figures[f"tune.{direction}.{block_of(DEFAULTS)}"]
         assert parameters[TESTER_CPU_SHARE] == cores
         assert parameters.get(TESTER_CEILING) == (sorted(alone)[1] if alone else None)
     # What no choice rests on is not asked for.
-    assert TESTER_CEILING not in figures[name_of(OTHER, "read")]
+    assert TESTER_CEILING not in figures[f"tune.read.{block_of(OTHER)}"]
     verdict = judge(concluded.case)
     assert verdict.status == "pass"
     assert len(verdict.reasons) == (2 if said else 0)

@@ -11,13 +11,14 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from tunetool import record_v1
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
 from tunetool.node.common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
@@ -25,7 +26,8 @@ from tunetool.node.common.temporary import new_directory, prefix_of_this_host, r
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SCHEMA_NAME: Literal["tunetool.record/1"] = "tunetool.record/1"
+SCHEMA_NAME: Literal["tunetool.record/2"] = "tunetool.record/2"
+FIRST_SCHEMA = "tunetool.record/1"
 FILE = "record.json"
 """The name of a record in its directory."""
 
@@ -44,6 +46,12 @@ def _beside(name: str) -> str:
     if "/" in name or name != _below(name):
         raise ValueError(f"`{ascii(name)[1:-1]}` is no name of a directory beside the record's")
     return name
+
+
+def _with_subject(labels: dict[str, str]) -> dict[str, str]:
+    if not labels.get("subject"):
+        raise ValueError("it has no label `subject`")
+    return labels
 
 
 Below = Annotated[str, AfterValidator(_below)]
@@ -144,7 +152,11 @@ class Evidence(Document):
 class Measurement(Document):
     """One figure."""
 
-    name: str
+    name: str = Field(description="Made from the figure and its labels, for people and `--figure`; never read back")
+    figure: str = Field(description="bandwidth, stall, p99 ...: what is measured")
+    labels: Annotated[dict[str, str], AfterValidator(_with_subject)] = Field(
+        description="What it was measured of: `subject`, and engine, state, place, direction ... where they apply"
+    )
     layer: str = Field(description="filesystem, device, link ...")
     engine: str = Field(description="Program that produced it, with its version")
     medium: str = Field(description="md RAID0 (8 x nvme), disk, tmpfs ...")
@@ -175,6 +187,9 @@ class CheckResult(Document):
     """One question about the configuration, with its answer."""
 
     id: str
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="As those of a measurement, where several checks differ in them alone"
+    )
     status: CheckStatus
     expected: str
     found: str
@@ -259,7 +274,7 @@ class Tool(Document):
 class Record(Document):
     """What one run found."""
 
-    schema_name: Literal["tunetool.record/1"] = Field(SCHEMA_NAME, alias="schema")
+    schema_name: Literal["tunetool.record/2"] = Field(SCHEMA_NAME, alias="schema")
     kind: str = Field(description="verify, fleet, tune, bench.checkpoint ...")
     id: str
     started: datetime
@@ -282,6 +297,15 @@ class Record(Document):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True, title="tunetool record"
     )
+
+
+def chosen(measurements: Iterable[Measurement], figure: str | None = None, **labels: str) -> list[Measurement]:
+    """Those that are of ``figure``, if one is given, and have each of ``labels``."""
+    return [
+        each
+        for each in measurements
+        if figure in (None, each.figure) and all(each.labels.get(key) == value for key, value in labels.items())
+    ]
 
 
 def new_id() -> str:
@@ -323,13 +347,15 @@ def parse(text: str, name: str) -> Record:
     if not isinstance(document, dict):
         raise UsageProblem(f"`{name}` is not a record", hint)
     schema = document.get("schema")
-    if schema != SCHEMA_NAME:
+    if schema not in (SCHEMA_NAME, FIRST_SCHEMA):
         raise UsageProblem(
             f"`{name}` has schema `{schema}`, this version reads `{SCHEMA_NAME}`",
             "use the tunetool version that wrote it",
         )
     if document.get("sha256") != checksum(document):
         raise UsageProblem(f"`{name}` is damaged: its checksum does not match", hint)
+    if schema == FIRST_SCHEMA:
+        document = record_v1.upgraded(document)
     try:
         return Record.model_validate(document)
     except ValidationError as error:

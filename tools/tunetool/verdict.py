@@ -12,7 +12,7 @@ from typing import Literal
 
 from tunetool.errors import ExitCode
 from tunetool.node.units import format_bandwidth, format_figure, format_rate
-from tunetool.record import CheckResult, Expectation, Ladder, Measurement, Status, Verdict
+from tunetool.record import CheckResult, Expectation, Ladder, Measurement, Status, Verdict, chosen
 
 CEILING = "ceiling.link"
 
@@ -258,7 +258,7 @@ def _drifting(measurement: Measurement) -> str | None:
 
 
 def _cause(measurement: Measurement, expectation: Expectation, case: Case) -> str:
-    ceiling = next((m.value for m in case.measurements if m.name == CEILING), None)
+    ceiling = next((each.value for each in chosen(case.measurements, "ceiling")), None)
     # Virtual drives state links that nothing goes through: a ceiling that was exceeded explains nothing.
     if ceiling is not None and measurement.value <= ceiling < expectation.value:
         return (

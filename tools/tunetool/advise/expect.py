@@ -10,10 +10,10 @@ from tunetool.errors import UsageProblem
 from tunetool.inspect.model import Inspection
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import HIGHEST, LOWEST
-from tunetool.measure.figures import NAMES
+from tunetool.measure.figures import NAMES, sequential_figures
 from tunetool.node.units import format_bandwidth
-from tunetool.record import Expectation, Measurement, Record
-from tunetool.verdict import CEILING, LEVEL, NO_EXPECTATION, status_of, tester_limit
+from tunetool.record import Expectation, Measurement, Record, chosen
+from tunetool.verdict import LEVEL, NO_EXPECTATION, status_of, tester_limit
 
 DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 PUBLISHED: Mapping[Direction, float] = {"read": 0.4, "write": 0.2}
@@ -103,8 +103,7 @@ def nodes_of(record: Record) -> list[NodeFigures]:
 
 
 def _figures(measurements: Sequence[Measurement]) -> dict[Direction, Measurement]:
-    by_name = {each.name: each for each in measurements if _is_proven(each)}
-    return {direction: by_name[NAMES[direction]] for direction in DIRECTIONS if NAMES[direction] in by_name}
+    return sequential_figures(each for each in measurements if _is_proven(each))
 
 
 def is_counted(figure: Measurement) -> bool:
@@ -123,7 +122,7 @@ def _problem(reasons: Sequence[str]) -> str | None:
 
 
 def _ceiling(record: Record) -> Ceiling | None:
-    figure = next((each for each in record.measurements if each.name == CEILING), None)
+    figure = next(iter(chosen(record.measurements, "ceiling")), None)
     return Ceiling(figure.value, f"{figure.parameters.get('drives')} drives") if figure is not None else None
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from tunetool.errors import UsageProblem
+from tunetool.measure.figures import is_sequential
 from tunetool.node.units import format_bandwidth
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, chosen
 
-_DURABLE = re.compile(r"checkpoint\.(?P<engine>.+)\.durable")
-_PAIRS = (("checkpoint.save", "checkpoint.load"), ("sequential.write", "sequential.read"))
-"""Write and read figures of `verify`: torch.save and torch.load (level full), fio's (every level that measures)."""
+_OF_ENGINES = ("durable", "restore")
+"""Figures of an engine of `bench checkpoint`."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +43,23 @@ def measured(record: Record, engine: str | None = None) -> Measured:
 
 
 def _choose(record: Record, engine: str | None) -> tuple[Measurement, Measurement | None]:
-    by_name = {each.name: each for each in record.measurements if _counts(each)}
-    durable = {match["engine"]: each for name, each in by_name.items() if (match := _DURABLE.fullmatch(name))}
+    counting = [each for each in record.measurements if _counts(each)]
+    durable, restore = ({each.labels["engine"]: each for each in chosen(counting, name)} for name in _OF_ENGINES)
     if engine is not None:
         if engine not in durable:
             known = (
                 f"it has {', '.join(sorted(durable))}" if durable else "only records of `bench checkpoint` have engines"
             )
             raise UsageProblem(f"the record has no checkpoint engine `{engine}`", known)
-        return durable[engine], by_name.get(f"checkpoint.{engine}.restore")
+        return durable[engine], restore.get(engine)
     if durable:
         fastest = max(durable, key=lambda name: durable[name].value)
-        return durable[fastest], by_name.get(f"checkpoint.{fastest}.restore")
-    for write, read in _PAIRS:
-        if write in by_name:
-            return by_name[write], by_name.get(read)
+        return durable[fastest], restore.get(fastest)
+    # Of `verify`: torch.save and torch.load (level full), fio's (every level that measures).
+    for pair in ([*chosen(counting, "save"), *chosen(counting, "load")], list(filter(is_sequential, counting))):
+        ways = {each.labels["direction"]: each for each in pair}
+        if "write" in ways:
+            return ways["write"], ways.get("read")
     raise UsageProblem(
         f"the record of `{record.node.host}` (kind `{record.kind}`) has no write bandwidth",
         "give a record of `tunetool bench checkpoint` or `tunetool verify`, or a figure with `--bandwidth`",

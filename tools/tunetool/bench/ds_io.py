@@ -25,7 +25,8 @@ from tunetool.verdict import Case
 from tunetool.verify.ceiling import ceiling_figures
 
 KIND = "bench.ds-io"
-DURABLE = "_durable"
+DURABLE = "durable_bandwidth"
+"""The figure of a write until it is synced."""
 _SIZE = re.compile(r"^([0-9]+)([KMG]?)$")
 _FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -175,10 +176,11 @@ def _figures(request: Request, spec: aio.Spec, stack: BlockStack, outcome: aio.O
     direction = request.direction
     samples = outcome.samples[direction]
     plain = [sample.claimed_bytes / sample.seconds for sample in samples]
-    figures = [aio.figure(f"ds_io.{direction}", spec, stack, outcome, direction, plain)]
+    figures = [aio.figure("ds_io.{direction}", spec, stack, outcome, direction, plain)]
     if not request.read:
         durable = [sample.bandwidth for sample in samples]
-        figures.append(aio.figure(f"ds_io.{direction}{DURABLE}", spec, stack, outcome, direction, durable))
+        form = "ds_io.{direction}_durable"
+        figures.append(aio.figure(form, spec, stack, outcome, direction, durable, figure=DURABLE))
     return figures
 
 

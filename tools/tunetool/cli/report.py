@@ -84,6 +84,9 @@ class CompareOptions(AsJson, InRuns):
     """What `report compare` takes."""
 
     records: tuple[str, ...] = argument("BASELINE... RECORD", nargs=-1, required=True)
+    only: str | None = option(
+        "--only", metavar="FIGURE", help="Only these: a name, or a figure and labels, as in `report trend`."
+    )
     form: str = option("--format", type=click.Choice(TABLES), default="text", help="Format of the output.")
 
     def check(self) -> None:
@@ -104,10 +107,15 @@ def compare(given: CompareOptions) -> int:
     from tunetool.report.flat import csv_text, markdown_table
     from tunetool.report.page import table_console
     from tunetool.report.runs import find_record
+    from tunetool.report.selection import selection
 
     runs = _runs_dir(given.runs_dir)
     *baselines, record = [records.read(find_record(name, runs)) for name in given.records]
-    rows = compare_with_all(baselines, record)
+    rows = compare_with_all(baselines, record, selection(given.only) if given.only is not None else None)
+    if given.only is not None and not rows:
+        raise UsageProblem(
+            f"no record has a figure `{given.only}`", "`tunetool report show RECORD --format csv` lists them"
+        )
     notes = list(dict.fromkeys(line for each in baselines for line in conditions(each, record)))
     write_text(as_document(rows, notes), given.json_to)
     if given.form != "text" and given.json_to != "-":
@@ -132,6 +140,8 @@ class TrendOptions(InRuns):
 @takes(TrendOptions)
 def trend(given: TrendOptions) -> int:
     """Show FIGURE, such as sequential.read, over the records that have it, the oldest first, with bars.
+
+    FIGURE may be a figure and labels instead of a name: durable,engine=direct or first,subject=loading,state=cold.
 
     The last column says whether it changed since the record before by more than chance, each pair by itself. --page
     writes an HTML page too: one file, which needs no network.

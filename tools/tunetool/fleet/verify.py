@@ -9,11 +9,11 @@ from datetime import datetime
 from tunetool.fleet.outliers import OUTLIER, outliers
 from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import Call, FleetResult, HostCommand, Hosts, record_over, run_everywhere
-from tunetool.measure.figures import NAMES
+from tunetool.measure.figures import NAMES, is_sequential
 from tunetool.measure.progress import Progress
 from tunetool.measure.session import Run
 from tunetool.node.units import format_bandwidth
-from tunetool.record import Expectation, FleetHost, Measurement, Record
+from tunetool.record import Expectation, FleetHost, Record
 from tunetool.verify.expectable import EXPECTABLE
 from tunetool.verify.request import Demands
 
@@ -65,12 +65,12 @@ def host_command(request: FleetRequest) -> HostCommand:
 def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
     """The hosts, with a reason for each outlier, whose own verdict does not change."""
     slow: dict[str, list[str]] = {}
-    for direction, name in sorted(NAMES.items()):
+    for direction in sorted(NAMES):
         values = {
             host.host: measurement.value
             for host, record in hosts
             for measurement in (record.measurements if record else [])
-            if measurement.name == name
+            if is_sequential(measurement) and measurement.labels["direction"] == direction
         }
         for each in outliers(values):
             slow.setdefault(each.host, []).append(
@@ -91,17 +91,13 @@ def fleet_record(request: FleetRequest, hosts: Hosts, started: datetime) -> Reco
         for key, (name, unit) in EXPECTABLE.items()
         if key in request.expect
     ]
-    record = record_over(request.run.command, request.target, started, hosts, _is_sequential)
+    record = record_over(request.run.command, request.target, started, hosts, is_sequential)
     return record.model_copy(update={"expectations": expectations, "tolerance": request.tolerance})
-
-
-def _is_sequential(measurement: Measurement) -> bool:
-    return measurement.name in NAMES.values()
 
 
 def _figures(record: Record) -> list[str]:
     return [
         f"{measurement.parameters.get('direction')} {format_bandwidth(measurement.value)}"
         for measurement in record.measurements
-        if _is_sequential(measurement)
+        if is_sequential(measurement)
     ]

@@ -35,16 +35,26 @@ _KINDS: Mapping[Quantity, _Kind] = {
 class What:
     """The subject of a figure."""
 
-    name: str
+    form: str
+    """Of its name: ``loading.{state}.{engine}.{figure}``, with the figure and labels in braces. Its first part is the
+    label ``subject``."""
     quantity: Quantity
     engine: str
     medium: str
+    figure: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The names' parts in braces, and what tells figures of one name apart."""
     layer: str = "filesystem"
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     better: Better | None = None
     """None: as usual for the quantity."""
     rank: int | None = None
     host: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Made from the figure and its labels."""
+        return self.form.format(figure=self.figure, **self.labels)
 
 
 def figure(
@@ -80,6 +90,8 @@ def computed(what: What, value: float, interval: Estimate | None = None, **more:
         more["confidence"] = _confidence(interval)
     return Measurement(
         name=what.name,
+        figure=what.figure,
+        labels={"subject": what.form.partition(".")[0], **what.labels},
         layer=what.layer,
         engine=what.engine,
         medium=what.medium,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 
 from tunetool.measure import tester
@@ -25,6 +26,18 @@ def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> li
         for direction, samples in sorted(results.samples.items())
         if len(samples) >= FEWEST or _disproved(samples)
     ]
+
+
+def is_sequential(measurement: Measurement) -> bool:
+    """Whether it is one of these figures; those by io_uring are of the ladder."""
+    return measurement.labels["subject"] == "sequential" and "io_engine" not in measurement.labels
+
+
+def sequential_figures(measurements: Iterable[Measurement]) -> dict[Direction, Measurement]:
+    """These figures by direction: of one host."""
+    directions: tuple[Direction, ...] = ("read", "write")
+    mine = {each.labels["direction"]: each for each in measurements if is_sequential(each)}
+    return {direction: mine[direction] for direction in directions if direction in mine}
 
 
 def _disproved(samples: list[Sample]) -> bool:
@@ -54,7 +67,15 @@ def _bandwidth(
         **tester.limits([sample.outcome for sample in samples], results.ceilings.get(direction, []), shape.jobs),
     }
     return measured(
-        What(NAMES[direction], "bandwidth", f"fio {fio.version}", stack.medium, parameters=parameters),
+        What(
+            "sequential.{direction}",
+            "bandwidth",
+            f"fio {fio.version}",
+            stack.medium,
+            "bandwidth",
+            {"direction": direction},
+            parameters=parameters,
+        ),
         stack,
         samples,
         [sample.outcome.bandwidth for sample in samples],
@@ -76,8 +97,16 @@ def service_time_figures(stack: BlockStack, results: Results) -> list[Measuremen
                     "serial": leaf.serial or "",
                 }
                 medium = "nvme disk" if leaf.kind == "nvme" else "disk"
-                name, engine = f"drive.{direction}_time", "block device counters"
-                what = What(name, "latency", engine, medium, "device", details)
+                what = What(
+                    "drive.{direction}_time",
+                    "latency",
+                    "block device counters",
+                    medium,
+                    "service_time",
+                    {"direction": direction, "drive": leaf.label},
+                    "device",
+                    details,
+                )
                 figures.append(computed(what, median(values), samples=values))
     return figures
 
@@ -85,7 +114,9 @@ def service_time_figures(stack: BlockStack, results: Results) -> list[Measuremen
 def ceiling_figure(stack: BlockStack, value: float) -> Measurement:
     """The links' ceiling, computed."""
     engine = "computed from negotiated PCIe speed and width"
-    return computed(What(CEILING, "bandwidth", engine, stack.medium, "link", {"drives": len(stack.leaves)}), value)
+    labels, drives = {"layer": "link"}, {"drives": len(stack.leaves)}
+    what = What(CEILING, "bandwidth", engine, stack.medium, "ceiling", labels, "link", drives)
+    return computed(what, value)
 
 
 def counted_samples(results: Results) -> dict[Direction, list[Counted]]:

@@ -8,13 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tunetool.bench.api.figures import PREFIX
 from tunetool.node.units import format_size_binary
 from tunetool.record import CheckResult, Measurement, Record
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block, word
 from tunetool.report.table import print_verdict_line
 
-_MISUSE = f"{PREFIX}misuse."
+_MISUSE = "misuse"
 _WORDS = {"pass": "PASS", "fail": "FAIL", "skip": "skip", "unknown": "unknown"}
 _MISUSE_WORDS = {**_WORDS, "pass": "refused", "fail": "HARM"}
 
@@ -22,8 +21,8 @@ _MISUSE_WORDS = {**_WORDS, "pass": "refused", "fail": "HARM"}
 def print_api(record: Record, path: Path | None, console: Console) -> None:
     """Print the tables with their remedies, then the verdict. ``path``: where the record is."""
     console.print(line_of(f"{record.node.host}: `{record.target}`"))
-    misuses = [check for check in record.checks if check.id.startswith(_MISUSE)]
-    calls = [check for check in record.checks if not check.id.startswith(_MISUSE)]
+    misuses = [check for check in record.checks if check.labels.get("group") == _MISUSE]
+    calls = [check for check in record.checks if check not in misuses]
     if all(check.status == "skip" for check in record.checks):
         calls, misuses = calls[:1], []
     for title, checks, words in (("call", calls, _WORDS), ("wrong use", misuses, _MISUSE_WORDS)):
@@ -42,15 +41,18 @@ def _of_checks(title: str, checks: Sequence[CheckResult], words: dict[str, str])
     table.add_column("", no_wrap=True)
     table.add_column("what it does", ratio=1, overflow="fold")
     for check in checks:
-        name = check.id.removeprefix(_MISUSE).removeprefix(PREFIX)
-        table.add_row(name, word(words[check.status]), check.found or "")
+        table.add_row(_name(check), word(words[check.status]), check.found or "")
     return table
 
 
 def _print_remedy(check: CheckResult, console: Console) -> None:
     if check.remedy and check.status in ("fail", "unknown", "skip"):
-        name = check.id.removeprefix(_MISUSE).removeprefix(PREFIX)
-        print_block(console, f"{name}: {check.remedy}", 2)
+        print_block(console, f"{_name(check)}: {check.remedy}", 2)
+
+
+def _name(check: CheckResult) -> str:
+    group = "" if check.labels.get("group") == _MISUSE else f"{check.labels.get('group')}."
+    return f"{group}{check.labels['call']}" if "call" in check.labels else "version"
 
 
 def _of_figures(figures: Sequence[Measurement]) -> Table:
@@ -63,7 +65,7 @@ def _of_figures(figures: Sequence[Measurement]) -> Table:
         parameters = figure.parameters
         size = format_size_binary(float(parameters["file_bytes"]))
         table.add_row(
-            f"{figure.name.removeprefix(PREFIX).replace('.', ', ')}, {size}",
+            f"{figure.labels['way']}, {figure.labels['direction']}, {size}",
             str(parameters["intra_op_parallelism"]),
             str(parameters["pending"]),
             number(figure.value / 1e9),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.record import CheckResult, Measurement, Record
+from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
 from tunetool.report.html import interval_of
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
-PREFIX, MEMORY, FIO = "checkpoint.", "memory.", "fio"
+FIO = "fio"
 _NEAR = 0.95
 """From this share of fio's bandwidth on, the medium is the bottleneck."""
 _ONE_CORE = (0.85, 1.25)
@@ -59,37 +59,36 @@ def media(record: Record) -> list[Medium]:
     """Group the record's figures by medium and engine; drives come before memory."""
     result = []
     for memory in (False, True):
-        head = PREFIX + (MEMORY if memory else "")
         measurements = [
-            measurement
-            for measurement in record.measurements
-            if measurement.name.startswith(head) and _in_memory(measurement) == memory
+            each for each in chosen(record.measurements, subject="checkpoint") if _in_memory(each.labels) == memory
         ]
-        checks = [check for check in record.checks if check.id.startswith(head)]
-        checks = [check for check in checks if memory or not check.id.startswith(PREFIX + MEMORY)]
+        checks = {
+            check.labels["engine"]: check
+            for check in record.checks
+            if "engine" in check.labels and _in_memory(check.labels) == memory
+        }
         if not measurements and not checks:
             continue
         medium = Medium(measurements[0].medium if measurements else "memory" if memory else "drives", memory)
         by_engine: dict[str, dict[str, Measurement]] = {}
-        for measurement in measurements:
-            name, _, figure = measurement.name.removeprefix(head).rpartition(".")
-            if name == FIO:
-                medium.fio[figure] = measurement
-            elif name == "training":
-                medium.baseline = measurement
+        for each in measurements:
+            engine = each.labels.get("engine")
+            if engine is None:
+                medium.baseline = each
+            elif engine == FIO:
+                medium.fio[each.labels["direction"]] = each
             else:
-                by_engine.setdefault(name, {})[figure] = measurement
-        known = {check.id.removeprefix(head): check for check in checks}
+                by_engine.setdefault(engine, {})[each.figure] = each
         for name, figures in by_engine.items():
             family = str(next(iter(figures.values())).parameters.get("family", ""))
-            medium.engines.append(Engine(name, figures, known.get(name), family))
-        medium.left_out = [check for name, check in known.items() if name not in by_engine]
+            medium.engines.append(Engine(name, figures, checks.get(name), family))
+        medium.left_out = [check for name, check in checks.items() if name not in by_engine]
         result.append(medium)
     return result
 
 
-def _in_memory(measurement: Measurement) -> bool:
-    return bool(measurement.parameters.get("stand_in"))
+def _in_memory(labels: Mapping[str, str]) -> bool:
+    return labels.get("place") == "memory"
 
 
 def print_checkpoint(record: Record, path: Path | None, console: Console) -> None:

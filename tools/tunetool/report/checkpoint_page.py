@@ -50,7 +50,7 @@ def _section(medium: Medium) -> Mapping[str, Any]:
         "memory": medium.memory,
         "plots": plots,
         "rows": [_row(engine) for engine in medium.measured],
-        "left_out": [f"{check.id.rpartition('.')[2]}: {check.found}" for check in medium.left_out],
+        "left_out": [f"{check.labels['engine']}: {check.found}" for check in medium.left_out],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,9 @@ from tunetool.measure.comparison import ERROR, METHOD, Difference, difference, s
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell
 from tunetool.report.page import add_number_columns, new_table
+from tunetool.report.selection import label
 
+Pick = Callable[[Sequence[Measurement]], Sequence[Measurement]]
 Word = Literal["faster", "slower", "no significant difference", "not compared"]
 
 _MILLISECOND = 1e-3
@@ -37,9 +39,9 @@ class Row:
     reason: str = ""
 
 
-def compare(first: Record, second: Record) -> list[Row]:
-    """Compare every measurement that has samples in either record; the rows are sorted by name."""
-    in_first, in_second = _by_name(first), _by_name(second)
+def compare(first: Record, second: Record, pick: Pick | None = None) -> list[Row]:
+    """Compare every measurement that has samples in either record, and is picked; the rows are sorted by name."""
+    in_first, in_second = _by_name(first, pick), _by_name(second, pick)
     names = sorted({*in_first, *in_second})
     differences: dict[str, Difference] = {}
     rows: dict[str, Row] = {}
@@ -63,11 +65,11 @@ def compare(first: Record, second: Record) -> list[Row]:
     return [rows[name] for name in names]
 
 
-def compare_with_all(baselines: Sequence[Record], record: Record) -> list[Row]:
+def compare_with_all(baselines: Sequence[Record], record: Record, pick: Pick | None = None) -> list[Row]:
     """Compare ``record`` with each baseline: it is faster or slower only where it is so against every one of them."""
     by_name: dict[str, list[Row]] = {}
     for baseline in baselines:
-        for row in compare(baseline, record):
+        for row in compare(baseline, record, pick):
             by_name.setdefault(row.name, []).append(row)
     return [_agreed(rows) if len(baselines) > 1 else rows[0] for _, rows in sorted(by_name.items())]
 
@@ -109,15 +111,9 @@ def conditions(first: Record, second: Record) -> list[str]:
     return lines
 
 
-def _by_name(record: Record) -> Mapping[str, Measurement]:
-    by_name: dict[str, Measurement] = {}
-    for measurement in record.measurements:
-        serial = measurement.parameters.get("serial") or measurement.parameters.get("device")
-        rank = f"rank {measurement.rank}" if measurement.rank is not None else None
-        labels = [str(part) for part in (serial, measurement.host, rank) if part]
-        if measurement.samples:
-            by_name[" ".join([measurement.name, *labels])] = measurement
-    return by_name
+def _by_name(record: Record, pick: Pick | None) -> Mapping[str, Measurement]:
+    wanted = record.measurements if pick is None else pick(record.measurements)
+    return {label(each): each for each in wanted if each.samples}
 
 
 def _obstacle(first: Measurement | None, second: Measurement | None) -> str | None:
@@ -136,10 +132,8 @@ def _row(first: Measurement, second: Measurement, test: Difference, counts: bool
     word: Word = "no significant difference"
     if counts and test.ratio != 1:
         word = "faster" if (test.ratio > 1) == (first.better == "higher") else "slower"
-    rank = f"rank {first.rank}" if first.rank is not None else None
-    labels = [str(part) for part in (first.parameters.get("serial"), first.host, rank) if part]
     return Row(
-        " ".join([first.name, *labels]),
+        label(first),
         word,
         first.value,
         second.value,

@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tunetool.bench.dataset.engines import DALI, HUGE_POOL, TF_DATA, is_of_images
-from tunetool.bench.dataset.figures import FETCHED, PREFIX, RATE, READ, VERSUS
+from tunetool.bench.dataset.figures import FETCHED, RATE, READ, VERSUS
 from tunetool.bench.dataset.samples import TITLES, State, title_of
 from tunetool.bench.dataset.token_child import MOST_AHEAD
 from tunetool.node.units import format_count, format_size
-from tunetool.record import CheckResult, Record
-from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
+from tunetool.record import CheckResult, Record, chosen
+from tunetool.report.engine_figures import EngineFigures, counted_by_drives, engine_checks, without_figures
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.verdict import tester_limit
@@ -49,12 +49,10 @@ def state_sections(record: Record) -> list[StateSection]:
     """The record's figures by state and engine."""
     sections = []
     for state in TITLES:
-        head = f"{PREFIX}{state}."
-        known = {check.id.removeprefix(head): check for check in record.checks if check.id.startswith(head)}
+        known = engine_checks(record, state=state)
         section = StateSection(state)
         for name, check in known.items():
-            start = f"{head}{name}."
-            found = {each.name.removeprefix(start): each for each in record.measurements if each.name.startswith(start)}
+            found = {each.figure: each for each in chosen(record.measurements, state=state, engine=name)}
             if found:
                 section.measured.append(EngineFigures(name, found, check))
             else:

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from tunetool.bench.drives.figures import BANDWIDTH, EFFICIENCY
 from tunetool.bench.drives.layouts import COMPARED
-from tunetool.bench.drives.preflight import PREFIX
+from tunetool.bench.drives.preflight import SUBJECT
 from tunetool.bench.drives.published import NOTE, ROWS, SOURCE
 from tunetool.node.units import format_count
-from tunetool.record import CheckResult, Measurement, Record
+from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.report.limits import ceiling_of, what_limits
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
@@ -62,17 +62,13 @@ class Curve:
 def curves(record: Record) -> list[Curve]:
     """The curves of the record: writes first, by layout and engine."""
     known: dict[tuple[str, str, str], Curve] = {}
-    for figure in record.measurements:
-        parameters = figure.parameters
-        if not figure.name.startswith(PREFIX) or "layout" not in parameters:
-            continue
-        key = (str(parameters["layout"]), str(parameters["io_engine"]), str(parameters["direction"]))
-        curve, drives = known.setdefault(key, Curve(*key)), int(parameters["drives"])
-        name = figure.name.rpartition(".")[2]
-        if name == BANDWIDTH:
-            curve.bandwidths[drives] = figure
+    for each in chosen(record.measurements, subject=SUBJECT):
+        key = (each.labels["layout"], each.labels["io_engine"], each.labels["direction"])
+        curve, drives = known.setdefault(key, Curve(*key)), int(each.labels["drives"])
+        if each.figure == BANDWIDTH:
+            curve.bandwidths[drives] = each
         else:
-            curve.others.setdefault(name, {})[drives] = figure
+            curve.others.setdefault(each.figure, {})[drives] = each
     ordered = sorted(known.values(), key=lambda each: (each.direction == "read", each.layout, each.engine))
     return [curve for curve in ordered if curve.bandwidths]
 
@@ -135,7 +131,7 @@ def notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
             yield f"evidence: block, each drive's own counters: {min(counted):.4f} to {max(counted):.4f} of the bytes"
     yield from binds(record, known)
     for check in record.checks:
-        if check.status == "skip" and check.id.startswith(PREFIX):
+        if check.status == "skip" and "layout" in check.labels:
             yield _left_out(check)
     if known:
         yield f"{NOTE}; {SOURCE}"
@@ -143,7 +139,7 @@ def notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
 
 def _left_out(check: CheckResult) -> str:
     remedy = f"; {check.remedy}" if check.remedy else ""
-    return f"{check.id.rpartition('.')[2]}: left out, {check.found}{remedy}"
+    return f"{check.labels['layout']}: left out, {check.found}{remedy}"
 
 
 def binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from tunetool.bench.ds_io import DURABLE
 from tunetool.node.units import format_bandwidth, format_size_binary
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, chosen
 from tunetool.report.page import print_block
 from tunetool.report.table import print_verdict_line
 
@@ -26,11 +27,11 @@ def print_ds_io(record: Record, path: Path | None, console: Console) -> None:
 
 def figures_of(record: Record) -> list[Measurement]:
     """What the handle reached; not the ceiling of the links."""
-    return [measurement for measurement in record.measurements if measurement.name.startswith("ds_io.")]
+    return chosen(record.measurements, subject="ds_io")
 
 
 def _figure(measurement: Measurement) -> str:
-    durable = measurement.name.endswith("_durable")
+    durable = measurement.figure == DURABLE
     label = str(measurement.parameters["direction"]).capitalize() + (" Speed, synced" if durable else " Speed")
     interval, count = measurement.confidence, len(measurement.samples or [])
     spread = f", {interval.low / 1e9:.4g} to {interval.high / 1e9:.4g} in {count} loops" if interval else ""

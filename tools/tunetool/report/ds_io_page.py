@@ -9,7 +9,7 @@ from typing import Any
 
 from tunetool.bench.ds_io import DURABLE, KIND
 from tunetool.measure.direction import Direction
-from tunetool.measure.figures import NAMES
+from tunetool.measure.figures import sequential_figures
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size_binary
 from tunetool.record import Measurement, Record
@@ -79,10 +79,10 @@ def beside(record: Record, runs_dir: Path) -> Beside:
     ]
     fio: dict[str, tuple[str, Measurement]] = {}
     for name, other in newest_beside(runs_dir, "verify", _MOST_VERIFIED):
-        by_name = {figure.name: figure for figure in other.measurements if other.node.host == record.node.host}
-        for direction, sequential in NAMES.items():
-            found = by_name.get(sequential)
-            if found is not None and _same_storage(found, own[0]):
+        if other.node.host != record.node.host:
+            continue
+        for direction, found in sequential_figures(other.measurements).items():
+            if _same_storage(found, own[0]):
                 fio.setdefault(direction, (name, found))
     return Beside(runs, fio)
 
@@ -123,7 +123,7 @@ def _ends(figure: Measurement) -> tuple[float, float]:
 
 
 def _words(figure: Measurement) -> str:
-    return f"{figure.parameters['direction']}{', synced' if figure.name.endswith(DURABLE) else ''}"
+    return f"{figure.parameters['direction']}{', synced' if figure.figure == DURABLE else ''}"
 
 
 def _settings(figure: Measurement) -> str:
@@ -146,13 +146,11 @@ def _picture(direction: Direction, every: Sequence[tuple[str, Measurement]], oth
     if not sides:
         return None
     own = [
-        bar_of(
-            f"this run{', synced' if figure.name.endswith(DURABLE) else ''}: {_settings(figure)}", figure, _THIS, 1e9
-        )
+        bar_of(f"this run{', synced' if figure.figure == DURABLE else ''}: {_settings(figure)}", figure, _THIS, 1e9)
         for run, figure in sides
         if run == _OWN
     ]
-    rest = [figure for run, figure in sides if run != _OWN and not figure.name.endswith(DURABLE)]
+    rest = [figure for run, figure in sides if run != _OWN and figure.figure != DURABLE]
     ranked = sorted(rest, key=lambda figure: -figure.value)[:_MOST_BARS]
     drawn = [*own, *(bar_of(_settings(figure), figure, _OTHER, 1e9) for figure in ranked)]
     if direction in others.fio:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tunetool.record import CheckResult, Measurement
+from tunetool.record import CheckResult, Measurement, Record
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,15 @@ class EngineFigures:
         return self.check is not None and self.check.status == "pass"
 
 
+def engine_checks(record: Record, **labels: str) -> dict[str, CheckResult]:
+    """The checks of engines that have each of ``labels``, by engine."""
+    return {
+        check.labels["engine"]: check
+        for check in record.checks
+        if "engine" in check.labels and all(check.labels.get(key) == value for key, value in labels.items())
+    }
+
+
 def without_figures(engines: Iterable[EngineFigures], left_out: Iterable[CheckResult]) -> Iterator[str]:
     """A line for each engine that failed or did not run; ``left_out``: the checks of those without any figure."""
     for engine in engines:
@@ -34,7 +43,7 @@ def without_figures(engines: Iterable[EngineFigures], left_out: Iterable[CheckRe
             yield f"{engine.name}: failed, {engine.check.found}"
     for check in left_out:
         word = "left out" if check.status == "skip" else "failed"
-        yield f"{check.id.rpartition('.')[2]}: {word}, {check.found}"
+        yield f"{check.labels['engine']}: {word}, {check.found}"
 
 
 def counted_by_drives(engines: Iterable[EngineFigures], figure: str, word: str) -> Iterator[str]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tunetool.bench.experts.figures import PREFIX
 from tunetool.bench.experts.samples import TARGET
 from tunetool.node.units import format_count, format_size
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, chosen
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -67,9 +66,9 @@ class Line:
 def lines(record: Record) -> list[Line]:
     """The rows of the record, in its order."""
     by_key: dict[str, dict[str, Measurement]] = {}
-    for measurement in record.measurements:
-        key, _, figure = measurement.name.removeprefix(PREFIX).rpartition(".")
-        by_key.setdefault(key, {})[figure] = measurement
+    for each in chosen(record.measurements, subject="experts"):
+        row = ".".join(each.labels[name] for name in ("place", "mode", "pattern", "cached") if name in each.labels)
+        by_key.setdefault(row, {})[each.figure] = each
     return [Line(key, figures) for key, figures in by_key.items() if "bandwidth" in figures]
 
 

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from tunetool.advise.precision import describe
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.record import Measurement, Record, Scalar
+from tunetool.record import Measurement, Record, Scalar, chosen
 from tunetool.report.page import new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
-PREFIX = "finetune."
 ROWS = (
     ("rendezvous", "processes start and meet"),
     ("imports", "libraries imported"),
@@ -52,11 +51,10 @@ class Shares:
 
 
 def figures(record: Record) -> dict[str, list[Measurement]]:
-    """The measurements by the last part of their names, each in the order of ranks."""
+    """The measurements by figure, each in the order of ranks; those of all ranks together begin with `all.`."""
     by_name: dict[str, list[Measurement]] = {}
-    for measurement in record.measurements:
-        if measurement.name.startswith(PREFIX):
-            by_name.setdefault(measurement.name.removeprefix(PREFIX), []).append(measurement)
+    for each in chosen(record.measurements, subject="finetune"):
+        by_name.setdefault(f"all.{each.figure}" if "ranks" in each.labels else each.figure, []).append(each)
     return by_name
 
 
@@ -189,7 +187,7 @@ def binds(spent: Shares) -> str:
 
 def _checks(record: Record) -> Iterator[str]:
     for check in record.checks:
-        if check.id == f"{PREFIX}loss":
+        if check.id == "finetune.loss":
             yield f"loss: {check.found}"
         elif check.status in ("skip", "fail"):
             yield f"{check.id}: {check.found}"

@@ -15,9 +15,10 @@ Cell = str | float | int | None
 Form = Literal["text", "csv", "markdown"]
 
 _FIGURES = (
-    *("figure", "value", "low", "high", "unit", "samples", "medium", "program"),
-    *("device", "rank", "host", "expected", "result"),
+    *("name", "figure", "value", "low", "high", "unit", "samples", "medium", "program"),
+    *("rank", "host", "expected", "result"),
 )
+"""After them a column for each label that a figure of the record has."""
 _FORMULA = re.compile(r"[=+@\t\r-]")
 """What a spreadsheet takes for the beginning of a formula."""
 
@@ -60,7 +61,7 @@ def plain(text: str) -> str:
 
 def record_csv(record: Record) -> str:
     """A row for each figure of a record."""
-    return csv_text(_FIGURES, _rows(record))
+    return csv_text(*_table(record))
 
 
 def record_markdown(record: Record) -> str:
@@ -71,7 +72,7 @@ def record_markdown(record: Record) -> str:
         if record.verdict.reasons:
             lines.append("".join(f"- {plain(reason)}\n" for reason in record.verdict.reasons))
     if record.measurements:
-        lines.append(markdown_table(_FIGURES, _rows(record)))
+        lines.append(markdown_table(*_table(record)))
     open_checks = [check for check in record.checks if check.status in ("fail", "unknown")]
     if open_checks:
         rows = [(check.status, check.id, check.found, check.expected, check.remedy) for check in open_checks]
@@ -81,17 +82,25 @@ def record_markdown(record: Record) -> str:
     return "\n".join(lines)
 
 
+def _table(record: Record) -> tuple[list[str], list[list[Cell]]]:
+    labels = list(dict.fromkeys(key for each in record.measurements for key in each.labels))
+    rows = [
+        [*row, *(each.labels.get(key) for key in labels)]
+        for row, each in zip(_rows(record), record.measurements, strict=True)
+    ]
+    return [*_FIGURES, *labels], rows
+
+
 def _rows(record: Record) -> list[tuple[Cell, ...]]:
     wanted = {expectation.name: expectation for expectation in record.expectations}
     rows = []
     for figure in record.measurements:
         low, high = interval(figure)
         expectation = wanted.get(figure.name)
-        device = figure.parameters.get("serial") or figure.parameters.get("device")
         rows.append(
             (
-                *(figure.name, figure.value, low, high, figure.unit, len(figure.samples or [])),
-                *(figure.medium, figure.engine, str(device) if device else None, figure.rank, figure.host),
+                *(figure.name, figure.figure, figure.value, low, high, figure.unit, len(figure.samples or [])),
+                *(figure.medium, figure.engine, figure.rank, figure.host),
                 *((expectation.value, expectation.status) if expectation else (None, None)),
             )
         )

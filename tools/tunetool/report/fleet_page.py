@@ -20,7 +20,7 @@ from tunetool.fleet.verify import name_outliers
 from tunetool.inspect.fleet_compare import compare_facts, natural
 from tunetool.inspect.fleet_facts import facts_of_node
 from tunetool.inspect.fleet_model import Difference
-from tunetool.measure.figures import NAMES
+from tunetool.measure.figures import is_sequential
 from tunetool.node.common.files import replace_file
 from tunetool.node.play import reasons
 from tunetool.node.units import format_count
@@ -145,7 +145,7 @@ def of_nodes(shown: Sequence[Record]) -> tuple[Record, dict[str, Node]]:
 
 def _of_a_fleet(kind: str) -> Callable[[Measurement], bool]:
     """Which figures a fleet's record has."""
-    return (lambda figure: figure.name in NAMES.values()) if kind == "verify" else lambda figure: True
+    return is_sequential if kind == "verify" else lambda figure: True
 
 
 def page(
@@ -187,7 +187,7 @@ def _columns(record: Record) -> Iterator[Column]:
     single = [(name, all_) for name, all_ in by_name.items() if len({each.host for each in all_}) == len(all_)]
     for name, figures in single[:_MOST_FIGURES]:
         unit, factor = _UNITS[figures[0].unit]
-        short = name.removeprefix("sequential.")
+        short = figures[0].labels["direction"] if is_sequential(figures[0]) else name
         yield Column(short, unit, factor, figures[0].better, {str(each.host): each for each in figures})
 
 

@@ -22,6 +22,7 @@ from markupsafe import Markup  # what jinja2 marks safe texts with
 from tunetool.node.units import format_count, format_size, format_size_binary
 from tunetool.record import Confidence, Measurement, Record, Tool, to_document
 from tunetool.report.page import number
+from tunetool.report.selection import label
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 760, 190, 70, 18, 8, 40
@@ -124,13 +125,6 @@ def checks(record: Record) -> dict[str, Any]:
     order = ("fail", "unknown", "skip", "pass")
     ranked = sorted(record.checks, key=lambda check: order.index(check.status))
     return {"checks": ranked, "counts": {each: sum(check.status == each for check in ranked) for each in order}}
-
-
-def label(figure: Measurement) -> str:
-    """A figure's name, with what tells it from others of that name."""
-    device = figure.parameters.get("serial") or figure.parameters.get("device")
-    rank = f"rank {figure.rank}" if figure.rank is not None else None
-    return " ".join(str(part) for part in (figure.name, device, rank, figure.host) if part)
 
 
 def provenance(record: Record) -> list[tuple[str, str]]:

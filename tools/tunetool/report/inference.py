@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tunetool.bench.inference import published
-from tunetool.bench.inference.figures import PREFIX
 from tunetool.bench.inference.samples import PLACES, SCRIPTS, TITLES
 from tunetool.node.units import format_count, format_size
-from tunetool.record import CheckResult, Measurement, Record
+from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -68,11 +67,9 @@ class Line:
 def lines(record: Record) -> list[Line]:
     """The places that were measured, in the record's order, and SGLang's modes."""
     by_key: dict[str, dict[str, Measurement]] = {}
-    for measurement in record.measurements:
-        if measurement.name.startswith(PREFIX):
-            key, _, figure = measurement.name.removeprefix(PREFIX).rpartition(".")
-            by_key.setdefault(key, {})[figure] = measurement
-    checks = {check.id.removeprefix(PREFIX).removesuffix(".tokens"): check for check in record.checks}
+    for each in chosen(record.measurements, subject="inference"):
+        by_key.setdefault(each.labels["place"], {})[each.figure] = each
+    checks = {check.labels.get("place"): check for check in record.checks}
     return [Line(key, figures, checks.get(key)) for key, figures in by_key.items() if "tokens" in figures]
 
 
@@ -81,7 +78,7 @@ def left_out(record: Record) -> list[str]:
     shown = {line.key for line in lines(record)}
     reasons: dict[str, list[str]] = {}
     for check in record.checks:
-        key = check.id.removeprefix(PREFIX).removesuffix(".tokens")
+        key = check.labels.get("place", check.id)
         if key not in shown and check.status in ("skip", "unknown"):
             text = f"{check.found}; {check.remedy}" if check.remedy else check.found
             reasons.setdefault(text, []).append(key)

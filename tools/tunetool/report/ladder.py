@@ -8,9 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tunetool.measure.ladder.raw import ALONE
 from tunetool.node.units import format_rate
-from tunetool.record import Measurement, Record, Rung
+from tunetool.record import Measurement, Record, Rung, chosen
 from tunetool.report.page import new_table, number, print_block
 
 RUNG_TITLES = ("rung", "GB/s", "GiB/s", "keeps", "of", "at least", "evidence")
@@ -94,7 +93,7 @@ def skipped(rungs: Sequence[Rung]) -> dict[str, list[str]]:
 
 
 def _print_drives(record: Record, console: Console) -> None:
-    drives = [m for m in record.measurements if m.name == ALONE]
+    drives = chosen(record.measurements, "bandwidth", subject="drive")
     if drives:
         speeds = ", ".join(
             f"`{m.parameters.get('serial') or m.parameters['device']}` {number(m.value / 1e9)}" for m in drives
@@ -117,7 +116,7 @@ def rate_rows(record: Record, rates: Sequence[Measurement]) -> list[tuple[str, .
         expectation = wanted.get(m.name)
         status = expectation.status if expectation else None
         cells = (
-            m.name.rpartition(".")[2],
+            m.labels["block"],
             format_rate(m.value),
             scaled_as(m.value, m.confidence.low) if m.confidence else "",
             scaled_as(m.value, m.confidence.high) if m.confidence else "",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tunetool.record import Measurement, Record
-from tunetool.verdict import CEILING, tester_limit
+from tunetool.record import Measurement, Record, chosen
+from tunetool.verdict import tester_limit
 
 _NEAR = 0.9
 """From this share of the links' ceiling on, the links are what limits."""
@@ -11,7 +11,7 @@ _NEAR = 0.9
 
 def ceiling_of(record: Record) -> float | None:
     """What the drives' links carry; None where the record does not say."""
-    return next((figure.value for figure in record.measurements if figure.name == CEILING), None)
+    return next((each.value for each in chosen(record.measurements, "ceiling")), None)
 
 
 def what_limits(figure: Measurement, ceiling: float | None) -> str | None:

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tunetool.bench.loading.figures import FIO, PINNED, PREFIX
-from tunetool.bench.loading.samples import TITLES, State, key_of, parse_key, title_of
+from tunetool.bench.loading.figures import FIO, PINNED
+from tunetool.bench.loading.samples import TITLES, State, title_of
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.record import CheckResult, Measurement, Record
-from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
+from tunetool.record import CheckResult, Measurement, Record, chosen
+from tunetool.report.engine_figures import EngineFigures, counted_by_drives, engine_checks, without_figures
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -44,26 +44,23 @@ class Section:
 
 def sections(record: Record) -> list[Section]:
     """The record's figures by state, number of GPUs and engine."""
-    names = [*(each.name for each in record.measurements), *(check.id for check in record.checks)]
-    keys = {name.removeprefix(PREFIX).partition(".")[0] for name in names if name.startswith(PREFIX)}
     result = []
-    order = list(TITLES)
-    for state, gpus in sorted(
-        (parsed for key in keys if (parsed := parse_key(key))), key=lambda each: (order.index(each[0]), each[1])
-    ):
-        head = f"{PREFIX}{key_of(state, gpus)}."
-        by_engine: dict[str, dict[str, Measurement]] = {}
-        section = Section(state, gpus)
-        for measurement in record.measurements:
-            if measurement.name.startswith(head):
-                name, _, figure = measurement.name.removeprefix(head).rpartition(".")
-                if name:
-                    by_engine.setdefault(name, {})[figure] = measurement
-                elif figure == PINNED:
-                    section.pinned = measurement
-                elif figure == FIO:
-                    section.fio = measurement
-        known = {check.id.removeprefix(head): check for check in record.checks if check.id.startswith(head)}
+    labelled = [*(each.labels for each in record.measurements), *(check.labels for check in record.checks)]
+    gpus = sorted({int(labels.get("gpus", "1")) for labels in labelled if "state" in labels})
+    for state, count in ((state, count) for state in TITLES for count in gpus):
+        wanted = {"state": state, **({"gpus": str(count)} if count > 1 else {})}
+        section, by_engine = Section(state, count), dict[str, dict[str, Measurement]]()
+        for each in chosen(record.measurements, **wanted):
+            if int(each.labels.get("gpus", "1")) != count:
+                continue
+            if each.labels["engine"] == PINNED:
+                section.pinned = each
+            elif each.labels["engine"] == FIO:
+                section.fio = each
+            else:
+                by_engine.setdefault(each.labels["engine"], {})[each.figure] = each
+        checks = engine_checks(record, **wanted)
+        known = {name: check for name, check in checks.items() if int(check.labels.get("gpus", "1")) == count}
         section.engines = [EngineFigures(name, figures, known.get(name)) for name, figures in by_engine.items()]
         section.left_out = [check for name, check in known.items() if name not in by_engine]
         if section.engines or section.left_out:

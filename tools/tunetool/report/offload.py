@@ -10,11 +10,10 @@ from rich.console import Console
 
 from tunetool.advise.ds_config import MEMORY_SHARE
 from tunetool.advise.zero_memory import ON_HOST
-from tunetool.bench.offload.figures import PREFIX
 from tunetool.bench.offload.preflight import TARGET
 from tunetool.bench.offload.samples import DRAM
 from tunetool.node.units import format_count, format_size
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, chosen
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -66,7 +65,7 @@ class Line:
         """The row of the first table: its name, and what ``STEP_HEADS`` names."""
         interval = self.step.confidence
         spread = f"{number(interval.low)} to {number(interval.high)}" if interval else "-"
-        waits = [self.shown(name) for name in ("compute", "read", "write")]
+        waits = [self.shown(name) for name in ("compute", "read.wait", "write.wait")]
         return [self.name, self.shown("step"), spread, *waits, self.ratio("gain"), self.ratio("against_dram")]
 
     def swap_cells(self) -> list[str]:
@@ -81,11 +80,10 @@ class Line:
 def lines(record: Record) -> list[Line]:
     """The rows of the record, in its order."""
     by_key: dict[str, dict[str, Measurement]] = {}
-    for measurement in record.measurements:
-        parameters = measurement.parameters
-        key = ".".join(str(parameters[name]) for name in ("place", "block") if name in parameters)
-        figure = measurement.name.removeprefix(f"{PREFIX}{key}.")
-        by_key.setdefault(key, {})[figure] = measurement
+    for each in chosen(record.measurements, subject="offload"):
+        key = ".".join(each.labels[name] for name in ("place", "block") if name in each.labels)
+        direction = each.labels.get("direction")
+        by_key.setdefault(key, {})[f"{direction}.{each.figure}" if direction else each.figure] = each
     return [Line(key, figures) for key, figures in by_key.items() if "step" in figures]
 
 

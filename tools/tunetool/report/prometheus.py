@@ -80,11 +80,11 @@ def _checks(page: _Page, base: Mapping[str, str], checks: Iterable[_Check]) -> N
 
 
 def _measurement(page: _Page, base: Mapping[str, str], measurement: Measurement) -> None:
-    labels = {**base, "measurement": measurement.name, "medium": measurement.medium}
-    # The device's name keeps drives without a serial number apart: otherwise two lines would be one series.
-    identity = {name: measurement.parameters.get(name) for name in ("serial", "device")}
-    for name, value in (*identity.items(), ("host", measurement.host)):
-        if value:
+    labels = {**base, "measurement": measurement.name, "figure": measurement.figure, "medium": measurement.medium}
+    # As the record has them, but for one that the file's own labels have already.
+    labels |= {key: value for key, value in measurement.labels.items() if key not in labels}
+    for name, value in (("rank", measurement.rank), ("host", measurement.host)):
+        if value is not None:
             labels[name] = str(value)
     unit = _UNITS[measurement.unit]
     page.add(f"{measurement.quantity}_{unit}", "Median of the samples", labels, measurement.value)

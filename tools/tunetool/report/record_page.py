@@ -8,8 +8,9 @@ from typing import Any
 
 from tunetool.node.common.files import replace_file
 from tunetool.record import Measurement, Record
-from tunetool.report.html import bar_of, bars, checks, interval_of, label, render
+from tunetool.report.html import bar_of, bars, checks, interval_of, render
 from tunetool.report.page import number
+from tunetool.report.selection import label
 from tunetool.report.svg_curves import format_value, scale
 
 _COLOUR = "#1f6feb"

@@ -77,13 +77,13 @@ def _sections(record: Record) -> Iterator[dict[str, Any]]:
 
 
 def _part_of(figure: Measurement) -> str:
-    first = figure.name.split(".", 1)[0]
-    return first if first in _TITLES else "verify"
+    subject = figure.labels["subject"]
+    return subject if subject in _TITLES else "verify"
 
 
 def _name(figure: Measurement) -> str:
     part = _part_of(figure)
-    short = figure.name.removeprefix(f"{part}.").removeprefix("step.")
+    short = figure.name.removeprefix(f"{part}.").removeprefix("step.")  # shorter for people, not read
     return f"{short} {figure.host}" if figure.host else short
 
 

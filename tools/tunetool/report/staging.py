@@ -13,11 +13,10 @@ from rich.text import Text
 from tunetool.bench.staging import published
 from tunetool.bench.staging.published import SCENARIOS, TITLES, Pair, Scenario
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.record import CheckResult, Measurement, Record
+from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.report.finetune import computed
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block, print_verdict_line
 
-PREFIX = "staging."
 _READ = ("model_read", "model_storage", "data_read", "data_storage")
 
 
@@ -57,21 +56,17 @@ def scenarios(record: Record) -> list[MeasuredScenario]:
     """The record's figures grouped by scenario, for the scenarios that it has."""
     result = []
     for name in SCENARIOS:
-        head = f"{PREFIX}{name}"
         figures: dict[tuple[str, str], Measurement] = {}
         ranks = []
-        for measurement in record.measurements:
-            if not measurement.name.startswith(head + "."):
-                continue
-            path, _, figure = measurement.name.removeprefix(head + ".").partition(".")
-            if figure == "rank_model_load":
-                ranks += [measurement] if path == "bulk" else []
+        for each in chosen(record.measurements, subject="staging", scenario=name):
+            if each.figure == "rank_model_load":
+                ranks += [each] if each.labels["path"] == "bulk" else []
+            elif each.figure == "speedup":
+                figures["speedup", each.labels["phase"]] = each
             else:
-                figures[path, figure] = measurement
+                figures[each.labels["path"], each.figure] = each
         checks = {
-            check.id.removeprefix(head).lstrip("."): check
-            for check in record.checks
-            if check.id == head or check.id.startswith(head + ".")
+            check.labels.get("check", ""): check for check in record.checks if check.labels.get("scenario") == name
         }
         if figures or checks:
             result.append(MeasuredScenario(name, figures, checks, ranks))

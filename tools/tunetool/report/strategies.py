@@ -11,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tunetool.bench.strategies import published
+from tunetool.bench.strategies.figures import NOTE
 from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.bench.strategies.published import Epoch
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.record import Measurement, Record, Scalar
+from tunetool.record import CheckResult, Measurement, Record, Scalar, chosen
 from tunetool.report.finetune import computed
 from tunetool.report.page import add_number_columns, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
-PREFIX = "strategies."
 _PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine")
 _COSTLY, _CHEAP = 1.25, 1.1
 """Step time of ZeRO-3 relative to a lower stage: a warning from the first on, negligible below the second."""
@@ -64,22 +64,21 @@ class Cell:
 def cells(record: Record) -> list[Cell]:
     """The measured cells in the order in which they ran."""
     by_cell: dict[str, dict[str, Measurement]] = {}
-    for each in record.measurements:
-        name = each.name.removeprefix(PREFIX)
-        if "zero_stage" in each.parameters:
-            what, _, layout = name.rpartition(".")[0].rpartition(".")
-            by_cell.setdefault(f"{layout}:{name.rpartition('.')[2]}", {})[what] = each
+    for each in chosen(record.measurements, subject="strategies"):
+        if "stage" in each.labels:
+            phase = each.labels.get("phase")
+            cell = f"{each.labels['layout']}:z{each.labels['stage']}"
+            by_cell.setdefault(cell, {})[f"{each.figure}.{phase}" if phase else each.figure] = each
     return [Cell(name, figures) for name, figures in by_cell.items() if "step" in figures]
 
 
 def networks(record: Record) -> dict[str, dict[str, Measurement]]:
     """The network measurements by layout, then by the last part of their names."""
     by_layout: dict[str, dict[str, Measurement]] = {}
-    for each in record.measurements:
-        name = each.name.removeprefix(PREFIX)
-        if name.startswith("network."):
-            _, layout, figure = name.split(".", 2)
-            by_layout.setdefault(layout, {})[figure] = each
+    for each in chosen(record.measurements, subject="strategies", part="network"):
+        collective = each.labels.get("collective")
+        figure = f"{collective}.{each.figure}" if collective else each.figure
+        by_layout.setdefault(each.labels["layout"], {})[figure] = each
     return by_layout
 
 
@@ -102,11 +101,16 @@ def print_strategies(record: Record, path: Path | None, console: Console) -> Non
         print_block(console, "algorithm and bus bandwidth as nccl-tests define them; latency of one number", 2)
     for check in record.checks:
         if check.status != "pass":
-            word = "" if check.id == f"{PREFIX}note" else f"{_word(check.status)}, "
-            print_block(console, f"{check.id.removeprefix(PREFIX)}: {word}{check.found}", 2)
+            word = "" if check.id == NOTE else f"{_word(check.status)}, "
+            print_block(console, f"{_name(check)}: {word}{check.found}", 2)
     for line in advice(record):
         print_block(console, line, 2)
     print_verdict_line(record, path, console)
+
+
+def _name(check: CheckResult) -> str:
+    parts = (f"z{value}" if key == "stage" else value for key, value in check.labels.items() if key != "subject")
+    return ".".join(parts) or check.id
 
 
 def _word(status: str) -> str:
@@ -286,7 +290,7 @@ def _stage3(third: Cell, ran: Sequence[Cell], links: Mapping[str, Mapping[str, M
 def _link(third: Cell, links: Mapping[str, Mapping[str, Measurement]]) -> str:
     """Whether ZeRO-3 waits for the network, and the bandwidth that would hide its communication."""
     waiting, predicted = third.number("predicted_waiting_seconds"), third.number("predicted_seconds")
-    gather = links.get(third.name.partition(":")[0], {}).get("all_gather.bus_bandwidth")
+    gather = links.get("{}x{}".format(*third.layout), {}).get("all_gather.bus_bandwidth")
     if gather is None or waiting < 0.2 * predicted:
         return "; it does not wait for the network, but for DeepSpeed's hooks around each module"
     compute = third.number("predicted_compute_seconds")

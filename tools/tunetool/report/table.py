@@ -14,13 +14,13 @@ from tunetool.fleet.provision import ProvisionResult
 from tunetool.fleet.same_reasons import same_reasons
 from tunetool.measure.aio.rung import CHECK_ID as DEEPSPEED
 from tunetool.measure.balance import CHECK_ID as BALANCE
-from tunetool.measure.figures import NAMES
+from tunetool.measure.figures import is_sequential, sequential_figures
 from tunetool.measure.gds.config import CHECK_ID as GDS_CONFIG
 from tunetool.measure.gds.judge import CHECK_ID as GDS
 from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.play.host_summary import lines
 from tunetool.node.units import format_bandwidth, format_figure
-from tunetool.record import Evidence, Expectation, FleetHost, Measurement, Record
+from tunetool.record import Evidence, Expectation, FleetHost, Measurement, Record, chosen
 from tunetool.report.ladder import print_ladder
 from tunetool.report.page import (
     STYLES,
@@ -36,7 +36,7 @@ from tunetool.report.page import (
     verdict_word,
     word,
 )
-from tunetool.verdict import CEILING, TESTER_CEILING, TESTER_CPU_SHARE
+from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 
 __all__ = [
     "median_of",
@@ -52,8 +52,8 @@ __all__ = [
     "word",
 ]
 
-_DEEPSPEED = "deepspeed."
-_GDS = "gds."
+_DEEPSPEED = "deepspeed"
+_GDS = "gds"
 _HANDLES = {
     "cpu": "aio",
     "cuda": "aio, HBM",
@@ -82,8 +82,14 @@ def print_verdict(record: Record, path: Path | None, console: Console) -> None:
 
 def main_figures(record: Record) -> list[Measurement]:
     """What `verify` measures at every level: fio's sequential figures, then DeepSpeed's and GPUDirect Storage's."""
-    figures = [m for m in record.measurements if m.name in NAMES.values()]
-    return figures + [m for m in record.measurements if m.name.startswith((_DEEPSPEED, _GDS))]
+    return [
+        *(each for each in record.measurements if is_sequential(each)),
+        *(each for each in record.measurements if _is_of_handle(each)),
+    ]
+
+
+def _is_of_handle(figure: Measurement) -> bool:
+    return figure.labels["subject"] in (_DEEPSPEED, _GDS)
 
 
 def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
@@ -104,7 +110,7 @@ def figure_rows(record: Record, figures: Sequence[Measurement]) -> list[list[Tex
     rows = []
     for measurement in figures:
         cells = _figure_cells(measurement, wanted.get(measurement.name))
-        if measurement.name.startswith((_DEEPSPEED, _GDS)):
+        if _is_of_handle(measurement):
             share = _share(measurement, figures)
             cells = [Text(figure_name(measurement)), *cells[1:-1], Text(share) if share else cells[-1]]
         rows.append(cells)
@@ -122,7 +128,7 @@ def proof_of(evidence: Evidence | None) -> str | None:
 def figure_name(measurement: Measurement) -> str:
     """Its direction, and which handle moved the bytes where that was not fio."""
     direction = str(measurement.parameters.get("direction", measurement.name))
-    if measurement.name.startswith((_DEEPSPEED, _GDS)):
+    if _is_of_handle(measurement):
         return f"{direction}, {_HANDLES.get(str(measurement.parameters.get('device')), '?')}"
     return direction
 
@@ -130,7 +136,7 @@ def figure_name(measurement: Measurement) -> str:
 def _share(measurement: Measurement, figures: Sequence[Measurement]) -> str | None:
     """The measurement as a share of fio's bandwidth in the same direction; None where fio did not run."""
     direction = measurement.parameters["direction"]
-    fio = next((m.value for m in figures if m.name in NAMES.values() and m.parameters["direction"] == direction), 0.0)
+    fio = next((m.value for m in figures if is_sequential(m) and m.labels["direction"] == direction), 0.0)
     return f"{measurement.value / fio:.0%} of fio" if fio else None
 
 
@@ -155,13 +161,13 @@ def _figure_cells(measurement: Measurement, expectation: Expectation | None) -> 
 def footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
     """The ceiling, the expectations, and how each figure was measured: one line each."""
     lines = []
-    for measurement in record.measurements:
-        if measurement.name == CEILING:
-            drives = measurement.parameters.get("drives")
-            exceeded = any(figure.value > measurement.value for figure in figures)
-            note = "; exceeded, so the drives do not use these links (virtual drives?)" if exceeded else ""
-            lines.append(f"ceiling of the {drives} drives' links: {format_bandwidth(measurement.value)}{note}")
-    if figures and record.target and not any(m.name == CEILING for m in record.measurements):
+    ceilings = chosen(record.measurements, "ceiling")
+    for measurement in ceilings:
+        drives = measurement.parameters.get("drives")
+        exceeded = any(figure.value > measurement.value for figure in figures)
+        note = "; exceeded, so the drives do not use these links (virtual drives?)" if exceeded else ""
+        lines.append(f"ceiling of the {drives} drives' links: {format_bandwidth(measurement.value)}{note}")
+    if figures and record.target and not ceilings:
         lines.append("ceiling: unknown, the links of these drives are not visible")
     for expectation in record.expectations:
         name, wanted = expectation.name.replace(".", " "), format_figure(expectation.value, expectation.unit)
@@ -292,10 +298,8 @@ def slowest(hosts: Sequence[tuple[FleetHost, Record | None]]) -> str | None:
 
 def median_of(record: Record | None, direction: str) -> float | None:
     """The sequential bandwidth in one direction (bytes per second); None where it was not measured."""
-    for measurement in record.measurements if record else []:
-        if measurement.name == f"sequential.{direction}":
-            return measurement.value
-    return None
+    measured = sequential_figures(record.measurements if record else [])
+    return next((each.value for way, each in measured.items() if way == direction), None)
 
 
 def speed(value: float | None) -> str:

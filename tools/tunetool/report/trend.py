@@ -12,9 +12,9 @@ from tunetool.errors import UsageProblem
 from tunetool.measure.comparison import ERROR, difference
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell, interval
-from tunetool.report.html import label
 from tunetool.report.page import add_number_columns, new_table, print_block, word
 from tunetool.report.runs import Kept
+from tunetool.report.selection import label, selection
 from tunetool.report.svg_curves import format_value
 
 TITLES = ("time", "record", "figure", "value", "low", "high", "unit", "since the one before", "verdict")
@@ -35,20 +35,21 @@ class Point:
     """Whether it is faster or slower than in the record before, by more than chance; empty for the first."""
 
 
-def points(runs: Sequence[Kept], name: str, host: str | None = None) -> list[Point]:
-    """The figure ``name`` of these records, the oldest first; figures of one name are told apart by drive and rank.
+def points(runs: Sequence[Kept], wanted: str, host: str | None = None) -> list[Point]:
+    """The figures ``wanted`` of these records, the oldest first, told apart by name, drive, rank and host.
 
-    Raises ``UsageProblem`` where no record has it.
+    Raises ``UsageProblem`` where no record has one, and for a text that means none.
     """
+    pick = selection(wanted)
     kept = [each for each in runs if each.record is not None]
     result: list[Point] = []
     before: dict[str, Measurement] = {}
     for each in sorted(kept, key=lambda each: each.record.started if each.record else 0):
         if each.record is None:
             continue
-        for figure in each.record.measurements:
+        for figure in pick(each.record.measurements):
             where = figure.host or each.record.node.host
-            if name not in (figure.name, label(figure)) or host not in (None, where):
+            if host not in (None, where):
                 continue
             series = label(figure) if figure.host else f"{label(figure)} {where}"
             result.append(Point(each.name, each.record, figure, series, _change(before.get(series), figure)))
@@ -57,7 +58,7 @@ def points(runs: Sequence[Kept], name: str, host: str | None = None) -> list[Poi
         known = sorted({figure.name for each in kept if each.record for figure in each.record.measurements})
         shown = ", ".join(known[:12]) + (" ..." if len(known) > 12 else "")
         raise UsageProblem(
-            f"no record has a figure `{name}`", f"these are there: {shown}" if known else "measure first"
+            f"no record has a figure `{wanted}`", f"these are there: {shown}" if known else "measure first"
         )
     return result
 

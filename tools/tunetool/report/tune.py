@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.units import format_bandwidth
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, chosen
 from tunetool.report.page import new_table, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.tune.outcome import GAIN
@@ -112,7 +112,7 @@ def print_tune(record: Record, path: Path | None, console: Console, written: Pat
 
 def gains_of(record: Record) -> list[Measurement]:
     """For each goal the choice, held against DeepSpeed's default; the block is written for the last one."""
-    return [measurement for measurement in record.measurements if measurement.name.startswith(GAIN)]
+    return chosen(record.measurements, GAIN, subject="tune")
 
 
 def settings_of(figure: Measurement) -> AioSettings:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tunetool.measure.direction import Direction
 from tunetool.node.common.files import replace_file
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, chosen
 from tunetool.report.html import bar_of, bars, checks, render
 from tunetool.report.limits import ceiling_of, what_limits
 from tunetool.report.page import number
@@ -77,9 +77,8 @@ def page(record: Record) -> str:
 def search_of(record: Record) -> Search:
     """The search in a record, complete or not."""
     tried: dict[AioSettings, dict[str, Measurement]] = {}
-    for figure in record.measurements:
-        if figure.name.startswith(tuple(f"tune.{direction}." for direction in _DIRECTIONS)):
-            tried.setdefault(settings_of(figure), {})[str(figure.parameters["direction"])] = figure
+    for figure in chosen(record.measurements, "bandwidth", subject="tune"):
+        tried.setdefault(settings_of(figure), {})[figure.labels["direction"]] = figure
     return Search(gains_of(record), tried, ceiling_of(record))
 
 

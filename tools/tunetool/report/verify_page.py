@@ -9,10 +9,9 @@ from typing import Any
 
 from tunetool.inspect.ceilings import format_link_speed
 from tunetool.measure.ladder.budget import EXPECTED
-from tunetool.measure.ladder.raw import ALONE
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
-from tunetool.record import DriveFacts, Measurement, Record
+from tunetool.record import DriveFacts, Measurement, Record, chosen
 from tunetool.report.html import Bar, bar_of, bars, checks, render
 from tunetool.report.ladder import RATE_TITLES, RUNG_TITLES, rate_rows, rung_cells, skipped
 from tunetool.report.limits import ceiling_of, what_limits
@@ -21,7 +20,8 @@ from tunetool.report.svg_ladder import ladder
 from tunetool.report.table import FIGURE_TITLES, figure_name, figure_rows, footnotes, main_figures
 
 _MEASURED, _WANTED, _SLOW = "#1f6feb", "#8c959f", "#cf222e"
-_TIMES = ("drive.read_time", "drive.write_time")
+_TIMES = ("read", "write")
+"""Directions in which drives were timed."""
 _SLOWER = 1.5
 """A drive whose requests take that many times the median of all is marked."""
 
@@ -59,7 +59,7 @@ def limits(record: Record) -> Iterator[str]:
         yield f"{loss.rung}, the first rung that loses ({loss.cause}): {loss.found}; {loss.remedy}"
     ceiling = ceiling_of(record)
     for figure in main_figures(record):
-        reached = what_limits(figure, ceiling if figure.name.startswith("sequential.") else None)
+        reached = what_limits(figure, ceiling if figure.labels["subject"] == "sequential" else None)
         if reached is not None:
             yield f"{figure_name(figure)}: {reached}"
     for check in record.checks:
@@ -96,8 +96,8 @@ def _ladder(record: Record) -> Mapping[str, Any] | None:
 
 def _drives(record: Record) -> Mapping[str, Any] | None:
     """The drives side by side: what each is, and what was measured of it."""
-    alone = {_drive(m): m for m in record.measurements if m.name == ALONE}
-    times = {name: {_drive(m): m for m in record.measurements if m.name == name} for name in _TIMES}
+    alone = {_drive(m): m for m in chosen(record.measurements, "bandwidth", subject="drive")}
+    times = {way: {_drive(m): m for m in chosen(record.measurements, "service_time", direction=way)} for way in _TIMES}
     facts = {drive.serial or drive.name: drive for drive in record.node.drives or []}
     measured = dict.fromkeys([*alone, *(drive for by_drive in times.values() for drive in by_drive)])
     if not measured:
@@ -112,7 +112,7 @@ def _drives(record: Record) -> Mapping[str, Any] | None:
         for name, by_drive in times.items():
             drawn = [_bar(drive, m, slow, 1e-3) for drive, m in by_drive.items()]
             if drawn:
-                plots.append(bars(f"a request of each drive, {name.partition('.')[2].partition('_')[0]}, ms", drawn))
+                plots.append(bars(f"a request of each drive, {name}, ms", drawn))
     return {
         "plots": plots,
         "rows": [_drive_row(drive, facts.get(drive), alone, times, drive in slow) for drive in measured],
@@ -120,7 +120,7 @@ def _drives(record: Record) -> Mapping[str, Any] | None:
 
 
 def _drive(figure: Measurement) -> str:
-    return str(figure.parameters.get("serial") or figure.parameters.get("device") or "?")
+    return figure.labels.get("drive", "?")
 
 
 def _bar(drive: str, figure: Measurement, slow: set[str], unit: float) -> Bar:

@@ -102,11 +102,11 @@ def _details(moved: Moved) -> dict[str, Scalar]:
 
 
 def _figure(
-    name: str, size: int, seconds: float, stack: BlockStack, details: dict[str, Scalar], moved: int | None = None
+    figure: str, size: int, seconds: float, stack: BlockStack, details: dict[str, Scalar], moved: int | None = None
 ) -> Measurement:
     """``moved``: the bytes that count for the speed, if not all of ``size``."""
     parameters: dict[str, Scalar] = {"bytes": size, "seconds": round(seconds, 3), **details}
-    what = What(name, "bandwidth", f"tunetool {__version__}", stack.medium, parameters=parameters)
+    what = What("stage.{figure}", "bandwidth", f"tunetool {__version__}", stack.medium, figure, parameters=parameters)
     return computed(what, (size if moved is None else moved) / max(seconds, 1e-6))
 
 

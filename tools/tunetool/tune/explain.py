@@ -12,7 +12,7 @@ from tunetool.errors import UsageProblem
 from tunetool.measure.direction import Direction
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size_binary
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, chosen
 from tunetool.tune.settings import DEFAULTS
 
 TEXTS: Mapping[str, str] = {
@@ -66,11 +66,10 @@ class Point:
 def curve(measurements: Sequence[Measurement], name: str, direction: Direction) -> list[Point]:
     """The speeds with each value of parameter ``name``."""
     by_value: dict[int | bool, list[float]] = {}
-    for each in measurements:
-        if each.name.startswith(f"tune.{direction}."):
-            value = each.parameters[name]
-            assert isinstance(value, int)  # noqa: S101  (numbers and booleans alone make a block)
-            by_value.setdefault(value, []).append(each.value)
+    for each in chosen(measurements, "bandwidth", subject="tune", direction=direction):
+        value = each.parameters[name]
+        assert isinstance(value, int)  # noqa: S101  (numbers and booleans alone make a block)
+        by_value.setdefault(value, []).append(each.value)
     return [Point(value, max(rates), median(rates), len(rates)) for value, rates in sorted(by_value.items())]
 
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from tunetool.measure import session
 from tunetool.measure.figure import What, computed
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.record import CheckResult, Measurement, Scalar
+from tunetool.record import CheckResult, Measurement, Scalar, chosen
 from tunetool.tune.pairs import Choice
 from tunetool.tune.request import Request
-from tunetool.tune.samples import Samples, figures, name_of
+from tunetool.tune.samples import Samples, block_of, figures
 from tunetool.tune.search import Findings
 from tunetool.verdict import Case, tester_limit
 from tunetool.verify.ceiling import ceiling_figures
 
 KIND = "tune"
-GAIN = "tune.gain."
+GAIN = "gain"
+"""The figure of a goal: the choice against the default."""
 SEARCH, ACCEPTED = "tune.search", "tune.block"
 
 
@@ -49,10 +50,9 @@ def conclude(request: Request, stack: BlockStack, work: Work) -> session.Finding
 
 def _limited_by_the_driver(findings: Findings, measurements: list[Measurement], request: Request) -> list[str]:
     """The figures of chosen settings that the storage may exceed."""
-    by_name = {measurement.name: measurement for measurement in measurements}
     notes: list[str] = []
     for settings, direction in findings.decided:
-        figure = by_name.get(name_of(settings, direction))
+        figure = next(iter(chosen(measurements, "bandwidth", block=block_of(settings), direction=direction)), None)
         limit = tester_limit(figure) if figure is not None else None
         if limit is not None:
             notes.append(f"{direction} by `{settings}`: {limit}: the storage may be faster; {_MORE[request.driver]}")
@@ -77,7 +77,15 @@ def _gain(choice: Choice, work: Work, stack: BlockStack, request: Request) -> Me
         "default_rate": choice.default_rate,
         **choice.settings.block(),
     }
-    what = What(GAIN + choice.goal, "ratio", work.samples.driver.engine, stack.medium, parameters=parameters)
+    what = What(
+        "tune.gain.{goal}",
+        "ratio",
+        work.samples.driver.engine,
+        stack.medium,
+        GAIN,
+        {"goal": choice.goal},
+        parameters=parameters,
+    )
     return computed(what, choice.gain.ratio, choice.interval)
 
 

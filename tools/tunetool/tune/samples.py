@@ -124,10 +124,10 @@ def figures(samples: Samples, conditions: Mapping[str, Scalar]) -> list[Measurem
     ]
 
 
-def name_of(settings: AioSettings, direction: Direction) -> str:
-    """The name of a measurement: ``tune.read.1048576x32x4``, and the flags that are set."""
+def block_of(settings: AioSettings) -> str:
+    """The label ``block`` of a measurement: ``1048576x32x4``, and the flags that are set."""
     shape = f"{settings.block_size}x{settings.queue_depth}x{settings.intra_op_parallelism}"
-    return ".".join(["tune", direction, "-".join([shape, *settings.flags])])
+    return "-".join([shape, *settings.flags])
 
 
 def _figure(
@@ -143,10 +143,12 @@ def _figure(
         **ceiling_of(samples.ceilings.get((settings, direction), [])),
     }
     what = What(
-        name_of(settings, direction),
+        "tune.{direction}.{block}",
         "bandwidth",
         samples.driver.engine,
         samples.stack.medium,
+        "bandwidth",
+        {"direction": direction, "block": block_of(settings)},
         parameters={"direction": direction, **settings.block(), **conditions, **limits},
     )
     return measured(what, samples.stack, taken, [sample.rate for sample in taken])

@@ -13,7 +13,6 @@ from tunetool.node.units import format_count
 from tunetool.record import CheckResult, CheckStatus, Measurement
 from tunetool.verdict import Case
 
-PREFIX = "api."
 _REFUSED = ("raised", "died")
 """Endings by which a wrong use does no harm to data."""
 
@@ -34,16 +33,16 @@ def checks(planned: Plan, answers: Mapping[str, Answer], misuses: bool) -> list[
 
 
 def _check(planned: Plan, row: Row, answer: Answer | None) -> CheckResult:
+    status: CheckStatus
     if answer is None:
-        found = planned.missing or "the run ended before it"
-        remedy = planned.remedy
-        return CheckResult(id=row.id, status="skip", expected=row.expected, found=found, remedy=remedy)
-    status = _status(row, answer)
-    found = answer.found
-    if status == "skip" and answer.ending != "skip":
-        found = f"GPUDirect Storage does not work here: {found}"
-    remedy = row.remedy if status == "fail" else ""
-    return CheckResult(id=row.id, status=status, expected=row.expected, found=found, remedy=remedy)
+        status, found, remedy = "skip", planned.missing or "the run ended before it", planned.remedy
+    else:
+        status, found = _status(row, answer), answer.found
+        if status == "skip" and answer.ending != "skip":
+            found = f"GPUDirect Storage does not work here: {found}"
+        remedy = row.remedy if status == "fail" else ""
+    labels = {"subject": "api", "group": row.group, "call": row.name}
+    return CheckResult(id=row.id, labels=labels, status=status, expected=row.expected, found=found, remedy=remedy)
 
 
 def _status(row: Row, answer: Answer) -> CheckStatus:
@@ -60,12 +59,13 @@ def measurements(planned: Plan, gathered: Gathered) -> list[Measurement]:
     """A bandwidth for each way and direction; a write's time includes its sync."""
     return [
         aio.figure(
-            f"{PREFIX}{name}.{direction}",
+            "api.{way}.{direction}",
             transfer.spec,
             planned.stack,
             transfer.outcome,
             direction,
             [sample.bandwidth for sample in samples],
+            {"way": name},
         )
         for name, transfer in gathered.transfers.items()
         for direction, samples in sorted(transfer.outcome.samples.items())
@@ -95,7 +95,7 @@ def _unproven(planned: Plan, gathered: Gathered) -> Iterator[str]:
 
 def _notes(planned: Plan, gathered: Gathered) -> Iterator[str]:
     misuses = [check for check in checks(planned, gathered.answers, misuses=True) if check.status != "skip"]
-    taken = [check.id.removeprefix(f"{PREFIX}misuse.") for check in misuses if check.status == "fail"]
+    taken = [check.labels["call"] for check in misuses if check.status == "fail"]
     if taken:
         count = format_count(len(misuses), "wrong use")
         yield f"{len(taken)} of {count} are not refused and do harm, by DeepSpeed on any node: {', '.join(taken)}"

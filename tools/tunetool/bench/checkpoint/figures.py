@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tunetool.bench import equality
@@ -14,12 +14,12 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles, summed
 from tunetool.measure.figure import Quantity, What, computed, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Evidence, Measurement, Scalar
+from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
 from tunetool.verdict import Case
 
 _STEADY, _STEADY_SAMPLES = 0.05, 3
 """An engine's own surplus is nearly the same each time; a neighbour's is not. Fewer samples cannot tell."""
-PREFIX, MEMORY = "checkpoint.", "memory."
+_DIFFERENT = "do not use it for checkpoints here; look for I/O errors in `dmesg`, and check its version"
 COMPRESSION = dict.fromkeys(("orbax", "orbax-async"), "zstd, level 1, of each array's chunks")
 """How the engines of a family compress; the others write every byte as it is. Orbax asks TensorStore for zarr with
 zstd 1 (`_build_zarr2_metadata` of orbax-checkpoint 0.12), and keeps the chunks in OCDBT."""
@@ -38,7 +38,7 @@ def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurem
     for row in matrix.rows.values():
         figures += _row(matrix, row, {**common, "engine": row.name, "family": row.family})
     if matrix.baseline:
-        what = _what(matrix, "training.baseline", "duration", common, "training loop")
+        what = _what(matrix, "training.baseline", "baseline", {}, "duration", common, "training loop")
         figures.append(figure(what, matrix.baseline))
     return figures
 
@@ -106,7 +106,8 @@ def _fio(matrix: Matrix, fio: FioRows, common: dict[str, Scalar]) -> Iterator[Me
         parameters = {**common, **shape, **searched, **limits}
         evidence = summed(matrix.stack, [each.counted for each in taken], sum(each.claimed_bytes for each in taken))
         rates = [each.bandwidth for each in taken]
-        what = _what(matrix, f"{FIO}.{direction}", "bandwidth", parameters, f"fio {fio.version}")
+        labels = {"engine": FIO, "direction": direction}
+        what = _what(matrix, "fio.{direction}", "bandwidth", labels, "bandwidth", parameters, f"fio {fio.version}")
         yield figure(what, rates, evidence=evidence)
 
 
@@ -115,12 +116,26 @@ def _evidence(matrix: Matrix, moves: Sequence[Moved]) -> Evidence:
 
 
 def _of(matrix: Matrix, row: Row, name: str, quantity: Quantity, parameters: dict[str, Scalar]) -> What:
-    return _what(matrix, f"{row.name}.{name}", quantity, parameters, row.name)
+    return _what(matrix, "{engine}.{figure}", name, {"engine": row.name}, quantity, parameters, row.name)
 
 
-def _what(matrix: Matrix, name: str, quantity: Quantity, parameters: dict[str, Scalar], engine: str) -> What:
-    title = PREFIX + (MEMORY if matrix.memory else "") + name
-    return What(title, quantity, engine, matrix.stack.medium, parameters=parameters)
+def _what(
+    matrix: Matrix,
+    form: str,
+    name: str,
+    labels: Mapping[str, str],
+    quantity: Quantity,
+    parameters: dict[str, Scalar],
+    engine: str,
+) -> What:
+    known = {**_place(matrix), **labels}
+    medium = matrix.stack.medium
+    form = f"checkpoint.{'{place}.' if matrix.memory else ''}{form}"
+    return What(form, quantity, engine, medium, name, known, parameters=parameters)
+
+
+def _place(matrix: Matrix) -> dict[str, str]:
+    return {"place": "memory"} if matrix.memory else {}
 
 
 def checks(matrix: Matrix) -> list[CheckResult]:
@@ -128,25 +143,29 @@ def checks(matrix: Matrix) -> list[CheckResult]:
     return [_check(matrix, row) for row in matrix.rows.values()]
 
 
-def _check_id(matrix: Matrix, row: Row) -> str:
-    return f"{PREFIX}{MEMORY if matrix.memory else ''}{row.name}"
-
-
 def _check(matrix: Matrix, row: Row) -> CheckResult:
-    name = _check_id(matrix, row)
-    expected = "what is restored equals what was saved, bit by bit"
+    status, found = _outcome(row)
+    return CheckResult(
+        id=f"checkpoint.{'memory.' if matrix.memory else ''}{row.name}",
+        labels={"subject": "checkpoint", **_place(matrix), "engine": row.name},
+        status=status,
+        expected="what is restored equals what was saved, bit by bit",
+        found=found,
+        remedy=_DIFFERENT if status == "fail" else "",
+    )
+
+
+def _outcome(row: Row) -> tuple[CheckStatus, str]:
     if row.left_out is not None:
-        return CheckResult(id=name, status="skip", expected=expected, found=row.left_out)
+        return "skip", row.left_out
     if row.different is not None:
-        remedy = "do not use it for checkpoints here; look for I/O errors in `dmesg`, and check its version"
-        return CheckResult(id=name, status="fail", expected=expected, found=row.different, remedy=remedy)
+        return "fail", row.different
     if row.failed is not None:
-        return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
+        return "unknown", row.failed
     count = sum(sample.read is not None for sample in row.samples.values()) + (row.first is not None)
     if not count:
-        return CheckResult(id=name, status="skip", expected=expected, found="nothing was restored")
-    outcome = f"equal in {count} restores" + (f"; {row.remark}" if row.remark else "")
-    return CheckResult(id=name, status="pass", expected=expected, found=outcome)
+        return "skip", "nothing was restored"
+    return "pass", f"equal in {count} restores" + (f"; {row.remark}" if row.remark else "")
 
 
 def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:

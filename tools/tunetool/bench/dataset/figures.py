@@ -16,7 +16,6 @@ from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
 from tunetool.verdict import TESTER_CEILING, Case
 
-PREFIX = "dataset."
 RATE, READ, FETCHED, VERSUS = "samples", "read", "fetched", "versus_base"
 FEWEST_ROUNDS = 5
 """Fewest rounds that decide between two engines: the range of five holds the median with 94 %."""
@@ -111,10 +110,20 @@ def _what(
     parameters: Mapping[str, Scalar],
     is_cost: bool = False,
 ) -> What:
-    full = f"{PREFIX}{table.state}.{row.engine.name}.{name}"
     return What(
-        full, quantity, row.engine.name, table.medium, parameters=parameters, better="lower" if is_cost else None
+        "dataset.{state}.{engine}.{figure}",
+        quantity,
+        row.engine.name,
+        table.medium,
+        name,
+        _labels(table, row.engine.name),
+        parameters=parameters,
+        better="lower" if is_cost else None,
     )
+
+
+def _labels(table: StateTable, engine: str) -> dict[str, str]:
+    return {"state": table.state, "engine": engine}
 
 
 def versus_base(table: StateTable, row: EngineRow) -> Ratio | None:
@@ -130,7 +139,8 @@ def _compared(table: StateTable, row: EngineRow) -> Compared:
     status, found = _outcome(row)
     differs = status == "fail"
     check = CheckResult(
-        id=f"{PREFIX}{table.state}.{row.engine.name}",
+        id=f"dataset.{table.state}.{row.engine.name}",
+        labels={"subject": "dataset", **_labels(table, row.engine.name)},
         status=status,
         expected=EXPECTED,
         found=found,
@@ -159,7 +169,9 @@ def _outcome(row: EngineRow) -> tuple[CheckStatus, str]:
 
 def _left_out(table: StateTable) -> Iterator[Compared]:
     for name, why in table.libraries.items():
-        yield Compared(CheckResult(id=f"{PREFIX}{table.state}.{name}", status="skip", expected=EXPECTED, found=why))
+        labels = {"subject": "dataset", **_labels(table, name)}
+        id_ = f"dataset.{table.state}.{name}"
+        yield Compared(CheckResult(id=id_, labels=labels, status="skip", expected=EXPECTED, found=why))
 
 
 def unproven_reasons(table: StateTable) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tunetool.bench.checkpoint.ratios import Ratio, ratio
 from tunetool.bench.drives.layouts import COMPARED, FILES, RAW
-from tunetool.bench.drives.preflight import PREFIX
 from tunetool.bench.drives.samples import Cell, Row
 from tunetool.measure.evidence import doubt, obstacles
 from tunetool.measure.figure import What, computed, measured
@@ -15,6 +14,7 @@ from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.verdict import Case
 
 BANDWIDTH, EFFICIENCY = "bandwidth", "efficiency"
+FORM = "scaling.{layout}.{drives}.{io_engine}.{direction}.{figure}"
 FEWEST_ROUNDS = 5
 """Fewest rounds that decide: the range of five holds the median with 94 %."""
 Rows = Mapping[Cell, Row]
@@ -46,13 +46,13 @@ def _of_row(row: Row, rows: Rows, conditions: Mapping[str, Scalar]) -> Iterator[
         **ceiling_of(row.ceiling),
     }
     layer = "drive" if cell.layout == RAW else "filesystem"
-    what = What(f"{PREFIX}{cell.key}.{BANDWIDTH}", "bandwidth", row.program, row.stack.medium, layer, parameters)
+    what = What(FORM, "bandwidth", row.program, row.stack.medium, BANDWIDTH, cell.labels, layer, parameters)
     yield measured(what, row.stack, readings, [reading.bandwidth for reading in readings])
     base = rows.get(cell._replace(drives=1))
     if base is not None and base is not row:
         # Of the sum that so many drives alone would give.
         share = ratio(base.cell.key, base.seconds_a_byte(cell.drives), row.seconds_a_byte())
-        yield from _ratio(f"{cell.key}.{EFFICIENCY}", row, share, conditions)
+        yield from _ratio(EFFICIENCY, row, share, conditions)
 
 
 def _compared(name: str, rows: Rows, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -61,7 +61,7 @@ def _compared(name: str, rows: Rows, conditions: Mapping[str, Scalar]) -> Iterat
             other = rows.get(cell._replace(layout=theirs)) if cell.layout == ours else None
             if other is not None:
                 compared = ratio(other.cell.key, other.seconds_a_byte(), row.seconds_a_byte())
-                yield from _ratio(f"{cell.key}.{name}", row, compared, conditions)
+                yield from _ratio(name, row, compared, conditions)
 
 
 def _ratio(name: str, row: Row, compared: Ratio | None, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -79,7 +79,7 @@ def _ratio(name: str, row: Row, compared: Ratio | None, conditions: Mapping[str,
         "pairs": compared.pairs,
         "decided": compared.decided and compared.pairs >= FEWEST_ROUNDS,
     }
-    what = What(PREFIX + name, "ratio", row.program, row.stack.medium, parameters=parameters)
+    what = What(FORM, "ratio", row.program, row.stack.medium, name, cell.labels, parameters=parameters)
     yield computed(what, compared.value, compared.interval)
 
 
@@ -88,7 +88,7 @@ def taken_down(mode: str, count: int, problems: Sequence[str]) -> list[CheckResu
     if mode == "standing" or not count:
         return []
     expected = "every drive is blank again" if mode == "blank" else "no loop device, mount or array of this run is left"
-    name = PREFIX + "taken-down"
+    name = "scaling.taken-down"
     if problems:
         return [CheckResult(id=name, status="unknown", expected=expected, found=problems[0])]
     return [CheckResult(id=name, status="pass", expected=expected, found=f"all of {count}")]

@@ -47,7 +47,7 @@ HANDLES = {"deepspeed-cpu": "cpu", "deepspeed-cuda": "cuda", "deepspeed-gds": "g
 """Engines, each with what fio or DeepSpeed calls it."""
 ENGINES = (*FIO, *HANDLES)
 DIRECTIONS: tuple[Direction, ...] = ("write", "read")
-PREFIX = "scaling."
+SUBJECT = "scaling"
 MOST_DRIVES = 64
 _LARGEST = 4 * 2**30
 _LEAST = 64 * MIB
@@ -288,7 +288,10 @@ def _no_handle(device: str, installed: Probe) -> tuple[str, str] | None:
 
 def skip(name: str, expected: str, found: str, remedy: str) -> CheckResult:
     """The check of something that is left out."""
-    return CheckResult(id=PREFIX + name, status="skip", expected=expected, found=found, remedy=remedy)
+    labels = {"subject": SUBJECT, "layout": name}
+    return CheckResult(
+        id=f"{SUBJECT}.{name}", labels=labels, status="skip", expected=expected, found=found, remedy=remedy
+    )
 
 
 def _standing(stack: BlockStack, wanted: Sequence[int]) -> tuple[tuple[tuple[str, int], ...], list[CheckResult]]:
@@ -358,7 +361,7 @@ def announcement(request: Request, planned: Plan) -> list[str]:
         f"order that is drawn: about {request.rounds * seconds:.0f} s in all; each sample of a write writes what the "
         "drives take in that time"
     )
-    lines += [f"{check.id.removeprefix(PREFIX)}: left out: {check.found}" for check in planned.skipped]
+    lines += [f"{check.labels['layout']}: left out: {check.found}" for check in planned.skipped]
     return lines
 
 

@@ -21,8 +21,18 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its part of the figures' names."""
-        return f"{self.layout}.{self.drives}.{self.engine}.{self.direction}"
+        """For people, and for what is compared with it."""
+        return ".".join(self.labels.values())
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of the figures."""
+        return {
+            "layout": self.layout,
+            "drives": str(self.drives),
+            "io_engine": self.engine,
+            "direction": self.direction,
+        }
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from tunetool.bench.experts.model import StoredExperts
 from tunetool.bench.experts.samples import MODES, Row
 from tunetool.measure.evidence import doubt, obstacles
 from tunetool.measure.figure import Quantity, What, computed, figure, measured
-from tunetool.record import CheckResult, Measurement, Scalar
+from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
 from tunetool.verdict import Case
 
-PREFIX = "experts."
 ENGINE = "preadv by threads"
 FEWEST_ROUNDS = 5
 """Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
@@ -30,7 +29,8 @@ def _of_row(
     common = {**conditions, **_parameters(row)}
 
     def what(name: str, quantity: Quantity, **more: Scalar) -> What:
-        return What(f"{PREFIX}{row.key}.{name}", quantity, ENGINE, row.medium, parameters={**common, **more})
+        form, labels = _named(row)
+        return What(form, quantity, ENGINE, row.medium, name, labels, parameters={**common, **more})
 
     speeds = [reading.bandwidth for reading in readings]
     if any(reading.claimed_bytes for reading in readings):
@@ -51,6 +51,13 @@ def _of_row(
         # What reads a layer's experts as fast as this reads a step's gives no more tokens.
         about = what("tokens", "rate", bytes_per_token=model.bytes_per_token)
         yield figure(about, [speed / model.bytes_per_token for speed in speeds])
+
+
+def _named(row: Row) -> tuple[str, Mapping[str, str]]:
+    """The form of the figures' names, and their labels."""
+    if row.pattern is None:
+        return "experts.{place}.{mode}.{figure}", {"place": row.place, "mode": row.mode}
+    return "experts.{pattern}.cached-{cached}.{figure}", {"pattern": row.pattern, "cached": str(row.slots)}
 
 
 def _parameters(row: Row) -> dict[str, Scalar]:
@@ -84,15 +91,18 @@ def checks(rows: Sequence[Row], conditions: Mapping[str, Scalar]) -> list[CheckR
         misread = max(row.misread for row in rows if row.place == place)
         if misread:
             wrong, wanted = misread, int(conditions["experts"])
-        name, expected = f"{PREFIX}{place}.bytes", "every expert as it was written, by marks in its pages"
-        if not wanted:
-            results.append(CheckResult(id=name, status="skip", expected=expected, found="nothing was read"))
-        elif wrong:
-            remedy = "do not trust this storage: see `dmesg | tail`, and `tunetool verify`"
-            text = f"{wrong} of {wanted} hold other bytes"
-            results.append(CheckResult(id=name, status="fail", expected=expected, found=text, remedy=remedy))
-        else:
-            results.append(CheckResult(id=name, status="pass", expected=expected, found=f"all {wanted}"))
+        status: CheckStatus = "fail" if wrong else "pass" if wanted else "skip"
+        texts = {"fail": f"{wrong} of {wanted} hold other bytes", "pass": f"all {wanted}", "skip": "nothing was read"}
+        results.append(
+            CheckResult(
+                id=f"experts.{place}.bytes",
+                labels={"subject": "experts", "place": place, "check": "bytes"},
+                status=status,
+                expected="every expert as it was written, by marks in its pages",
+                found=texts[status],
+                remedy="do not trust this storage: see `dmesg | tail`, and `tunetool verify`" if wrong else "",
+            )
+        )
     return results
 
 

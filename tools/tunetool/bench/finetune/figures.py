@@ -16,7 +16,6 @@ from tunetool.training.preparation import Ready
 from tunetool.training.workload import RankResult, Workload
 from tunetool.verdict import Case
 
-PREFIX = "finetune."
 PHASES = (
     *("rendezvous", "imports", "communicator", "model_load", "engine", "start"),
     *("first_batch", "checkpoint", "end_to_end"),
@@ -110,9 +109,9 @@ def _of_all(run: Run, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
     if slowest > 0:
         for name, count in (("tokens", "tokens"), ("images", "images")):
             rate = sum(getattr(result, count) for result in run.results) / slowest
-            yield _figure(run, None, f"all.{name}", "rate", [rate], common, first.device)
+            yield _figure(run, None, name, "rate", [rate], common, first.device)
     ended = max(result.seconds.get("end_to_end", 0.0) for result in run.results)
-    yield _figure(run, None, "all.end_to_end", "duration", [ended], common, first.device)
+    yield _figure(run, None, "end_to_end", "duration", [ended], common, first.device)
 
 
 def steady(samples: Sequence[float]) -> list[float]:
@@ -170,8 +169,10 @@ def _figure(
     trainer = run.workload.trainer
     engine = f"{trainer} {(result or run.results[0]).versions.get(trainer, '')}".strip()
     who: dict[str, Any] = {"rank": result.rank, "host": result.host} if result is not None else {}
+    form = "finetune.{figure}" if result is not None else "finetune.{ranks}.{figure}"
+    labels = {} if result is not None else {"ranks": "all"}
     return figure(
-        What(PREFIX + name, quantity, engine, medium, "training", parameters, **who), samples, evidence=evidence
+        What(form, quantity, engine, medium, name, labels, "training", parameters, **who), samples, evidence=evidence
     )
 
 
@@ -181,7 +182,7 @@ def checks(run: Run) -> list[CheckResult]:
     expected = "every rank makes the same number of steps, at least one"
     status = "pass" if len(counts) == 1 and counts[0] > 0 else "fail"
     steps = CheckResult(
-        id=f"{PREFIX}steps",
+        id="finetune.steps",
         status=status,
         expected=expected,
         found=f"{', '.join(map(str, counts))} steps on {len(run.results)} ranks",
@@ -191,7 +192,7 @@ def checks(run: Run) -> list[CheckResult]:
 
 
 def _loss(run: Run) -> CheckResult:
-    name, expected = f"{PREFIX}loss", "a loss that is a number at every step and falls"
+    name, expected = "finetune.loss", "a loss that is a number at every step and falls"
     bad = [
         (result.rank, step)
         for result in run.results

@@ -13,13 +13,11 @@ from tunetool.bench.inference.predict import Work
 from tunetool.bench.inference.samples import TITLES, Place, Row, Served, compare, reference
 from tunetool.measure.evidence import doubt, obstacles
 from tunetool.measure.figure import Quantity, What, computed, figure, measured
-from tunetool.record import CheckResult, Measurement, Scalar
+from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
 from tunetool.verdict import Case
 
-PREFIX = "inference."
 FEWEST_ROUNDS = 5
 """Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
-_EXPECTED = "the same tokens wherever the weights lie"
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def _of_row(row: Row, run: Measured, common: dict[str, Scalar]) -> Iterator[Meas
     engine = "transformers" if row.place == "device" else "DeepSpeed ZeRO-Inference"
 
     def what(name: str, quantity: Quantity, **more: Scalar) -> What:
-        return What(f"{PREFIX}{row.place}.{name}", quantity, engine, row.medium, "framework", {**common, **more})
+        return _what(row.place, name, quantity, engine, row.medium, {**common, **more})
 
     rates = [reading.rate for reading in readings]
     reads = any(reading.claimed_bytes for reading in readings)
@@ -85,6 +83,13 @@ def _of_row(row: Row, run: Measured, common: dict[str, Scalar]) -> Iterator[Meas
     yield from _versus(row, run, what)
     if reads:
         yield from _of_drives(row, run, what)
+
+
+def _what(
+    place: str, name: str, quantity: Quantity, engine: str, medium: str, parameters: Mapping[str, Scalar]
+) -> What:
+    form = "inference.{place}.{figure}"
+    return What(form, quantity, engine, medium, name, {"place": place}, "framework", parameters)
 
 
 def _versus(row: Row, run: Measured, what: Any) -> Iterator[Measurement]:
@@ -121,9 +126,7 @@ def _of_drives(row: Row, run: Measured, what: Any) -> Iterator[Measurement]:
 def _of_sglang(served: Served, run: Measured, conditions: Mapping[str, Scalar]) -> Measurement:
     parameters: dict[str, Scalar] = {**conditions, "batch": SGLANG_BATCH, "mode": served.mode}
     medium = run.rows[0].stack.medium
-    about = What(
-        f"{PREFIX}sglang-{served.mode}.tokens", "rate", "SGLang ZeRO-Inference", medium, "framework", parameters
-    )
+    about = _what(f"sglang-{served.mode}", "tokens", "rate", "SGLang ZeRO-Inference", medium, parameters)
     return figure(about, [float(served.result["output_throughput"])])
 
 
@@ -134,50 +137,62 @@ def checks(run: Measured) -> list[CheckResult]:
 
 
 def _check(row: Row, trusted: Row | None, rows: Sequence[Row]) -> CheckResult:
-    name = check_id(row.place)
+    status, found, remedy = _outcome(row, trusted, rows)
+    return CheckResult(
+        id=check_id(row.place),
+        labels={"subject": "inference", "place": row.place, "check": "tokens"},
+        status=status,
+        expected="the same tokens wherever the weights lie",
+        found=found,
+        remedy=remedy,
+    )
+
+
+def _outcome(row: Row, trusted: Row | None, rows: Sequence[Row]) -> tuple[CheckStatus, str, str]:
     if row.left_out is not None:
-        return CheckResult(id=name, status="skip", expected=_EXPECTED, found=row.left_out, remedy=row.remedy)
+        return "skip", row.left_out, row.remedy
     if row.failed is not None:
-        return CheckResult(id=name, status="unknown", expected=_EXPECTED, found=row.failed)
+        return "unknown", row.failed, ""
     if not row.readings or trusted is None:
-        return CheckResult(id=name, status="skip", expected=_EXPECTED, found="nothing was generated")
+        return "skip", "nothing was generated", ""
     if row is trusted and len(row.readings) == 1 and not any(each.readings for each in rows if each is not row):
-        found = "there is nothing to compare its tokens with"
-        return CheckResult(id=name, status="skip", expected=_EXPECTED, found=found, remedy="`--weights nvme,dram`")
+        return "skip", "there is nothing to compare its tokens with", "`--weights nvme,dram`"
     compared = compare(row, trusted)
     where = "of the first round" if row is trusted else f"of {TITLES[trusted.place]}"
     if compared.wrong:
         text = f"{compared.wrong} of {compared.count} sequences are not those {where}"
-        remedy = "weights came back wrong: see `dmesg | tail`, `tunetool verify`"
-        return CheckResult(id=name, status="fail", expected=_EXPECTED, found=text, remedy=remedy)
+        return "fail", text, "weights came back wrong: see `dmesg | tail`, `tunetool verify`"
     text = f"all {compared.count} sequences are those {where}"
     if compared.rounded:
         text += f", but for {compared.rounded} that go another way where two tokens score the same but for rounding"
-    return CheckResult(id=name, status="pass", expected=_EXPECTED, found=text)
+    return "pass", text, ""
 
 
 def check_id(place: Place) -> str:
     """Of the check of a row."""
-    return f"{PREFIX}{place}.tokens"
+    return f"inference.{place}.tokens"
 
 
 def _sglang_check(served: Served) -> CheckResult:
-    name, expected = f"{PREFIX}sglang-{served.mode}", "SGLang's offline benchmark runs"
+    outcome: tuple[CheckStatus, str] = ("pass", f"{served.result.get('total_output_tokens', '?')} tokens")
     if served.absent is not None:
-        return CheckResult(
-            id=name, status="skip", expected=expected, found=served.absent.why, remedy=served.absent.remedy
-        )
-    if served.failed is not None:
-        return CheckResult(id=name, status="unknown", expected=expected, found=served.failed)
+        outcome = "skip", served.absent.why
+    elif served.failed is not None:
+        outcome = "unknown", served.failed
     return CheckResult(
-        id=name, status="pass", expected=expected, found=f"{served.result.get('total_output_tokens', '?')} tokens"
+        id=f"inference.sglang-{served.mode}",
+        labels={"subject": "inference", "place": f"sglang-{served.mode}"},
+        status=outcome[0],
+        expected="SGLang's offline benchmark runs",
+        found=outcome[1],
+        remedy=served.absent.remedy if served.absent is not None else "",
     )
 
 
 def case(run: Measured, conditions: Mapping[str, Scalar], doubts: Sequence[str]) -> Case:
     """The case for the verdict: the tokens are judged, not the speed."""
     failed = {check_id(row.place): f"{row.place}: {row.failed}" for row in run.rows if row.failed is not None}
-    failed |= {f"{PREFIX}sglang-{each.mode}": each.failed for each in run.served if each.failed is not None}
+    failed |= {f"inference.sglang-{each.mode}": each.failed for each in run.served if each.failed is not None}
     return Case(
         measurements=measurements(run, conditions),
         checks=checks(run),

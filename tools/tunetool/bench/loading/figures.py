@@ -12,10 +12,9 @@ from tunetool.bench.loading.samples import Load, Matrix, Row
 from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
 from tunetool.measure.figure import Quantity, What, computed, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Evidence, Measurement, Scalar
+from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
 from tunetool.verdict import Case
 
-PREFIX = "loading."
 PINNED, FIO = "pinned", "fio"
 FEWEST_ROUNDS = 5
 """Fewest rounds that decide which of two engines is faster: the range of five holds the median with 94 %."""
@@ -36,7 +35,8 @@ def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurem
     figures = [each for row in matrix.rows.values() for each in _row(matrix, row, {**common, "engine": row.name})]
     for name, engine, speeds in ((PINNED, "copies from pinned memory", matrix.pinned), (FIO, "fio", matrix.fio)):
         if speeds:
-            figures.append(figure(_what(matrix, name, "bandwidth", common, engine), list(speeds.values())))
+            what = _what(matrix, name, "bandwidth", "bandwidth", common, engine, "{engine}")
+            figures.append(figure(what, list(speeds.values())))
     return figures
 
 
@@ -45,14 +45,14 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
         if not loads:
             continue
         taken = list(loads.values())
-        what = _what(matrix, f"{row.name}.{which}", "bandwidth", {**common, "direction": "read"}, row.name)
+        what = _what(matrix, row.name, which, "bandwidth", {**common, "direction": "read"}, row.name)
         yield figure(what, [load.bytes / load.seconds for load in taken], evidence=_evidence(matrix, taken))
-        what = _what(matrix, f"{row.name}.{which}_time", "duration", common, row.name)
+        what = _what(matrix, row.name, f"{which}_time", "duration", common, row.name)
         yield figure(what, [load.seconds for load in taken])
         for name, compared in ratios(matrix, row, which).items():
             decided = compared.decided and compared.pairs >= FEWEST_ROUNDS
             parameters = {**common, "against": compared.against, "decided": decided, "pairs": compared.pairs}
-            what = _what(matrix, f"{row.name}.{which}_{name}", "ratio", parameters, row.name)
+            what = _what(matrix, row.name, f"{which}_{name}", "ratio", parameters, row.name)
             yield computed(what, compared.value, compared.interval)
 
 
@@ -83,13 +83,25 @@ def _evidence(matrix: Matrix, loads: Sequence[Load]) -> Evidence:
     return summed(matrix.stack, [load.counted for load in loads], sum(load.bytes for load in loads))
 
 
-def _what(matrix: Matrix, name: str, quantity: Quantity, parameters: dict[str, Scalar], engine: str) -> What:
+def _what(
+    matrix: Matrix,
+    engine: str,
+    name: str,
+    quantity: Quantity,
+    parameters: dict[str, Scalar],
+    program: str,
+    form: str = "{engine}.{figure}",
+) -> What:
     medium = "page cache" if matrix.state == "cached" else matrix.stack.medium
-    return What(f"{PREFIX}{matrix.key}.{name}", quantity, engine, medium, parameters=parameters)
+    state = "{state}" if matrix.gpus == 1 else "{state}-{gpus}-gpus"
+    return What(
+        f"loading.{state}.{form}", quantity, program, medium, name, _labels(matrix, engine), parameters=parameters
+    )
 
 
-def _check_id(matrix: Matrix, row: Row) -> str:
-    return f"{PREFIX}{matrix.key}.{row.name}"
+def _labels(matrix: Matrix, engine: str) -> dict[str, str]:
+    gpus = {"gpus": str(matrix.gpus)} if matrix.gpus > 1 else {}
+    return {"state": matrix.state, **gpus, "engine": engine}
 
 
 def checks(matrix: Matrix) -> list[CheckResult]:
@@ -98,23 +110,26 @@ def checks(matrix: Matrix) -> list[CheckResult]:
 
 
 def _check(matrix: Matrix, row: Row) -> CheckResult:
-    name, expected = _check_id(matrix, row), "every tensor as in the files, by checksums"
+    status, found = _outcome(row)
+    return CheckResult(
+        id=f"loading.{matrix.key}.{row.name}",
+        labels={"subject": "loading", **_labels(matrix, row.name)},
+        status=status,
+        expected="every tensor as in the files, by checksums",
+        found=found,
+        remedy="do not load by it; report the versions in the record to its authors" if status == "fail" else "",
+    )
+
+
+def _outcome(row: Row) -> tuple[CheckStatus, str]:
     if row.left_out:
-        return CheckResult(id=name, status="skip", expected=expected, found=row.left_out)
+        return "skip", row.left_out
     if row.differs:
-        return CheckResult(
-            id=name,
-            status="fail",
-            expected=expected,
-            found="other bytes",
-            remedy="do not load by it; report the versions in the record to its authors",
-        )
+        return "fail", "other bytes"
     if row.failed:
-        return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
+        return "unknown", row.failed
     count = len(row.first) + len(row.warm)
-    if not count:
-        return CheckResult(id=name, status="skip", expected=expected, found="nothing was loaded")
-    return CheckResult(id=name, status="pass", expected=expected, found=f"equal in {count} loads")
+    return ("pass", f"equal in {count} loads") if count else ("skip", "nothing was loaded")
 
 
 def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:

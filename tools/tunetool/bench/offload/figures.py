@@ -17,9 +17,8 @@ from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.tune.settings import from_block
 from tunetool.verdict import Case
 
-PREFIX = "offload."
 ENGINE, RUNG_ENGINE = "DeepSpeed ZeRO-3", "aio_handle"
-MISSING = f"{PREFIX}deepspeed"
+MISSING = "offload.deepspeed"
 
 Blocks = Mapping[str, Mapping[str, int | bool]]
 
@@ -40,9 +39,21 @@ def _of_row(row: Row, rows: Sequence[Row], conditions: Mapping[str, Scalar], blo
     if row.block:
         common |= {"block": row.block, "settings": str(from_block(blocks[row.block])), **blocks[row.block]}
 
-    def what(name: str, quantity: Quantity, more: Mapping[str, Scalar] | None = None, engine: str = ENGINE) -> What:
-        parameters = {**common, **(more or {})}
-        return What(f"{PREFIX}{row.key}.{name}", quantity, engine, row.medium, parameters=parameters)
+    def what(
+        name: str,
+        quantity: Quantity,
+        more: Mapping[str, Scalar] | None = None,
+        engine: str = ENGINE,
+        direction: Direction | None = None,
+    ) -> What:
+        block = {"block": row.block} if row.block else {}
+        way: dict[str, str] = {"direction": direction} if direction else {}
+        # The name of a wait is that of its direction.
+        parts = ["place", *block, *way, *([] if name == "wait" else ["figure"])]
+        form = ".".join(["offload", *(f"{{{part}}}" for part in parts)])
+        labels = {"place": row.place, **block, **way}
+        parameters = {**common, **way, **(more or {})}
+        return What(form, quantity, engine, row.medium, name, labels, parameters=parameters)
 
     yield figure(what("step", "duration"), [step.seconds for step in steps])
     yield figure(what("compute", "duration"), [step.compute for step in steps])
@@ -58,12 +69,10 @@ def _of_direction(row: Row, direction: Direction, what: Any) -> Iterator[Measure
     moved = [step.moved[direction] for step in row.steps.values() if direction in step.moved]
     if row.stack is None or not moved:
         return
-    yield figure(what(direction, "duration", {"direction": direction}), [each.waited for each in moved])
+    yield figure(what("wait", "duration", direction=direction), [each.waited for each in moved])
     if all(each.claimed_bytes for each in moved):
         yield measured(
-            what(
-                f"{direction}.bandwidth", "bandwidth", {"direction": direction, "step_bytes": moved[-1].claimed_bytes}
-            ),
+            what("bandwidth", "bandwidth", {"step_bytes": moved[-1].claimed_bytes}, direction=direction),
             row.stack,
             moved,
             [each.bandwidth for each in moved],
@@ -72,7 +81,7 @@ def _of_direction(row: Row, direction: Direction, what: Any) -> Iterator[Measure
     if not rungs:
         return
     yield measured(
-        what(f"{direction}.rung", "bandwidth", {"direction": direction}, RUNG_ENGINE),
+        what("rung", "bandwidth", engine=RUNG_ENGINE, direction=direction),
         row.stack,
         list(rungs.values()),
         [each.bandwidth for each in rungs.values()],
@@ -85,7 +94,7 @@ def _of_direction(row: Row, direction: Direction, what: Any) -> Iterator[Measure
     }
     share = ratio("rung", {number: 1 / each.bandwidth for number, each in rungs.items()}, swap)
     if share is not None:
-        yield _ratio(what(f"{direction}.share", "ratio", _decision(share)), share)
+        yield _ratio(what("share", "ratio", _decision(share), direction=direction), share)
 
 
 def _decision(compared: Ratio) -> dict[str, Scalar]:
@@ -123,7 +132,7 @@ def checks(places: Sequence[Place]) -> list[CheckResult]:
 
 
 def _files(place: Place) -> CheckResult:
-    name = f"{PREFIX}{place.name}.files"
+    name = f"offload.{place.name}.files"
     expected = "after every step, swap files of the sizes that DeepSpeed must have written, without holes"
     if place.wrong_files:
         remedy = "do not trust what was trained: see `dmesg | tail`, and `tunetool verify`"
@@ -135,7 +144,7 @@ def _files(place: Place) -> CheckResult:
 
 
 def _losses(place: Place, reference: Place | None) -> CheckResult:
-    name = f"{PREFIX}{place.name}.losses"
+    name = f"offload.{place.name}.losses"
     if reference is None:
         return _falls(place)
     expected = f"every loss within {NEAR:.1%} of that with states in DRAM"
@@ -157,7 +166,7 @@ def _losses(place: Place, reference: Place | None) -> CheckResult:
 
 def _falls(place: Place) -> CheckResult:
     """Without another place to compare with, a loss that falls is all that is known."""
-    name = f"{PREFIX}{place.name}.losses"
+    name = f"offload.{place.name}.losses"
     expected = "the loss falls, on the same tokens in every step"
     if len(place.losses) < 2:
         return CheckResult(id=name, status="skip", expected=expected, found="fewer than two steps were made")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
 
 from tunetool.bench.staging.advice import Advice
@@ -11,10 +13,9 @@ from tunetool.bench.staging.reading import Explanation, explain
 from tunetool.bench.staging.samples import FIGURES, PATHS, Path, Row, Sample, compare_losses
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Evidence, Measurement, Scalar
+from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
 from tunetool.verdict import Case
 
-PREFIX = "staging."
 SAME_START, SAME = 1e-5, 1e-2
 """Relative difference of the first loss, which weights and data alone decide, and of any later one, into which the
 order of a GPU's additions goes as well."""
@@ -42,18 +43,14 @@ def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, S
             values = list(row.seconds(path, title).values())
             if values:
                 evidence = _evidence(samples, media[path]) if title == "end_to_end" else None
-                yield _figure(_name(row, path, title), values, media[path], engine, shape, evidence)
+                yield _figure(row, path, title, values, media[path], engine, shape, evidence)
         rates = [sample.staged.rate for sample in samples if sample.staged]
         if rates:
-            yield _figure(
-                _name(row, path, "stage_rate"), rates, media[path], "tunetool stage", shape, quantity="bandwidth"
-            )
+            yield _figure(row, path, "stage_rate", rates, media[path], "tunetool stage", shape, quantity="bandwidth")
         spreads = [spread for sample in samples if (spread := sample.batch_spread) is not None]
         if spreads:
-            what = What(
-                _name(row, path, "batch_spread"), "ratio", engine, media[path], parameters=shape, better="lower"
-            )
-            yield figure(what, spreads)
+            what = _what(row, path, "batch_spread", media[path], engine, shape, "ratio")
+            yield figure(replace(what, better="lower"), spreads)
         yield from _by_rank(row, path, samples, media[path], engine, shape)
     yield from _ratios(row, media["bulk"], common)
 
@@ -70,7 +67,7 @@ def _by_rank(
             "data_read_bytes": read.data,
             "data_storage_bytes": read.data_storage,
         }
-        load = _figure(_name(row, path, "rank_model_load"), loads, medium, engine, {**common, **bytes_read})
+        load = _figure(row, path, "rank_model_load", loads, medium, engine, {**common, **bytes_read})
         yield load.model_copy(update={"rank": read.rank, "host": read.host})
 
 
@@ -80,11 +77,9 @@ def _ratios(row: Row, medium: str, common: Mapping[str, Scalar]) -> Iterator[Mea
         shared = sorted(ours.keys() & theirs.keys())
         if shared and all(ours[number] > 0 for number in shared):
             ratios = [theirs[number] / ours[number] for number in shared]
-            yield _figure(f"{PREFIX}{row.name}.speedup.{title}", ratios, medium, "tunetool", common, quantity="ratio")
-
-
-def _name(row: Row, path: Path, title: str) -> str:
-    return f"{PREFIX}{row.name}.{path}.{title}"
+            labels = {"scenario": row.name, "phase": title}
+            form = "staging.{scenario}.{figure}.{phase}"
+            yield figure(What(form, "ratio", "tunetool", medium, "speedup", labels, parameters=common), ratios)
 
 
 def _engine(sample: Sample) -> str:
@@ -115,7 +110,9 @@ def _evidence(samples: Sequence[Sample], medium: str) -> Evidence:
 
 
 def _figure(
-    name: str,
+    row: Row,
+    path: Path,
+    title: str,
     samples: Sequence[float],
     medium: str,
     engine: str,
@@ -123,56 +120,61 @@ def _figure(
     evidence: Evidence | None = None,
     quantity: Quantity = "duration",
 ) -> Measurement:
-    return figure(What(name, quantity, engine, medium, parameters=parameters), samples, evidence=evidence)
+    return figure(_what(row, path, title, medium, engine, parameters, quantity), samples, evidence=evidence)
+
+
+def _what(
+    row: Row, path: Path, title: str, medium: str, engine: str, parameters: Mapping[str, Scalar], quantity: Quantity
+) -> What:
+    labels = {"scenario": row.name, "path": path}
+    return What("staging.{scenario}.{path}.{figure}", quantity, engine, medium, title, labels, parameters=parameters)
 
 
 def checks(row: Row, bulk_in_memory: bool) -> list[CheckResult]:
     """Checks whether the scenario ran, both paths trained the same, and the cache was cold."""
     expected = "path A and path B, each to its end"
     if row.left_out is not None:
-        return [CheckResult(id=f"{PREFIX}{row.name}", status="skip", expected=expected, found=row.left_out)]
+        return [_result(row.name, None, "skip", expected, row.left_out)]
     ran: list[CheckResult] = []
     if row.failed is not None:
-        ran.append(CheckResult(id=f"{PREFIX}{row.name}", status="unknown", expected=expected, found=row.failed))
+        ran.append(_result(row.name, None, "unknown", expected, row.failed))
     if not row.complete:
         return ran
     return [*ran, _losses(row), _cold(row, bulk_in_memory), *_explained(row), *_notes(row)]
 
 
 def _losses(row: Row) -> CheckResult:
-    name = f"{PREFIX}{row.name}.losses"
+    result = partial(_result, row.name, "losses")
     expected = f"the same losses on both paths: the first within {SAME_START:g}, each later one within {SAME:.0%}"
     difference = compare_losses(row)
     if difference is None:
-        return CheckResult(id=name, status="unknown", expected=expected, found="no round has both paths")
+        return result("unknown", expected, "no round has both paths")
     if difference.first <= SAME_START and difference.largest <= SAME:
         sentence = (
             "equal to the last bit" if difference.largest == 0 else f"they differ by {difference.largest:.2g} at most"
         )
-        return CheckResult(
-            id=name, status="pass", expected=expected, found=f"{sentence}, over {difference.steps} steps"
-        )
+        return result("pass", expected, f"{sentence}, over {difference.steps} steps")
     sentence = (
         "one path has other steps, or a loss that is not a number"
         if difference.largest == inf
         else (f"the first differs by {difference.first:.2g}, the most different by {difference.largest:.2g}")
     )
     remedy = "the two paths did not read the same bytes: `tunetool stage verify` compares a copy with its manifest"
-    return CheckResult(id=name, status="fail", expected=expected, found=sentence, remedy=remedy)
+    return result("fail", expected, sentence, remedy)
 
 
 def _cold(row: Row, bulk_in_memory: bool) -> CheckResult:
     """Check that every node of path B fetched its files from storage; otherwise its cache was warm."""
-    name = f"{PREFIX}{row.name}.cold"
+    result = partial(_result, row.name, "cold")
     expected = f"on path B at least {_COLD:.0%} of the files that a node needed came from storage"
     if bulk_in_memory:
-        return CheckResult(id=name, status="skip", expected=expected, found="bulk storage is in memory itself")
+        return result("skip", expected, "bulk storage is in memory itself")
     share, fetched, needed = min(_fetched(row, sample) for sample in row.samples["bulk"].values())
     amounts = f"{format_size(fetched)} of {format_size(needed)}"
     if share >= _COLD:
-        return CheckResult(id=name, status="pass", expected=expected, found=amounts)
+        return result("pass", expected, amounts)
     remedy = "the page cache kept the files, or this file system's reads are not counted (`/proc/self/io`, read_bytes)"
-    return CheckResult(id=name, status="unknown", expected=expected, found=amounts, remedy=remedy)
+    return result("unknown", expected, amounts, remedy)
 
 
 def _fetched(row: Row, sample: Sample) -> tuple[float, int, int]:
@@ -202,8 +204,7 @@ def _explained(row: Row) -> list[CheckResult]:
     if explained is None or explained.finding == "undecided":
         return []
     # A published claim is reported, not judged: its result says nothing about this node.
-    name = f"{PREFIX}{row.name}.sharding"
-    return [CheckResult(id=name, status="pass", expected="confirmed or refuted by bytes", found=explained.sentence)]
+    return [_result(row.name, "sharding", "pass", "confirmed or refuted by bytes", explained.sentence)]
 
 
 def _notes(row: Row) -> list[CheckResult]:
@@ -215,26 +216,35 @@ def _notes(row: Row) -> list[CheckResult]:
     ]
     if not notes:
         return []
-    name, expected = f"{PREFIX}{row.name}.notes", "both paths as asked"
-    return [CheckResult(id=name, status="skip", expected=expected, found="; ".join(notes))]
+    return [_result(row.name, "notes", "skip", "both paths as asked", "; ".join(notes))]
 
 
 def advice_checks(advice: Mapping[str, Advice]) -> list[CheckResult]:
     """The advice of every scenario, kept in the record so that it can be shown again."""
     return [
-        CheckResult(
-            id=f"{PREFIX}{name}.advice",
-            status="skip" if advised.stage is None else "pass",
-            expected="stage, or do not",
-            found=advised.sentence,
-        )
+        _result(name, "advice", "skip" if advised.stage is None else "pass", "stage, or do not", advised.sentence)
         for name, advised in advice.items()
     ]
+
+
+def _result(
+    scenario: str, check: str | None, status: CheckStatus, expected: str, found: str, remedy: str = ""
+) -> CheckResult:
+    """``check``: None for that of the scenario itself."""
+    named = {"scenario": scenario, **({"check": check} if check else {})}
+    return CheckResult(
+        id=".".join(["staging", *named.values()]),
+        labels={"subject": "staging", **named},
+        status=status,
+        expected=expected,
+        found=found,
+        remedy=remedy,
+    )
 
 
 def case(rows: Sequence[Row], checks: Sequence[CheckResult], figures: Sequence[Measurement] = ()) -> Case:
     """The case for the verdict: only equal losses are judged, not speed."""
     failed = {
-        f"{PREFIX}{row.name}": f"{TITLES[row.name]} could not be measured: {row.failed}" for row in rows if row.failed
+        f"staging.{row.name}": f"{TITLES[row.name]} could not be measured: {row.failed}" for row in rows if row.failed
     }
     return Case(figures, checks=checks, failed=failed, judged="checks")

@@ -12,11 +12,10 @@ from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
 from tunetool.bench.strategies.predict import Job
 from tunetool.bench.strategies.samples import Row, Sample, Study, network
 from tunetool.measure.figure import Better, Quantity, What, figure
-from tunetool.record import CheckResult, Measurement, Scalar
+from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
 from tunetool.verdict import Case
 
-PREFIX = "strategies."
-NOTE = f"{PREFIX}note"
+NOTE = "strategies.note"
 _LOSS_TOLERANCE = 0.05
 """Largest relative difference of losses between two stages on the same samples: only the order of additions differs."""
 
@@ -40,13 +39,13 @@ def _network(study: Study, layout: Layout, conditions: Mapping[str, Scalar]) -> 
         "launcher": conditions["launcher"],
     }
     work = [max(each) for each in zip(*(each.work for each in ranks), strict=False)]
-    yield _figure(f"network.{layout}.work", "duration", work, {**common, "what": "a small computation on all ranks"})
+    yield _link(layout, "work", "duration", work, {**common, "what": "a small computation on all ranks"})
     yield from _hooks(study, layout, common)
     if layout.world == 1:
         return
-    yield _figure(f"network.{layout}.latency", "latency", ranks[0].latency, {**common, "bytes": 4})
-    yield _figure(f"network.{layout}.queued", "latency", ranks[0].queued, common)
-    yield _figure(f"network.{layout}.communicator", "duration", [max(each.communicator for each in ranks)], common)
+    yield _link(layout, "latency", "latency", ranks[0].latency, {**common, "bytes": 4})
+    yield _link(layout, "queued", "latency", ranks[0].queued, common)
+    yield _link(layout, "communicator", "duration", [max(each.communicator for each in ranks)], common)
     for kind, line in network(ranks).fits.items():
         points: dict[str, Scalar] = {f"seconds_{size}": median(taken) for size, taken in ranks[0].points[kind]}
         shape: dict[str, Scalar] = {
@@ -59,7 +58,7 @@ def _network(study: Study, layout: Layout, conditions: Mapping[str, Scalar]) -> 
         if math.isfinite(line.algorithm_bandwidth):
             rates = {"algorithm": line.algorithm_bandwidth, "bus": line.bus_bandwidth(kind, layout.world)}
             for name, rate in rates.items():
-                yield _figure(f"network.{layout}.{kind}.{name}_bandwidth", "bandwidth", [rate], shape)
+                yield _link(layout, f"{name}_bandwidth", "bandwidth", [rate], shape, kind)
 
 
 def _hooks(study: Study, layout: Layout, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -67,8 +66,8 @@ def _hooks(study: Study, layout: Layout, common: Mapping[str, Scalar]) -> Iterat
         return
     hooks = study.hooks[layout]
     probe = {**common, "what": "DeepSpeed's stage 3 beyond its stage 2 and beyond communication, on a small model"}
-    yield _figure(f"network.{layout}.hooks_per_use", "duration", [hooks.per_use], probe)
-    yield _figure(f"network.{layout}.hooks_per_gather", "duration", [hooks.per_gather], probe)
+    yield _link(layout, "hooks_per_use", "duration", [hooks.per_use], probe)
+    yield _link(layout, "hooks_per_gather", "duration", [hooks.per_gather], probe)
 
 
 def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -98,15 +97,19 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
     steps = [sample.step for sample in row.samples]
     versions = f"deepspeed {conditions.get('deepspeed_version', '')}".strip()
 
-    def of_cell(name: str, quantity: Quantity, samples: Sequence[float], more: Mapping[str, Scalar]) -> Measurement:
-        return _figure(f"{name}.{cell.key}", quantity, samples, {**common, **more}, versions, "training")
+    def of_cell(
+        name: str, quantity: Quantity, samples: Sequence[float], more: Mapping[str, Scalar], phase: str | None = None
+    ) -> Measurement:
+        form = f"strategies.{{figure}}{'.{phase}' if phase else ''}.{{layout}}.z{{stage}}"
+        labels = {"layout": str(layout), "stage": str(cell.stage), **({"phase": phase} if phase else {})}
+        return _figure(form, name, labels, quantity, samples, {**common, **more}, versions, "training")
 
     yield of_cell("step", "duration", steps, _predicted(row))
     if row.prediction_errors:
         yield of_cell("prediction_error", "ratio", row.prediction_errors, {})
     yield of_cell("data", "duration", [sample.data for sample in row.samples], {})
     for phase in row.samples[0].start:
-        yield of_cell(f"start.{phase}", "duration", [sample.start[phase] for sample in row.samples], {})
+        yield of_cell("start", "duration", [sample.start[phase] for sample in row.samples], {}, phase)
     start = [sum(sample.start.values()) for sample in row.samples]
     yield of_cell("start", "duration", start, {})
     for name, reference in (("versus_alone", _alone(study, cell)), ("versus_zero2", _beside(study, cell))):
@@ -152,8 +155,24 @@ def _beside(study: Study, cell: Cell) -> Row | None:
     return row if row is not None and row.samples and cell.stage != 2 else None
 
 
-def _figure(
+def _link(
+    layout: Layout,
     name: str,
+    quantity: Quantity,
+    samples: Sequence[float],
+    parameters: Mapping[str, Scalar],
+    collective: str | None = None,
+) -> Measurement:
+    """A figure of the network between the ranks of a layout."""
+    labels = {"part": "network", "layout": str(layout), **({"collective": collective} if collective else {})}
+    form = "strategies.{part}.{layout}.{collective}.{figure}" if collective else "strategies.{part}.{layout}.{figure}"
+    return _figure(form, name, labels, quantity, samples, parameters)
+
+
+def _figure(
+    form: str,
+    name: str,
+    labels: Mapping[str, str],
     quantity: Quantity,
     samples: Sequence[float],
     parameters: Mapping[str, Scalar],
@@ -161,8 +180,8 @@ def _figure(
     layer: str = "network",
 ) -> Measurement:
     # For only one of the ratios, higher is better.
-    better: Better | None = "lower" if quantity == "ratio" and not name.startswith("efficiency") else None
-    what = What(PREFIX + name, quantity, engine, str(parameters["compute"]), layer, parameters, better)
+    better: Better | None = "lower" if quantity == "ratio" and name != "efficiency" else None
+    what = What(form, quantity, engine, str(parameters["compute"]), name, labels, layer, parameters, better)
     return figure(what, samples)
 
 
@@ -171,12 +190,15 @@ def checks(study: Study, job: Job | None) -> list[CheckResult]:
     was trained.
     """
     results = [_check(row) for row in study.rows.values()]
+    results += [_of_cell(cell, "skip", "every step of every round", reason) for cell, reason in study.fitted.left_out]
     results += [
-        CheckResult(id=f"{PREFIX}{cell.key}", status="skip", expected="every step of every round", found=reason)
-        for cell, reason in study.fitted.left_out
-    ]
-    results += [
-        CheckResult(id=f"{PREFIX}hooks.{layout}", status="skip", expected="a probe of ZeRO-3's hooks", found=reason)
+        CheckResult(
+            id=f"strategies.hooks.{layout}",
+            labels={"subject": "strategies", "check": "hooks", "layout": str(layout)},
+            status="skip",
+            expected="a probe of ZeRO-3's hooks",
+            found=reason,
+        )
         for layout, reason in study.unprobed.items()
     ]
     results += _notes(study)
@@ -186,19 +208,34 @@ def checks(study: Study, job: Job | None) -> list[CheckResult]:
     return results
 
 
+def _of_cell(
+    cell: Cell, status: CheckStatus, expected: str, found: str, remedy: str = "", check: str | None = None
+) -> CheckResult:
+    """``check``: None for that of the cell itself."""
+    more = {"check": check} if check else {}
+    return CheckResult(
+        id=".".join(["strategies", cell.key, *more.values()]),
+        labels={"subject": "strategies", "layout": str(cell.layout), "stage": str(cell.stage), **more},
+        status=status,
+        expected=expected,
+        found=found,
+        remedy=remedy,
+    )
+
+
 def _check(row: Row) -> CheckResult:
-    name, expected = f"{PREFIX}{row.cell.key}", "every step of every round"
+    expected = "every step of every round"
     if row.failed is not None:
-        return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
+        return _of_cell(row.cell, "unknown", expected, row.failed)
     if not row.samples:
-        return CheckResult(id=name, status="unknown", expected=expected, found="it was not run")
+        return _of_cell(row.cell, "unknown", expected, "it was not run")
     if not all(map(_numbers, row.samples)):
         remedy = (
             "with your own weights, look for infinite values in them; `tunetool bench finetune --learning-rate` shows "
             "whether a lower rate trains"
         )
-        return CheckResult(id=name, status="fail", expected=expected, found="a loss was not a number", remedy=remedy)
-    return CheckResult(id=name, status="pass", expected=expected, found=f"{len(row.samples)} round(s)")
+        return _of_cell(row.cell, "fail", expected, "a loss was not a number", remedy)
+    return _of_cell(row.cell, "pass", expected, f"{len(row.samples)} round(s)")
 
 
 def _numbers(sample: Sample) -> bool:
@@ -230,14 +267,13 @@ def _losses(study: Study) -> Iterator[CheckResult]:
             numbers = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
             worst = max((abs(a - b) / max(abs(a), 1e-9) for a, b in numbers), default=0.0)
             good = worst <= _LOSS_TOLERANCE
-            yield CheckResult(
-                id=f"{PREFIX}{row.cell.key}.losses",
-                status="pass" if good else "fail",
-                expected=f"the losses of {rows[0].cell} on the same samples, within {_LOSS_TOLERANCE:.0%}",
-                found=f"they differ by up to {worst:.3%}",
-                remedy=""
-                if good
-                else f"do not train with ZeRO-{row.cell.stage} on {layout}: it computes something else",
+            yield _of_cell(
+                row.cell,
+                "pass" if good else "fail",
+                f"the losses of {rows[0].cell} on the same samples, within {_LOSS_TOLERANCE:.0%}",
+                f"they differ by up to {worst:.3%}",
+                "" if good else f"do not train with ZeRO-{row.cell.stage} on {layout}: it computes something else",
+                "losses",
             )
 
 
@@ -247,7 +283,7 @@ def _same_model(study: Study, job: Job) -> CheckResult:
     real = (study.first.parameters, study.first.trainable)
     same = predicted == real
     return CheckResult(
-        id=f"{PREFIX}model",
+        id="strategies.model",
         status="pass" if same else "unknown",
         expected=f"{predicted[0]:,} parameters, {predicted[1]:,} of them trained, as in the predictions",
         found="the same"
@@ -263,7 +299,7 @@ def case(study: Study, job: Job | None, conditions: Mapping[str, Scalar]) -> Cas
         measurements(study, job, conditions) if study.first is not None and job is not None else [],
         checks=checks(study, job),
         failed={
-            f"{PREFIX}{row.cell.key}": f"{PREFIX}{row.cell.key}: {row.failed}"
+            f"strategies.{row.cell.key}": f"strategies.{row.cell.key}: {row.failed}"
             for row in study.rows.values()
             if row.failed is not None
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tunetool.measure import evidence, tester
 from tunetool.measure.aio.driver import Outcome, Pass
@@ -12,25 +12,34 @@ from tunetool.measure.figure import What, measured
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Measurement, Scalar
 
+FORM = "deepspeed.{memory}.{direction}"
+
 
 def name(device: Device, direction: Direction) -> str:
     """Of the measurement: ``deepspeed.cpu.write``."""
-    return f"deepspeed.{device}.{direction}"
+    return FORM.format(memory=device, direction=direction)
 
 
 def measurements(spec: Spec, stack: BlockStack, outcome: Outcome) -> list[Measurement]:
     """One figure for each direction that has samples; a write's time includes its sync."""
     return [
-        figure(name(spec.device, direction), spec, stack, outcome, direction, [each.bandwidth for each in samples])
+        figure(FORM, spec, stack, outcome, direction, [each.bandwidth for each in samples], {"memory": spec.device})
         for direction, samples in sorted(outcome.samples.items())
         if samples
     ]
 
 
 def figure(
-    title: str, spec: Spec, stack: BlockStack, outcome: Outcome, direction: Direction, values: list[float]
+    form: str,
+    spec: Spec,
+    stack: BlockStack,
+    outcome: Outcome,
+    direction: Direction,
+    values: list[float],
+    labels: Mapping[str, str] | None = None,
+    figure: str = "bandwidth",
 ) -> Measurement:
-    """A bandwidth over the samples of ``direction``."""
+    """A bandwidth over the samples of ``direction``. ``form``: of its name; ``labels``: those beside the direction."""
     parameters: dict[str, Scalar] = {
         "direction": direction,
         "device": spec.device,
@@ -52,7 +61,8 @@ def figure(
     }
     if spec.seconds:
         parameters["sample_seconds"] = spec.seconds
-    what = What(title, "bandwidth", outcome.engine, stack.medium, parameters=parameters)
+    known = {"direction": direction, **(labels or {})}
+    what = What(form, "bandwidth", outcome.engine, stack.medium, figure, known, parameters=parameters)
     return measured(what, stack, outcome.samples[direction], values)
 
 

@@ -208,7 +208,15 @@ class _Step:
             parameters |= {"nvidia_fs_requests": counts.nvidia_fs, "p2pdma_requests": counts.p2pdma}
             parameters |= {"posix_requests": counts.posix, "cufile_bytes": counts.bytes}
         values = [each.bandwidth for each in samples]
-        what = What(f"gds.{way}.{direction}", "bandwidth", engine, self.stack.medium, parameters=parameters)
+        what = What(
+            "gds.{way}.{direction}",
+            "bandwidth",
+            engine,
+            self.stack.medium,
+            "bandwidth",
+            {"way": way, "direction": direction},
+            parameters=parameters,
+        )
         return measured(what, self.stack, samples, values)
 
     def _spec(self, cufile: bool) -> Spec:

@@ -80,8 +80,9 @@ class TorchCheckpoint:
             "python": str(python),
         }
         result = RungResult()
-        for order, name in (("save", SAVE), ("load", LOAD)):
-            label = Label(name, "checkpoint", f"torch {child_facts['torch']}", _ORDERS[order], scene.stack.medium)
+        for order in _ORDERS:
+            engine = f"torch {child_facts['torch']}"
+            label = Label("checkpoint.{figure}", "checkpoint", engine, _ORDERS[order], scene.stack.medium, figure=order)
             result.add(figure(label, scene.stack, samples[order], parameters))
         return result
 

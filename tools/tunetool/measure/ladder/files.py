@@ -25,9 +25,9 @@ from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.sequential import FEWEST, Plan
 from tunetool.record import Measurement, Scalar
 
-URING = "sequential.{direction}.io_uring"
+URING = "sequential.{direction}.{io_engine}"
 SUSTAINED = "sustained.write"
-RANDOM = "random.read.{size}"
+RANDOM = "random.{direction}.{block}"
 _START = 1.0
 _DIRECTIONS: tuple[Direction, ...] = ("write", "read")
 
@@ -40,7 +40,7 @@ class Uring:
 
     def covers(self) -> Sequence[str]:
         """Both directions."""
-        return [URING.format(direction=direction) for direction in reversed(_DIRECTIONS)]
+        return [URING.format(direction=direction, io_engine="io_uring") for direction in reversed(_DIRECTIONS)]
 
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes."""
@@ -61,7 +61,8 @@ class Uring:
         argv = calls.sequential(scene.shooter.fio, direction, "io_uring", jobs, scene.file_bytes, seconds)
         part = Part("", scene.stack)
         kept, repeats = scene.shooter.rounds(of_one_part(argv, direction, seconds, part), f"{direction}-io_uring")
-        label = Label(URING.format(direction=direction), "filesystem", scene.engine, direction, scene.stack.medium)
+        uring = {"io_engine": "io_uring"}
+        label = Label(URING, "filesystem", scene.engine, direction, scene.stack.medium, labels=uring)
         return figure(label, scene.stack, kept[""], _parameters(scene, "io_uring", MIB, 32, repeats))
 
 
@@ -93,7 +94,7 @@ class Sustained:
         logs = sorted(scene.directory.glob(f"{calls.BANDWIDTH_LOG}_bw.*.log"))
         texts = [log.read_text() for log in logs]
         scene.shooter.raw["sustained-write-bandwidth.log"] = "".join(texts)
-        label = Label(SUSTAINED, "filesystem", scene.engine, "write", scene.stack.medium)
+        label = Label("sustained.{direction}", "filesystem", scene.engine, "write", scene.stack.medium)
         parameters = {**_parameters(scene, "libaio", MIB, 32, 0), "sample_seconds": interval}
         result = figure(label, scene.stack, [samples[""]], {**parameters, "seconds": round(seconds, 3)})
         values = calls.intervals(texts)
@@ -121,7 +122,7 @@ class Random:
     @property
     def measurement(self) -> str:
         """Of the figure."""
-        return RANDOM.format(size=self.size.name)
+        return RANDOM.format(direction="read", block=self.size.name)
 
     def covers(self) -> Sequence[str]:
         """Its one figure."""
@@ -144,7 +145,8 @@ class Random:
             scene.wish.limits.get(self.measurement),
             _rate,
         )
-        label = Label(self.measurement, "filesystem", scene.engine, "read", scene.stack.medium, rate=True)
+        block = {"block": self.size.name}
+        label = Label(RANDOM, "filesystem", scene.engine, "read", scene.stack.medium, rate=True, labels=block)
         parameters = _parameters(scene, engine, self.size.block_bytes, self.size.queue_depth, repeats)
         outcomes = [sample.outcome for sample in kept[""]]
         return figure(label, scene.stack, kept[""], {**parameters, **tester.limits(outcomes, ceiling, jobs, _rate)})

@@ -17,7 +17,7 @@ from tunetool.node.machine.drives import Drive
 from tunetool.record import Scalar
 
 ALONE = "drive.read"
-TOGETHER = "drives.read.{count}"
+TOGETHER = "drives.{direction}.{drives}"
 ARRAY = "array.read"
 _START = 1.0
 
@@ -87,7 +87,8 @@ class Alone:
                 "serial": serial_of(scene, part.name),
                 "range_bytes": raw.bytes_of(part.name),
             }
-            label = Label(ALONE, "drive", scene.engine, "read", "nvme disk")
+            drive = {"drive": str(parameters["serial"])}
+            label = Label("drive.{direction}", "drive", scene.engine, "read", "nvme disk", labels=drive)
             result.add(figure(label, part.stack, kept[part.name], parameters))
             self.alone[part.name] = result.measurements[-1].value
         return result
@@ -103,7 +104,7 @@ class Together:
 
     def covers(self) -> Sequence[str]:
         """Under one name where the number of drives is not even known."""
-        return [TOGETHER.format(count="N")]
+        return [TOGETHER.format(direction="read", drives="N")]
 
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes."""
@@ -127,7 +128,7 @@ class Together:
             }
             if all(name in self.alone for name in chosen):
                 parameters["sum_alone"] = sum(self.alone[name] for name in chosen)
-            label = Label(TOGETHER.format(count=count), "drive", scene.engine, "read", f"{count} x nvme")
+            label = Label(TOGETHER, "drive", scene.engine, "read", f"{count} x nvme", labels={"drives": str(count)})
             result.add(figure(label, part.stack, kept[title], parameters))
         return result
 
@@ -157,7 +158,7 @@ class Array:
             "device": raw.array[0].device,
             "range_bytes": sum(span.length for span in raw.array),
         }
-        label = Label(ARRAY, "md", scene.engine, "read", scene.stack.medium)
+        label = Label("array.{direction}", "md", scene.engine, "read", scene.stack.medium)
         return figure(label, scene.stack, kept["array"], parameters)
 
 

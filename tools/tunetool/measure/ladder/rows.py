@@ -11,7 +11,7 @@ from tunetool.measure.ladder.checkpoint import LOAD, SAVE
 from tunetool.measure.ladder.files import RANDOM, SUSTAINED, URING
 from tunetool.measure.ladder.gpu import DEVICES
 from tunetool.measure.ladder.raw import ALONE, ARRAY, TOGETHER
-from tunetool.record import Measurement, Rung
+from tunetool.record import Measurement, Rung, chosen
 
 _READ, _WRITE = "sequential.read", "sequential.write"
 
@@ -29,11 +29,12 @@ class Step:
 
 def steps(drives: Sequence[int]) -> list[Step]:
     """The rows, from the drives up; ``drives`` are the numbers that were read together."""
-    together = [Step(TOGETHER.format(count=count), f"{count} drives together", "together") for count in drives] or [
-        Step(TOGETHER.format(count="N"), "drives together", "together")
-    ]
-    top = TOGETHER.format(count=max(drives)) if drives else ""
-    uring = {direction: URING.format(direction=direction) for direction in ("read", "write")}
+    together = [
+        Step(TOGETHER.format(direction="read", drives=count), f"{count} drives together", "together")
+        for count in drives
+    ] or [Step(TOGETHER.format(direction="read", drives="N"), "drives together", "together")]
+    top = TOGETHER.format(direction="read", drives=max(drives)) if drives else ""
+    uring = {direction: URING.format(direction=direction, io_engine="io_uring") for direction in ("read", "write")}
     handles = [
         Step(
             f"deepspeed.{device}.{direction}",
@@ -53,14 +54,28 @@ def steps(drives: Sequence[int]) -> list[Step]:
         Step(_WRITE, "fs libaio write", "none"),
         Step(uring["write"], "fs io_uring write", "engine", (_WRITE,)),
         Step(SUSTAINED, "fs sustained write", "sustained", (_WRITE,)),
-        Step(RANDOM.format(size="19m"), "random read 19 MB", "random-19m", (_READ,)),
-        Step(RANDOM.format(size="1m"), "random read 1 MiB", "random-1m", (_READ,)),
-        Step(RANDOM.format(size="64k"), "random read 64 KiB", "random-64k", (RANDOM.format(size="1m"),)),
-        Step(RANDOM.format(size="4k"), "random read 4 KiB", "random-4k", (RANDOM.format(size="64k"),)),
+        Step(_random("19m"), "random read 19 MB", "random-19m", (_READ,)),
+        Step(_random("1m"), "random read 1 MiB", "random-1m", (_READ,)),
+        Step(
+            _random("64k"),
+            "random read 64 KiB",
+            "random-64k",
+            (_random("1m"),),
+        ),
+        Step(
+            _random("4k"),
+            "random read 4 KiB",
+            "random-4k",
+            (_random("64k"),),
+        ),
         *handles,
         Step(LOAD, "torch.load", "checkpoint", (_READ,)),
         Step(SAVE, "torch.save, synced", "checkpoint", (_WRITE,)),
     ]
+
+
+def _random(block: str) -> str:
+    return RANDOM.format(direction="read", block=block)
 
 
 def bandwidth(measurement: Measurement) -> float:
@@ -72,9 +87,7 @@ def bandwidth(measurement: Measurement) -> float:
 
 def together_counts(measurements: Sequence[Measurement]) -> list[int]:
     """How many drives were read together, in ascending order."""
-    return sorted(
-        int(m.parameters["drives"]) for m in measurements if m.name == TOGETHER.format(count=m.parameters.get("drives"))
-    )
+    return sorted(int(each.labels["drives"]) for each in chosen(measurements, subject="drives"))
 
 
 def rungs(measurements: Sequence[Measurement], skipped: Mapping[str, str], unproven: Mapping[str, str]) -> list[Rung]:
