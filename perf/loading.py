@@ -91,7 +91,7 @@ def compare(options: argparse.Namespace, media: Mapping[str, Path]) -> int:
     from tunetool.bench.loading.request import Request  # noqa: PLC0415
     from tunetool.bench.loading.run import bench  # noqa: PLC0415
     from tunetool.measure.session import Run  # noqa: PLC0415
-    from tunetool.report.loading import print_loading  # noqa: PLC0415
+    from tunetool.report.kinds import print_record  # noqa: PLC0415
     from tunetool.report.progress import PlainProgress  # noqa: PLC0415
 
     request = Request(
@@ -106,7 +106,7 @@ def compare(options: argparse.Namespace, media: Mapping[str, Path]) -> int:
     )
     result = bench(request, PlainProgress())
     record: Any = result.record
-    print_loading(record, result.path, Console(width=120))
+    print_record(record, result.path, Console(width=120))
     words = judge({each.name.partition(".")[2]: each.samples or [] for each in record.measurements})
     differs = any(check.status == "fail" for check in record.checks)
     return status([*words, MISSED] if differs else words)

@@ -21,9 +21,9 @@ from tunetool.inspect.source import opened
 from tunetool.report import fleet_page, inspection_page, trend_page
 from tunetool.report.kinds import write_any_page
 from tunetool.report.runs import Kept
-from tunetool.report.svg_curves import Line, plot
 from tunetool.report.trend import points
 from tunetool.tune.settings import AioSettings
+from tunetool.view.curves import Line, plot
 
 DESK, PHONE, PAPER = 1280, 390, 688
 """Widths in CSS pixels: of a window, of a phone, and of A4 between its margins."""

@@ -33,8 +33,8 @@ from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
 from tunetool.report.checkpoint import advice, media, print_checkpoint
 from tunetool.report.checkpoint_page import page, write_page
-from tunetool.report.html import Bar, bars
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, exit_code, judge
+from tunetool.view.plots import Bar, bars
 from waiting import until
 
 STATE = 10**9

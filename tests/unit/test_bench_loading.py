@@ -18,14 +18,15 @@ from tunetool.bench.loading import figures, preflight
 from tunetool.bench.loading.engines import ENGINES, Engine
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
+from tunetool.bench.loading.view import view
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
-from tunetool.report.loading import advice, print_loading, sections
-from tunetool.report.loading_page import write_page
+from tunetool.report.kinds import print_record, write_any_page
 from tunetool.verdict import exit_code, judge
+from tunetool.view.model import Table, cell
 
 CONDITIONS: dict[str, Any] = {"model": "tiny", "model_bytes": 10**9, "torch": "2.13", "device": "cpu"}
 
@@ -53,7 +54,7 @@ def record_of(made: Matrix) -> Record:
 
 def shown(made: Matrix) -> str:
     out = io.StringIO()
-    print_loading(record_of(made), None, Console(file=out, width=200))
+    print_record(record_of(made), None, Console(file=out, width=200))
     return out.getvalue()
 
 
@@ -115,14 +116,11 @@ def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
     assert "use `direct`" in text
     assert "kvikio: left out, it needs a GPU" in text
     made.rows["safetensors"].first = loads([0.4, 0.6] * 3)
-    (section,) = sections(record_of(made))
-    assert "these rounds do not decide" in advice(section)[0]
+    assert "these rounds do not decide" in shown(made)
     for row in made.rows.values():
         row.first = loads([0.5 if row.name == "direct" else 1.0] * 4)
-    (section,) = sections(record_of(made))
-    assert "these rounds do not decide" in advice(section)[0], "four rounds are too few"
-    page = write_page(record_of(made), tmp_path / "report.html")
-    assert page is not None
+    assert "these rounds do not decide" in shown(made), "four rounds are too few"
+    page = write_any_page(record_of(made), tmp_path / "record.json")
     assert "first load of a process" in page.read_text()
 
 
@@ -172,10 +170,13 @@ def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
     record = builders.record(
         *case.measurements, kind="bench.loading", target="/dev/shm", checks=list(case.checks), verdict=judge(case)
     )
-    assert [(section.title, section.measured[0].name) for section in sections(record)] == [
-        ("from a tmpfs", "direct"),
-        ("from a tmpfs, 2 at the same time", "safetensors"),
+    tables = [
+        (section.title, cell(block.rows[0][0]).text)
+        for section in view(record).sections
+        for block in section.blocks
+        if isinstance(block, Table)
     ]
+    assert tables == [("from a tmpfs", "direct"), ("from a tmpfs, 2 at the same time", "safetensors")]
 
 
 def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.session import Run
 from tunetool.record import Measurement, Part, Status, Verdict
-from tunetool.report.html import Bar, bars
 from tunetool.report.kinds import write_page
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
 from tunetool.training.settings import Cluster, Material
+from tunetool.view.plots import Bar, bars
 from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from tunetool import record as records
 from tunetool.errors import UsageProblem
 from tunetool.record import CheckResult, Record, Series
 from tunetool.report.finetune_page import page, write_page
-from tunetool.report.svg_curves import Line, colour, dashes, format_value, plot, scale, thinned, ticks
+from tunetool.view.curves import Line, colour, dashes, plot, thinned, ticks
+from tunetool.view.text import format_value, scale
 
 SVG = "{http://www.w3.org/2000/svg}"
 

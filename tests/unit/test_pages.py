@@ -25,14 +25,15 @@ from tunetool.fleet.run_on_hosts import host_file
 from tunetool.measure.session import Result
 from tunetool.record import Node, Record, Rung
 from tunetool.report import fleet_page, verify_page
-from tunetool.report.html import Bar, bars, code
+from tunetool.report.html import code
 from tunetool.report.kinds import PAGES, print_record, write_any_page, write_page
 from tunetool.report.page import WIDTH, PipeConsole
-from tunetool.report.svg_curves import Line, plot
 from tunetool.report.svg_ladder import ladder
 from tunetool.report.svg_nodes import Dot, dots
-from tunetool.report.svg_points import Level, Point, points
 from tunetool.verdict import CEILING
+from tunetool.view.curves import Line, plot
+from tunetool.view.plots import Bar, bars
+from tunetool.view.points import Level, Point, points
 
 
 def page_of(shown: Record, folder: Path) -> str:

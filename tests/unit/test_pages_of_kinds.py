@@ -17,11 +17,11 @@ from tunetool import record as records
 from tunetool.record import Record, chosen
 from tunetool.report import ds_io_page, stage_page, tune_page
 from tunetool.report.kinds import write_any_page, write_page
-from tunetool.report.svg_points import Level, Point, points
 from tunetool.tune.outcome import GAIN
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.tune.space import SWEEP, settings_of
 from tunetool.verdict import TESTER_CPU_SHARE
+from tunetool.view.points import Level, Point, points
 
 
 def circles(picture: ElementTree.Element) -> list[ElementTree.Element]:

@@ -107,7 +107,7 @@ def compare(given: CompareOptions) -> int:
     from tunetool.report.flat import csv_text, markdown_table
     from tunetool.report.page import table_console
     from tunetool.report.runs import find_record
-    from tunetool.report.selection import selection
+    from tunetool.view.selection import selection
 
     runs = _runs_dir(given.runs_dir)
     *baselines, record = [records.read(find_record(name, runs)) for name in given.records]

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from tunetool.advise.expect import DIRECTIONS, Ceiling, NodeFigures, Proposal, reaches, variables
 from tunetool.node.units import format_bandwidth
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block
+from tunetool.view.text import number
 
 
 def print_expect(

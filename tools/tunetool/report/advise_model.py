@@ -13,7 +13,8 @@ from tunetool.advise.expert_decoder import active, routed
 from tunetool.advise.needs import Machines, Need, Saving, advice, checkpoint_bytes
 from tunetool.advise.shapes import Model
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.report.page import add_number_columns, new_table, number, print_block
+from tunetool.report.page import add_number_columns, new_table, print_block
+from tunetool.view.text import number
 
 
 def print_needs(model: Model, found: Sequence[Need], machines: Machines, saving: Saving, console: Console) -> None:

@@ -10,7 +10,8 @@ from rich.text import Text
 from tunetool.advise.communication import parameters, trained
 from tunetool.advise.network import Answer, WhatIf
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.report.page import add_number_columns, new_table, number, print_block
+from tunetool.report.page import add_number_columns, new_table, print_block
+from tunetool.view.text import number
 
 _HELD = 0.1
 """Of a step: a link that takes less is no matter."""

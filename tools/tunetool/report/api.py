@@ -10,8 +10,9 @@ from rich.table import Table
 
 from tunetool.node.units import format_size_binary
 from tunetool.record import CheckResult, Measurement, Record
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block, word
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block, word
 from tunetool.report.table import print_verdict_line
+from tunetool.view.text import number
 
 _MISUSE = "misuse"
 _WORDS = {"pass": "PASS", "fail": "FAIL", "skip": "skip", "unknown": "unknown"}

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.engine_figures import EngineFigures, counted_by_drives, without_figures
-from tunetool.report.html import interval_of
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block
 from tunetool.report.table import print_verdict_line
+from tunetool.view.engines import EngineFigures, counted_by_drives, without_figures
+from tunetool.view.text import interval_of, number
 
 FIO = "fio"
 _NEAR = 0.95

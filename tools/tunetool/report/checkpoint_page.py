@@ -9,8 +9,9 @@ from typing import Any
 from tunetool.node.common.files import replace_file
 from tunetool.record import Measurement, Record
 from tunetool.report.checkpoint import Engine, Medium, advice, media
-from tunetool.report.html import Bar, bar_of, bars, render
-from tunetool.report.page import number
+from tunetool.report.html import render
+from tunetool.view.plots import Bar, bar_of, bars
+from tunetool.view.text import number
 
 _DIRECT, _OTHER, _FIO = "#1f6feb", "#8c959f", "#2da44e"
 

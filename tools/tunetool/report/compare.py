@@ -14,7 +14,7 @@ from tunetool.measure.comparison import ERROR, METHOD, Difference, difference, s
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell
 from tunetool.report.page import add_number_columns, new_table
-from tunetool.report.selection import label
+from tunetool.view.selection import label
 
 Pick = Callable[[Sequence[Measurement]], Sequence[Measurement]]
 Word = Literal["faster", "slower", "no significant difference", "not compared"]

@@ -16,10 +16,11 @@ from tunetool.bench.dataset.samples import TITLES, State, title_of
 from tunetool.bench.dataset.token_child import MOST_AHEAD
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, Record, chosen
-from tunetool.report.engine_figures import EngineFigures, counted_by_drives, engine_checks, without_figures
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.verdict import tester_limit
+from tunetool.view.engines import EngineFigures, counted_by_drives, engine_checks, without_figures
+from tunetool.view.text import number
 
 DIFFERS = "NO"
 HEADS = ("GB/s", "samples/s", "range", "fetched", "times", "equal")

@@ -11,7 +11,8 @@ from tunetool.bench.dataset.figures import RATE, READ
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
 from tunetool.report.dataset import HEADS, StateSection, advice, cells, notes, state_sections
-from tunetool.report.html import bar_of, bars, render
+from tunetool.report.html import render
+from tunetool.view.plots import bar_of, bars
 
 _PLAIN, _SPECIAL = "#8c959f", "#1f6feb"
 _PLOTS = (("tokens", READ, "GB/s", 1e9), ("images", RATE, "images/s", 1.0))

@@ -15,9 +15,10 @@ from tunetool.bench.drives.preflight import SUBJECT
 from tunetool.bench.drives.published import NOTE, ROWS, SOURCE
 from tunetool.node.units import format_count
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.limits import ceiling_of, what_limits
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block
 from tunetool.report.table import print_verdict_line
+from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.text import number
 
 _WORDS = {
     "xfs_over_ext4": ("XFS", "ext4"),

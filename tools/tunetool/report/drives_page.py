@@ -11,8 +11,8 @@ from tunetool.node.common.files import replace_file
 from tunetool.record import Record
 from tunetool.report.drives import Curve, advice, counts_of, curves, figures_of_page, heads, notes
 from tunetool.report.html import has_reasons, render
-from tunetool.report.record_page import interval_words
-from tunetool.report.svg_curves import Line, legend_of, plot
+from tunetool.view.curves import Line, legend_of, plot
+from tunetool.view.text import interval_words
 
 
 def write_page(record: Record, path: Path) -> Path | None:

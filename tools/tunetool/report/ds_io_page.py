@@ -14,12 +14,12 @@ from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size_binary
 from tunetool.record import Measurement, Record
 from tunetool.report.ds_io import figures_of
-from tunetool.report.html import bar_of, bars, checks, interval_of, render
-from tunetool.report.limits import ceiling_of, what_limits
-from tunetool.report.page import number
-from tunetool.report.record_page import interval_words
+from tunetool.report.html import checks, render
 from tunetool.report.runs import newest_beside
 from tunetool.tune.settings import AioSettings
+from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.plots import bar_of, bars
+from tunetool.view.text import interval_of, interval_words, number
 
 _THIS, _OTHER, _FIO = "#1f6feb", "#8c959f", "#2da44e"
 _MOST_RUNS, _MOST_VERIFIED = 60, 10

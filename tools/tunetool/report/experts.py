@@ -12,8 +12,9 @@ from rich.table import Table
 from tunetool.bench.experts.samples import TARGET
 from tunetool.node.units import format_count, format_size
 from tunetool.record import Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block
 from tunetool.report.table import print_verdict_line
+from tunetool.view.text import number
 
 _DEMANDS = {"uniform": "even", "zipf": "uneven"}
 

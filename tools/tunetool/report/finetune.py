@@ -14,8 +14,9 @@ from rich.text import Text
 from tunetool.advise.precision import describe
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import Measurement, Record, Scalar, chosen
-from tunetool.report.page import new_table, number, print_block
+from tunetool.report.page import new_table, print_block
 from tunetool.report.table import print_verdict_line
+from tunetool.view.text import number
 
 ROWS = (
     ("rendezvous", "processes start and meet"),

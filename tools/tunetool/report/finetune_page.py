@@ -12,8 +12,9 @@ from tunetool.record import Record, Series
 from tunetool.regular_files import below, read_json
 from tunetool.report.html import render
 from tunetool.report.page import REPORT
-from tunetool.report.svg_curves import Line, Points, format_value, legend_of, plot
 from tunetool.training.rank.curve_files import finite, read_curve
+from tunetool.view.curves import Line, Points, legend_of, plot
+from tunetool.view.text import format_value
 
 _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (

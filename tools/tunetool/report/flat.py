@@ -73,13 +73,21 @@ def record_markdown(record: Record) -> str:
             lines.append("".join(f"- {plain(reason)}\n" for reason in record.verdict.reasons))
     if record.measurements:
         lines.append(markdown_table(*_table(record)))
-    open_checks = [check for check in record.checks if check.status in ("fail", "unknown")]
-    if open_checks:
-        rows = [(check.status, check.id, check.found, check.expected, check.remedy) for check in open_checks]
-        lines.append(markdown_table(("status", "check", "found", "expected", "remedy"), rows))
+    if table := open_checks(record):
+        lines.append(table)
     if record.command:
         lines.append(f"Command: {plain(shlex.join(record.command))}\n")
     return "\n".join(lines)
+
+
+def open_checks(record: Record) -> str:
+    """The checks that fail or are not known, as a table; empty where there is none."""
+    rows = [
+        (check.status, check.id, check.found, check.expected, check.remedy)
+        for check in record.checks
+        if check.status in ("fail", "unknown")
+    ]
+    return markdown_table(("status", "check", "found", "expected", "remedy"), rows) if rows else ""
 
 
 def _table(record: Record) -> tuple[list[str], list[list[Cell]]]:

@@ -28,9 +28,9 @@ from tunetool.record import FleetHost, Measurement, Node, Record, read
 from tunetool.regular_files import below, read_json
 from tunetool.report.html import render
 from tunetool.report.kinds import write_any_page
-from tunetool.report.page import number
 from tunetool.report.svg_nodes import Dot, dots
 from tunetool.verdict import WORST_FIRST
+from tunetool.view.text import number
 
 _MOST_FIGURES, _MOST_PLOTS, _MOST_NAMED, _MOST_REASONS = 6, 2, 8, 5
 _UNITS = {"B/s": ("GB/s", 1e9), "s": ("s", 1.0), "1/s": ("1/s", 1.0), "B": ("GB", 1e9), "1": ("", 1.0)}

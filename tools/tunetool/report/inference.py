@@ -14,8 +14,9 @@ from tunetool.bench.inference import published
 from tunetool.bench.inference.samples import PLACES, SCRIPTS, TITLES
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block
 from tunetool.report.table import print_verdict_line
+from tunetool.view.text import number
 
 HEADS = ("tokens/s", "interval", "first s", "next s", "MB/token", "GB/s", "of handle", "predicted", "same")
 PUBLISHED_HEADS = ("tokens/s", "ds_io GB/s", "predicted", "of predicted")

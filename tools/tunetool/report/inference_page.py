@@ -7,7 +7,7 @@ from pathlib import Path
 from tunetool.bench.inference import published
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
-from tunetool.report.html import bar_of, bars, render
+from tunetool.report.html import render
 from tunetool.report.inference import (
     HEADS,
     PUBLISHED_HEADS,
@@ -17,6 +17,7 @@ from tunetool.report.inference import (
     notes,
     published_rows,
 )
+from tunetool.view.plots import bar_of, bars
 
 _COLOURS = {"nvme": "#1f6feb"}
 _PLAIN = "#8c959f"

@@ -12,7 +12,7 @@ from tunetool.inspect.model import Drive, Gpu, Inspection, PciNode, dumps
 from tunetool.measure.made_by import made_by
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_count
-from tunetool.report.html import Bar, bars, of_tool, render
+from tunetool.report.html import of_tool, render
 from tunetool.report.inspection import (
     DRIVE_TITLES,
     RIGHT,
@@ -25,8 +25,9 @@ from tunetool.report.inspection import (
     machine_words,
     memory_words,
 )
-from tunetool.report.page import number
 from tunetool.report.pcie_tree import link_words, pcie
+from tunetool.view.plots import Bar, bars
+from tunetool.view.text import number
 
 _CEILING, _BINDS = "#1f6feb", "#d55e00"
 _PCIE = "PCIe: root, switches, address"

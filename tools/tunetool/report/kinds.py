@@ -11,12 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunetool.node.common.files import replace_file
 from tunetool.record import FILE, Record, read
 from tunetool.regular_files import below
 from tunetool.report.page import REPORT
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from tunetool.view.model import View
+
+VIEWS: Mapping[str, str] = {
+    "bench.loading": "tunetool.bench.loading.view",
+}
+"""Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
+``directory``: where the record lies, for what lies beside it."""
 
 PRINTERS: Mapping[str, str] = {
     "bench.api": "api.print_api",
@@ -27,7 +36,6 @@ PRINTERS: Mapping[str, str] = {
     "bench.experts": "experts.print_experts",
     "bench.finetune": "finetune.print_finetune",
     "bench.inference": "inference.print_inference",
-    "bench.loading": "loading.print_loading",
     "bench.offload": "offload.print_offload",
     "bench.reference": "reference.print_reference",
     "bench.staging": "staging.print_staging",
@@ -46,7 +54,6 @@ PAGES: Mapping[str, str] = {
     "bench.experts": "record_page.write_page",
     "bench.finetune": "finetune_page.write_page",
     "bench.inference": "inference_page.write_page",
-    "bench.loading": "loading_page.write_page",
     "bench.offload": "offload_page.write_page",
     "bench.reference": "reference_page.write_page",
     "bench.staging": "staging_page.write_page",
@@ -70,9 +77,17 @@ def function(name: str) -> Any:
     return getattr(importlib.import_module(f"tunetool.report.{module}"), attribute)
 
 
+def view_of(record: Record, path: Path | None) -> View:
+    """What is shown of a record of a kind in ``VIEWS``; ``path`` is where it lies."""
+    made: View = importlib.import_module(VIEWS[record.kind]).view(record, path.parent if path is not None else None)
+    return made
+
+
 def print_record(record: Record, path: Path | None, console: Console) -> None:
     """The record for people, by its kind; ``path`` is where it lies."""
-    if record.hosts is not None and record.kind not in PRINTERS:
+    if record.kind in VIEWS:
+        function("render_terminal.print_view")(view_of(record, path), record, path, console)
+    elif record.hosts is not None and record.kind not in PRINTERS:
         function("table.print_hosts")(record, console)
         function("table.print_fleet_verdict")(record, path, console)
     else:
@@ -85,14 +100,14 @@ def write_page(record: Record, path: Path | None) -> Path | None:
     A health check, which measures nothing, is run every few minutes: its page is written where somebody asks for it.
     """
     unasked = record.kind in ASKED_FOR or (record.kind == "verify" and not record.measurements)
-    if path is None or record.kind not in PAGES or unasked:
+    if path is None or record.kind not in {*PAGES, *VIEWS} or unasked:
         return None
     return _write(record, path)
 
 
 def write_any_page(record: Record, path: Path) -> Path:
     """The page beside the record at ``path``, of whatever kind it is."""
-    page: Path | None = _write(record, path) if record.kind in PAGES else None
+    page: Path | None = _write(record, path) if record.kind in {*PAGES, *VIEWS} else None
     page = page or function(ANY_PAGE)(record, _beside(path))
     if page is None:
         raise AssertionError(record.kind)  # the page for all kinds is always written
@@ -100,6 +115,12 @@ def write_any_page(record: Record, path: Path) -> Path:
 
 
 def _write(record: Record, path: Path) -> Path | None:
+    if record.kind in VIEWS:
+        shown = view_of(record, path)
+        if not shown.sections and not shown.checks:
+            return None
+        replace_file(str(_beside(path)), function("render_html.page")(shown, record))
+        return _beside(path)
     write = function(PAGES[record.kind])
     page: Path | None
     if record.kind == "bench.finetune":

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from tunetool.node.units import format_rate
 from tunetool.record import Measurement, Record, Rung, chosen
-from tunetool.report.page import new_table, number, print_block
+from tunetool.report.page import new_table, print_block
+from tunetool.view.text import number
 
 RUNG_TITLES = ("rung", "GB/s", "GiB/s", "keeps", "of", "at least", "evidence")
 RATE_TITLES = ("random", "rate", "from", "to", "p50", "p99", "p99.9", "depth", "expected", "verdict")

@@ -14,8 +14,9 @@ from tunetool.bench.offload.preflight import TARGET
 from tunetool.bench.offload.samples import DRAM
 from tunetool.node.units import format_count, format_size
 from tunetool.record import Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block
 from tunetool.report.table import print_verdict_line
+from tunetool.view.text import number
 
 STEP_HEADS = ("step s", "interval", "compute s", "read s", "write s", "of default", "of DRAM")
 SWAP_HEADS = ("read GB/s", "aio", "share", "write GB/s", "aio", "share")

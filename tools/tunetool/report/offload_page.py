@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
-from tunetool.report.html import bar_of, bars, checks, render
+from tunetool.report.html import checks, render
 from tunetool.report.offload import Line, advice, lines, notes, tables
+from tunetool.view.plots import bar_of, bars
 
 _COLOURS = {
     "step": "#1f6feb",

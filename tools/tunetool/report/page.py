@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,22 +23,15 @@ REPORT = "report.html"
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 
-def number(value: float) -> str:
-    """At least three significant digits, without an exponent for common sizes: 1234.5, 12.34, 0.123."""
-    if value >= 100:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
-
-
 def line_of(text: str) -> Text:
     """A line that is never wrapped, without a terminal's commands: what a record says may be anybody's."""
     return Text(on_one_line(text), overflow="ignore", no_wrap=True)
 
 
 def print_block(console: Console, text: str, indent: int) -> None:
-    """Print text folded to the page's width, with ``indent`` blanks before further lines."""
+    """Print text folded to the console's width, with ``indent`` blanks before further lines."""
     for line in textwrap.wrap(
-        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True
+        text, console.width, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True
     ):
         console.print(line_of(line))
 
@@ -74,9 +68,9 @@ def _plain(cell: Any) -> Any:
     return Text("\n".join(map(on_one_line, cell.split("\n")))) if isinstance(cell, str) else cell
 
 
-def new_table(gap: int = 1) -> Table:
-    """An empty table as wide as the page, with ``gap`` blanks between its columns."""
-    return PlainTable(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
+def new_table(gap: int = 1, width: int = WIDTH) -> Table:
+    """An empty table of this width, with ``gap`` blanks between its columns."""
+    return PlainTable(box=box.SIMPLE_HEAD, width=width, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
 
 
 def add_number_columns(table: Table, *titles: str) -> None:
@@ -86,8 +80,8 @@ def add_number_columns(table: Table, *titles: str) -> None:
 
 
 def table_console() -> Console:
-    """A console on standard output with the page's fixed width. rich honours NO_COLOR by itself."""
-    return PipeConsole(width=WIDTH, highlight=False)
+    """A console on standard output: as wide as the terminal, or 100 columns where it is none. rich honours NO_COLOR."""
+    return PipeConsole(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def print_verdict_line(record: Record, path: Path | None, console: Console) -> None:

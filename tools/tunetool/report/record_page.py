@@ -8,10 +8,10 @@ from typing import Any
 
 from tunetool.node.common.files import replace_file
 from tunetool.record import Measurement, Record
-from tunetool.report.html import bar_of, bars, checks, interval_of, render
-from tunetool.report.page import number
-from tunetool.report.selection import label
-from tunetool.report.svg_curves import format_value, scale
+from tunetool.report.html import checks, render
+from tunetool.view.plots import bar_of, bars
+from tunetool.view.selection import label
+from tunetool.view.text import format_value, interval_words, scale
 
 _COLOUR = "#1f6feb"
 _MOST_ROWS, _MOST_BARS = 400, 40
@@ -55,12 +55,3 @@ def _row(figure: Measurement) -> Mapping[str, Any]:
         "medium": figure.medium,
         "engine": figure.engine,
     }
-
-
-def interval_words(figure: Measurement) -> str:
-    """Its interval for people; a dash where it has one sample."""
-    interval = interval_of(figure)
-    if interval is None:
-        return "-"
-    factor, shown = scale(figure.unit, max(abs(interval.low), abs(interval.high)))
-    return f"{number(interval.low / factor)} to {number(interval.high / factor)} {shown}".strip()

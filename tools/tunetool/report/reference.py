@@ -12,7 +12,8 @@ from rich.text import Text
 from tunetool.node.play.reasons import by_reason, line
 from tunetool.node.units import format_figure
 from tunetool.record import Measurement, Record
-from tunetool.report.page import line_of, new_table, number, print_block, print_verdict_line, word
+from tunetool.report.page import line_of, new_table, print_block, print_verdict_line, word
+from tunetool.view.text import number
 
 LEFT_OUT = "left out"
 """How the first reason of such a host begins."""

@@ -9,9 +9,10 @@ from typing import Any
 from tunetool.node.common.files import replace_file
 from tunetool.node.play.reasons import by_reason
 from tunetool.record import Measurement, Part, Record
-from tunetool.report.html import bar_of, bars, interval_of, render
-from tunetool.report.page import number
+from tunetool.report.html import render
 from tunetool.report.reference import value_of
+from tunetool.view.plots import bar_of, bars
+from tunetool.view.text import interval_of, number
 
 _COLOUR = "#1f6feb"
 _TITLES: Mapping[str, str] = {

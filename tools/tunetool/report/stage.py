@@ -12,6 +12,7 @@ from tunetool.fleet.same_reasons import same_reasons
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import FleetHost, Measurement, Record
 from tunetool.report import page
+from tunetool.view.text import number
 
 BINDS = {
     "cpu": "the CPUs were busy, with this or with other work",
@@ -49,9 +50,9 @@ def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console:
         findings = [check.found for check in record.checks] if record is not None else []
         cells = (
             [
-                page.number(float(figure.parameters["bytes"]) / 1e9),
-                page.number(float(figure.parameters["seconds"])),
-                page.number(figure.value / 1e9),
+                number(float(figure.parameters["bytes"]) / 1e9),
+                number(float(figure.parameters["seconds"])),
+                number(figure.value / 1e9),
                 str(figure.parameters["binds"]),
             ]
             if figure is not None

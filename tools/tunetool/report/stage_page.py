@@ -9,9 +9,10 @@ from typing import Any
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
 from tunetool.record import Measurement, Record
-from tunetool.report.html import Bar, bar_of, bars, checks, render
-from tunetool.report.page import number
+from tunetool.report.html import checks, render
 from tunetool.report.stage import BINDS
+from tunetool.view.plots import Bar, bar_of, bars
+from tunetool.view.text import number
 
 _WHOLE, _PART, _BINDING = "#1f6feb", "#8c959f", "#d55e00"
 _PARTS = (

@@ -15,7 +15,8 @@ from tunetool.bench.staging.published import SCENARIOS, TITLES, Pair, Scenario
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.report.finetune import computed
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block, print_verdict_line
+from tunetool.report.page import add_number_columns, line_of, new_table, print_block, print_verdict_line
+from tunetool.view.text import number
 
 _READ = ("model_read", "model_storage", "data_read", "data_storage")
 

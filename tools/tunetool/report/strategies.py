@@ -17,8 +17,9 @@ from tunetool.bench.strategies.published import Epoch
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, Scalar, chosen
 from tunetool.report.finetune import computed
-from tunetool.report.page import add_number_columns, new_table, number, print_block
+from tunetool.report.page import add_number_columns, new_table, print_block
 from tunetool.report.table import print_verdict_line
+from tunetool.view.text import number
 
 _PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine")
 _COSTLY, _CHEAP = 1.25, 1.1

@@ -8,8 +8,7 @@ from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
 from tunetool.record import Record
-from tunetool.report.html import Bar, bar_of, bars, has_reasons, render
-from tunetool.report.page import number
+from tunetool.report.html import has_reasons, render
 from tunetool.report.strategies import (
     PUBLISHED_TITLES,
     Cell,
@@ -19,6 +18,8 @@ from tunetool.report.strategies import (
     published_notes,
     published_rows,
 )
+from tunetool.view.plots import Bar, bar_of, bars
+from tunetool.view.text import number
 
 _MEASURED, _PREDICTED, _START = "#1f6feb", "#8c959f", "#2da44e"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from tunetool.record import Rung
-from tunetool.report.html import picture, shortened
-from tunetool.report.page import number
+from tunetool.view.plots import picture, shortened
+from tunetool.view.text import number
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 760, 200, 180, 44, 26, 16
 _KEPT, _LOST, _CEILING = "#1f6feb", "#cf222e", "#8c6d1f"

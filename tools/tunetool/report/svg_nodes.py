@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunetool.report.page import number
-from tunetool.report.svg_points import Level, Point, points
+from tunetool.view.points import Level, Point, points
+from tunetool.view.text import number
 
 _GOOD, _BAD = "#1f6feb", "#cf222e"
 _NAMED = 5

@@ -28,7 +28,6 @@ from tunetool.report.page import (
     add_number_columns,
     line_of,
     new_table,
-    number,
     print_block,
     print_same_reasons,
     print_verdict_line,
@@ -37,6 +36,7 @@ from tunetool.report.page import (
     word,
 )
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
+from tunetool.view.text import number
 
 __all__ = [
     "median_of",

@@ -11,11 +11,10 @@ from tunetool.measure.made_by import made_by
 from tunetool.node.units import format_count
 from tunetool.record import Record
 from tunetool.report.html import evidence, of_tool, render
-from tunetool.report.record_page import interval_words
-from tunetool.report.svg_curves import format_value, scale
-from tunetool.report.svg_points import point_of, points, words
 from tunetool.report.trend import NOISE, Point
 from tunetool.verdict import WORST_FIRST
+from tunetool.view.points import point_of, points, words
+from tunetool.view.text import format_value, interval_words, scale
 
 _COLOURS = {"faster": "#2da44e", "slower": "#cf222e", "another medium": "#8c6d1f"}
 _PLAIN = "#1f6feb"

@@ -11,15 +11,14 @@ from typing import Any
 from tunetool.measure.direction import Direction
 from tunetool.node.common.files import replace_file
 from tunetool.record import Measurement, Record, chosen
-from tunetool.report.html import bar_of, bars, checks, render
-from tunetool.report.limits import ceiling_of, what_limits
-from tunetool.report.page import number
-from tunetool.report.record_page import interval_words
-from tunetool.report.svg_curves import scale
-from tunetool.report.svg_points import Level, Point, point_of, points, words
+from tunetool.report.html import checks, render
 from tunetool.report.tune import NUMBERS, TITLES, footnotes, gain_cells, gains_of, settings_of
 from tunetool.tune.explain import curve, shown
 from tunetool.tune.settings import DEFAULTS, AioSettings
+from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.plots import bar_of, bars
+from tunetool.view.points import Level, Point, point_of, points, words
+from tunetool.view.text import interval_words, number, scale
 
 _TRIED, _CHOSEN, _DEFAULT = "#1f6feb", "#d55e00", "#8c6d1f"
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")

@@ -12,12 +12,13 @@ from tunetool.measure.ladder.budget import EXPECTED
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
 from tunetool.record import DriveFacts, Measurement, Record, chosen
-from tunetool.report.html import Bar, bar_of, bars, checks, render
+from tunetool.report.html import checks, render
 from tunetool.report.ladder import RATE_TITLES, RUNG_TITLES, rate_rows, rung_cells, skipped
-from tunetool.report.limits import ceiling_of, what_limits
-from tunetool.report.page import number
 from tunetool.report.svg_ladder import ladder
 from tunetool.report.table import FIGURE_TITLES, figure_name, figure_rows, footnotes, main_figures
+from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.plots import Bar, bar_of, bars
+from tunetool.view.text import number
 
 _MEASURED, _WANTED, _SLOW = "#1f6feb", "#8c959f", "#cf222e"
 _TIMES = ("read", "write")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from tunetool.record import Measurement
-from tunetool.report.html import bar_of, picture
-from tunetool.report.page import number
-from tunetool.report.svg_curves import mark_line, ticks
+from tunetool.view.curves import mark_line, ticks
+from tunetool.view.plots import bar_of, picture
+from tunetool.view.text import number
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _PLOT, _FOOT, _LINE = 760, 56, 14, 30, 134, 26, 15
 _LETTER = 6.2

@@ -1,4 +1,4 @@
-"""The result of `bench loading` for people: a table for each state of the files, and which engine to use."""
+"""What `bench loading` shows: a table and bars for each state of the files, and which engine to use."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from tunetool.bench.loading.engines import DIRECT
 from tunetool.bench.loading.figures import FIO, PINNED
 from tunetool.bench.loading.samples import TITLES, State, title_of
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.engine_figures import EngineFigures, counted_by_drives, engine_checks, without_figures
-from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
-from tunetool.report.table import print_verdict_line
+from tunetool.view.engines import EngineFigures, counted_by_drives, engine_checks, equality, without_figures
+from tunetool.view.model import Block, Cells, Notes, Plot, Section, Table, View
+from tunetool.view.plots import Bar, bar_of, bars
+from tunetool.view.text import number
+
+_DIRECT, _OTHER, _CEILING = "#1f6feb", "#8c959f", "#2da44e"
 
 
 @dataclass
-class Section:
+class States:
     """All that was measured in one state, on so many GPUs at the same time."""
 
     state: State
@@ -42,14 +42,14 @@ class Section:
         return sorted(engines, key=lambda engine: -(engine.value("first") or 0.0))
 
 
-def sections(record: Record) -> list[Section]:
+def sections(record: Record) -> list[States]:
     """The record's figures by state, number of GPUs and engine."""
     result = []
     labelled = [*(each.labels for each in record.measurements), *(check.labels for check in record.checks)]
     gpus = sorted({int(labels.get("gpus", "1")) for labels in labelled if "state" in labels})
     for state, count in ((state, count) for state in TITLES for count in gpus):
         wanted = {"state": state, **({"gpus": str(count)} if count > 1 else {})}
-        section, by_engine = Section(state, count), dict[str, dict[str, Measurement]]()
+        section, by_engine = States(state, count), dict[str, dict[str, Measurement]]()
         for each in chosen(record.measurements, **wanted):
             if int(each.labels.get("gpus", "1")) != count:
                 continue
@@ -68,45 +68,57 @@ def sections(record: Record) -> list[Section]:
     return result
 
 
-def print_loading(record: Record, path: Path | None, console: Console) -> None:
-    """Print a table for each state with its notes and its advice, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown: a section for each state, and which engine to use."""
+    known = sections(record)
+    return View(
+        f"Loading weights on {record.node.host}",
+        head=list(_head(record)),
+        sections=[Section(each.title, list(_blocks(each))) for each in known],
+        advice=[line for each in known for line in advice(each)],
+    )
+
+
+def _head(record: Record) -> Iterator[str]:
     if record.measurements:
         parameters = record.measurements[0].parameters
         device = parameters.get("gpu") or parameters.get("device", "")
         size = format_size(float(parameters["model_bytes"]))
-        print_block(console, f"`{parameters['model']}`, {size}, to {device}; torch {parameters['torch']}", 2)
-    for section in sections(record):
-        if section.measured:
-            console.print(_table(section))
-        for line in [*notes(section), *advice(section)]:
-            print_block(console, line, 2)
-    print_verdict_line(record, path, console)
+        yield f"`{parameters['model']}`, {size}, to {device}; torch {parameters['torch']}"
 
 
-def _table(section: Section) -> Table:
-    table = new_table()
-    table.add_column(section.title, overflow="fold")
-    add_number_columns(table, "first s", "GB/s", "warm s", "GB/s", ceiling(section))
-    table.add_column("equal")
-    for engine in section.measured:
-        table.add_row(*cells(section, engine))
-    return table
+def _blocks(section: States) -> Iterator[Block]:
+    for which, title in (("first", "first load of a process"), ("warm", "the next load")):
+        if drawn := _bars(section, which):
+            yield Plot(bars(f"{section.title}: {title}, GB/s", drawn))
+    titles = ("engine", "first, s", "first, GB/s", "warm, s", "warm, GB/s", _ceiling(section), "equal")
+    yield Table(titles, [_row(section, engine) for engine in section.measured], numbers=titles[1:-1])
+    yield Notes(list(_notes(section)))
 
 
-def ceiling(section: Section) -> str:
-    """The head of the column with the share of what can be reached."""
+def _bars(section: States, which: str) -> list[Bar]:
+    drawn = [
+        bar_of(engine.name, engine.figures[which], _DIRECT if engine.name == DIRECT else _OTHER, 1e9)
+        for engine in section.measured
+        if which in engine.figures
+    ]
+    ceilings = (("copies from pinned memory", section.pinned), ("fio's read", section.fio))
+    if drawn:
+        drawn[:0] = [bar_of(name, figure, _CEILING, 1e9) for name, figure in ceilings if figure is not None]
+    return drawn
+
+
+def _ceiling(section: States) -> str:
     return "of fio's read" if section.fio is not None else "of pinned copies"
 
 
-def cells(section: Section, engine: EngineFigures) -> list[Text]:
-    """The row of an engine."""
+def _row(section: States, engine: EngineFigures) -> Cells:
     share = engine.value("first_of_fio" if section.fio is not None else "warm_of_pinned")
     return [
-        Text(engine.name),
-        *(Text(_shown(engine.value(name), unit)) for name, unit in _COLUMNS),
-        Text("-" if share is None else f"{share:.0%}"),
-        Text("yes" if engine.is_equal else "NO", style="" if engine.is_equal else "bold red"),
+        engine.name,
+        *(_shown(engine.value(name), unit) for name, unit in _COLUMNS),
+        "-" if share is None else f"{share:.0%}",
+        equality(engine),
     ]
 
 
@@ -117,7 +129,7 @@ def _shown(value: float | None, unit: float) -> str:
     return "-" if value is None else number(value / unit)
 
 
-def notes(section: Section) -> Iterator[str]:
+def _notes(section: States) -> Iterator[str]:
     """Lines under the table: rounds, ceiling, evidence, what was left out or failed."""
     first = next((engine.figures["first"] for engine in section.measured), None)
     if first is not None:
@@ -133,7 +145,7 @@ def notes(section: Section) -> Iterator[str]:
     yield from without_figures(section.engines, section.left_out)
 
 
-def advice(section: Section) -> list[str]:
+def advice(section: States) -> list[str]:
     """The sentence which engine to use in this state, by the first load, since people load a model once in a process.
 
     Empty where fewer than two engines gave the files' bytes.

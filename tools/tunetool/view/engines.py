@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tunetool.record import CheckResult, Measurement, Record
+from tunetool.view.model import Cell
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,8 @@ def counted_by_drives(engines: Iterable[EngineFigures], figure: str, word: str) 
     ratios = [proof.ratio for proof in proofs if proof is not None and proof.ratio is not None]
     if ratios:
         yield f"evidence: block, {word} {min(ratios):.4f} to {max(ratios):.4f} of what the files hold"
+
+
+def equality(engine: EngineFigures) -> Cell:
+    """The cell that says whether everything was equal."""
+    return Cell("yes") if engine.is_equal else Cell("NO", mark="fail")

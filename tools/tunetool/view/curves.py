@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from tunetool.report.html import picture
-from tunetool.report.page import number
+from tunetool.view.plots import picture
+from tunetool.view.text import number, scale
 
 Points = Sequence[tuple[float, float]]
 
@@ -19,12 +19,6 @@ _COLUMNS = 300
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#5c5c5c")
 """The palette of Okabe and Ito, which colour-blind readers can distinguish; from the ninth line on dashed."""
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
-_SCALES = {
-    "B": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
-    "B/s": ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")),
-    "MHz": ((1e3, "GHz"), (1.0, "MHz")),
-    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
-}
 
 
 @dataclass(frozen=True)
@@ -132,14 +126,6 @@ def thinned(points: Points, until: float) -> list[tuple[float, float]]:
     return kept
 
 
-def scale(unit: str, greatest: float) -> tuple[float, str]:
-    """The factor to divide values by, and the unit to show; an empty unit for plain numbers."""
-    for factor, name in _SCALES.get(unit, ()):
-        if greatest >= factor:
-            return factor, name
-    return 1.0, "" if unit == "1" else unit
-
-
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Round values that cover ``low`` to ``high``, with at most ``most`` steps between these two."""
     step = 10.0 ** math.floor(math.log10((high - low) / most))
@@ -147,9 +133,3 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     first, last = math.floor(low / step), math.ceil(high / step)
     # Multiples, since sums of 0.1 are no round numbers.
     return [round(count * step, 12) for count in range(first, last + 1)]
-
-
-def format_value(value: float, unit: str) -> str:
-    """A figure for people, such as ``1.25 GB/s``."""
-    factor, name = scale(unit, abs(value))
-    return f"{number(value / factor)} {name}".strip()

@@ -1,0 +1,62 @@
+"""A view on a terminal of any width: tables, notes, advice, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from tunetool.node.common.refusal import on_one_line
+from tunetool.record import Record
+from tunetool.report.page import STYLES, line_of, new_table, print_block, print_verdict_line
+from tunetool.view.model import Cell, Notes, Section, Table, Verbatim, View, cell
+
+_INDENT = 2
+
+
+def print_view(view: View, record: Record, path: Path | None, console: Console) -> None:
+    """Print the view of a record, then its verdict. ``path``: where the record is."""
+    console.print(line_of(f"{record.node.host}: `{record.target}`" if record.target else record.node.host))
+    for line in view.head:
+        print_block(console, line, _INDENT)
+    for section in view.sections:
+        _print_section(section, console)
+    for line in (*view.advice, *view.closing):
+        print_block(console, line, _INDENT)
+    print_verdict_line(record, path, console)
+
+
+def _print_section(section: Section, console: Console) -> None:
+    for table in _tables(section):
+        console.print(_table(section.title, table, console.width))
+    for block in section.blocks:
+        if isinstance(block, Notes) and block.on != "page":
+            for line in block.lines:
+                print_block(console, line, _INDENT)
+        elif isinstance(block, Verbatim) and not block.folded:
+            # To copy, so that it is not folded.
+            console.print(Text(on_one_line(block.text)), soft_wrap=True)
+
+
+def _tables(section: Section) -> Iterator[Table]:
+    for block in section.blocks:
+        if isinstance(block, Table) and block.rows and not block.folded:
+            yield block
+
+
+def _table(title: str, table: Table, width: int) -> RenderableType:
+    made = new_table(width=width)
+    for number, each in enumerate(table.titles):
+        # The first column's own title says less than that of the section.
+        head = title if number == 0 else each
+        made.add_column(head, justify="right" if table.is_number(each) else "left", overflow="fold")
+    for row in table.rows:
+        made.add_row(*(_text(cell(each)) for each in row))
+    return made
+
+
+def _text(each: Cell) -> Text:
+    bad = "bold red" if each.mark in ("fail", "error") else ""
+    return Text(on_one_line(each.text), style=STYLES.get(each.text, bad))
