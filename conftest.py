@@ -3,6 +3,7 @@ each may take (tests/hangs.py), and what Hypothesis draws."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from hangs import pytest_collection_modifyitems, pytest_timeout_set_timer
@@ -17,7 +18,14 @@ settings.register_profile("steady", settings.get_profile("search"), derandomize=
 settings.register_profile("few", settings.get_profile("steady"), max_examples=10)
 settings.load_profile("steady")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--update-views``: what tests/unit/test_views.py sees now becomes what it expects."""
+    parser.addoption("--update-views", action="store_true", help="write what is shown of records into tests/data/views")
+
+
 __all__ = [
+    "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_make_collect_report",

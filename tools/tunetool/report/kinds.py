@@ -83,6 +83,13 @@ def view_of(record: Record, path: Path | None) -> View:
     return made
 
 
+def page_text(record: Record, path: Path | None) -> str:
+    """The page of a record of a kind in ``VIEWS``; empty where it has nothing to show."""
+    shown = view_of(record, path)
+    text: str = function("render_html.page")(shown, record) if shown.sections or shown.checks else ""
+    return text
+
+
 def print_record(record: Record, path: Path | None, console: Console) -> None:
     """The record for people, by its kind; ``path`` is where it lies."""
     if record.kind in VIEWS:
@@ -116,11 +123,10 @@ def write_any_page(record: Record, path: Path) -> Path:
 
 def _write(record: Record, path: Path) -> Path | None:
     if record.kind in VIEWS:
-        shown = view_of(record, path)
-        if not shown.sections and not shown.checks:
-            return None
-        replace_file(str(_beside(path)), function("render_html.page")(shown, record))
-        return _beside(path)
+        text = page_text(record, path)
+        if text:
+            replace_file(str(_beside(path)), text)
+        return _beside(path) if text else None
     write = function(PAGES[record.kind])
     page: Path | None
     if record.kind == "bench.finetune":
