@@ -18,6 +18,7 @@ _VALUES: Mapping[str, str] = {
     "gpus": "[0-9]+",
     "drives": "[0-9]+",
     "cached": "[0-9]+",
+    "layout_name": ".+",
     "mode": "direct|buffered",
     "layout": "[0-9]+x[0-9]+",
     "stage": "[0-9]",

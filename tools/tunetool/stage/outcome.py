@@ -20,7 +20,8 @@ from tunetool.verdict import Case
 
 KIND = "stage"
 CONTENT = "stage.content"
-COPY, READ = "stage.copy", "stage.verify"
+COPY, READ = "copy", "verify"
+"""Figures."""
 _CPU_BUSY = 0.8
 """Fraction of busy CPU time from which the CPUs are the bottleneck."""
 _NAMED = 20
