@@ -90,19 +90,19 @@ def compare(options: argparse.Namespace, media: Mapping[str, Path]) -> int:
 
     from tunetool.bench.loading.request import Request  # noqa: PLC0415
     from tunetool.bench.loading.run import bench  # noqa: PLC0415
-    from tunetool.measure.session import Run  # noqa: PLC0415
     from tunetool.report.kinds import print_record  # noqa: PLC0415
     from tunetool.report.progress import PlainProgress  # noqa: PLC0415
 
     request = Request(
         model=options.model,
         target=media.get(DISK),
-        memory_targets=[path for medium, path in media.items() if medium != DISK],
+        memory_targets=tuple(path for medium, path in media.items() if medium != DISK),
         device=options.device,
-        gpus=[int(each) for each in options.gpus.split(",")],
-        engines=options.engines.split(","),
+        gpus=tuple(int(each) for each in options.gpus.split(",")),
+        engines=tuple(options.engines.split(",")),
         rounds=options.rounds,
-        run=Run(runs_dir=options.runs_dir or options.inside / "runs", allow_busy=True),
+        runs_dir=options.runs_dir or options.inside / "runs",
+        allow_busy=True,
     )
     result = bench(request, PlainProgress())
     record: Any = result.record

@@ -22,7 +22,6 @@ from calls import TUNETOOL, call
 from judged import leaves_nothing, proven, undisturbed
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.run import bench as run_bench
-from tunetool.measure.session import Run
 from tunetool.record import Record, parse
 from waiting import until
 
@@ -117,8 +116,9 @@ def test_files_of_ones_own_are_read_where_they_are_and_each_load_ends_all_that_i
 ) -> None:
     model, watch = files(memory / "model"), Watch()
     before = {path.name: path.read_bytes() for path in model.iterdir()}
-    run = Run(runs_dir=tmp_path / "runs", allow_busy=True)
-    result = run_bench(Request(str(model), device="cpu", engines=["direct"], rounds=2, run=run), watch)
+    runs = tmp_path / "runs"
+    request = Request(model=str(model), device="cpu", engines=("direct",), rounds=2, runs_dir=runs, allow_busy=True)
+    result = run_bench(request, watch)
     assert result.record is not None
     assert {check.status for check in result.record.checks} == {"pass"}
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before

@@ -14,11 +14,12 @@ from click.testing import CliRunner, Result
 
 from hosts_commands import ON_HOSTS, with_inventory
 from tunetool.cli.main import cli
-from tunetool.cli.options import HostsCommand
 from tunetool.errors import UsageProblem
-from tunetool.fleet.ansible_options import answered, check, for_ssh, for_vault, without_secrets
+from tunetool.fleet.ansible_options import answered, check, for_ssh, for_vault
+from tunetool.fleet.options import HostsCommand
 from tunetool.launch.deepspeed import ssh_settings
 from tunetool.launch.hosts import Host
+from tunetool.options.shared import without_secrets
 from tunetool.record import read
 from waiting import PATIENCE, until
 

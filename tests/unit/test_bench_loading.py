@@ -144,10 +144,10 @@ def test_a_wrong_call_is_named(arguments: list[str], words: str, tmp_path: Path)
 
 
 def test_more_processes_than_memory_has_room_for_are_refused(tmp_path: Path) -> None:
-    request = Request("tiny", tmp_path, device="cpu", gpus=[1, 2])
+    request = Request(model="tiny", target=tmp_path, device="cpu", gpus=(1, 2))
     preflight.check_gpus(request)
     with pytest.raises(CannotJudge, match="`--gpus 999999`: as many processes, each with the whole model, take 3"):
-        preflight.check_gpus(replace(request, gpus=[1, 999_999]))
+        preflight.check_gpus(replace(request, gpus=(1, 999_999)))
 
 
 def test_a_cold_load_is_compared_with_fio(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_engines_are_chosen_by_globs() -> None:
 def test_what_a_run_will_read_counts_the_engines_that_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = {**ENGINES, "direct": Engine("json", "")}
     monkeypatch.setattr(preflight, "ENGINES", engines)
-    request = Request("tiny", memory_targets=(tmp_path,), device="cpu")
+    request = Request(model="tiny", memory_targets=(tmp_path,), device="cpu")
     medium = preflight.Medium(tmp_path, read_stack(str(tmp_path)), ("tmpfs",), is_made=True)
     lines = preflight.announcement(request, 10**9, ["direct", "instanttensor"], [medium])
     assert any("by each engine that is here (direct); about" in line for line in lines)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from machines import lay_out
-from tunetool.cli.values import parse_expectations
 from tunetool.errors import UsageProblem
 from tunetool.measure.fio import Fio
 from tunetool.measure.ladder import calls, climb, facts
@@ -26,6 +25,7 @@ from tunetool.node.machine.mounts import Mount
 from tunetool.node.machine.pcie_links import ports_above, shared_ports
 from tunetool.node.units import UnitError, format_figure, parse_rate
 from tunetool.report.progress import PlainProgress
+from tunetool.verify.expectable import parse_expectations
 
 FIO = Fio("/usr/bin/fio", "3.33")
 MIB = 2**20

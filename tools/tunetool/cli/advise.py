@@ -10,10 +10,11 @@ import click
 
 from tunetool.cli import advise_expect, advise_io, advise_model, advise_network, options
 from tunetool.cli.groups import Group
-from tunetool.cli.options import AsJson, number, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import BANDWIDTH, SIZE, TEXT, TIME, TIME_ABOVE_ZERO
 from tunetool.errors import UsageProblem
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import AsJson
+from tunetool.options.values import BANDWIDTH, SIZE, TEXT, TIME, TIME_ABOVE_ZERO
 
 if TYPE_CHECKING:
     from tunetool.advise.measured import Measured

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from tunetool.cli.options import AsJson, InRuns, argument, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import PATH, TOLERANCE
+from tunetool.options.fields import argument, option, takes
+from tunetool.options.shared import AsJson, InRuns
+from tunetool.options.values import PATH, TOLERANCE
 
 SCHEMA = "tunetool.advise.expect/1"
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli import options
-from tunetool.cli.options import AsJson, number, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import SIZE, TEXT, TIME_ABOVE_ZERO
 from tunetool.errors import UsageProblem
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import AsJson
+from tunetool.options.values import SIZE, TEXT, TIME_ABOVE_ZERO
 
 if TYPE_CHECKING:
     from tunetool.advise.io import Asked

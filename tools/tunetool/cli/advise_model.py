@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import click
 
-from tunetool.cli.options import AsJson, argument, number, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import SIZE, TEXT, TIME_ABOVE_ZERO, TOLERANCE
 from tunetool.errors import UsageProblem
+from tunetool.options.fields import argument, number, option, takes
+from tunetool.options.shared import AsJson
+from tunetool.options.values import SIZE, TEXT, TIME_ABOVE_ZERO, TOLERANCE
 
 SCHEMA = "tunetool.advise.model/1"
 STAGES = ("0", "1", "2", "3")

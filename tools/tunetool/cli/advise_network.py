@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli import options, training_options
-from tunetool.cli.options import AsJson, number, option, takes
+from tunetool.cli import training_options
 from tunetool.cli.output import write_text
-from tunetool.cli.values import TIME, Value
 from tunetool.errors import UsageProblem
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import AsJson
+from tunetool.options.values import TIME, Value
 
 if TYPE_CHECKING:
     from tunetool.advise.network import WhatIf

@@ -1,40 +1,60 @@
-"""``tunetool bench``: the benchmarks."""
+"""``tunetool bench``: the benchmarks, each made from its folder."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
+from functools import cache
+from typing import Any
+
 import click
 
-from tunetool.cli.bench_api import api
-from tunetool.cli.bench_checkpoint import checkpoint
-from tunetool.cli.bench_dataset import dataset
-from tunetool.cli.bench_drives import drives
-from tunetool.cli.bench_ds_io import ds_io
-from tunetool.cli.bench_experts import experts
-from tunetool.cli.bench_finetune import finetune
-from tunetool.cli.bench_inference import inference
-from tunetool.cli.bench_loading import loading
-from tunetool.cli.bench_offload import offload
-from tunetool.cli.bench_reference import reference
-from tunetool.cli.bench_staging import staging
-from tunetool.cli.bench_strategies import strategies
+from tunetool.bench.registry import BENCHMARKS, Benchmark
 from tunetool.cli.groups import Group
+from tunetool.options.fields import takes
 
 
-@click.group("bench", cls=Group)
+class Benchmarks(Group):
+    """The group that makes a benchmark's command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, as ``--help`` lists them."""
+        return [each.name for each in BENCHMARKS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """None for another name."""
+        return next((_command_of(each) for each in BENCHMARKS if each.name == cmd_name), None)
+
+
+@click.group("bench", cls=Benchmarks)
 def command() -> None:
     """Run a benchmark. Each one writes a record; most also write a page of plots."""
 
 
-command.add_command(checkpoint)
-command.add_command(loading)
-command.add_command(offload)
-command.add_command(dataset)
-command.add_command(finetune)
-command.add_command(staging)
-command.add_command(reference)
-command.add_command(strategies)
-command.add_command(ds_io)
-command.add_command(experts)
-command.add_command(inference)
-command.add_command(api)
-command.add_command(drives)
+@cache
+def _command_of(benchmark: Benchmark) -> click.Command:
+    """The benchmark's command: its own where it has one, which does more than to ask and to show."""
+    own = f"tunetool.cli.bench_{benchmark.folder}"
+    if importlib.util.find_spec(own) is not None:
+        made: click.Command = getattr(importlib.import_module(own), benchmark.folder)
+        return made
+    request = benchmark.module("request").Request
+    called = takes(request)(lambda given: _run(benchmark, given))
+    return click.command(benchmark.name, help=inspect.cleandoc(request.__doc__))(called)
+
+
+def _run(benchmark: Benchmark, request: Any) -> int:
+    """Refuse a wrong call, go on under the Python that has what is needed, measure, show."""
+    from tunetool.cli.output import finish
+    from tunetool.cli.under_python import go_on_under
+    from tunetool.report.progress import best_progress
+
+    if importlib.util.find_spec(f"tunetool.bench.{benchmark.folder}.preflight") is not None:
+        check = getattr(benchmark.module("preflight"), "check_call", None)
+        if check is not None:
+            check(request)
+    needs = getattr(benchmark.module("request"), "NEEDS", None)
+    if needs is not None:
+        go_on_under(request.python, needs)
+    return finish(benchmark.module("run").bench(request, best_progress()), request.json_to)

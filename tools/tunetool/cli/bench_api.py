@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import SIZE
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import SIZE
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,6 @@ def api(given: Options) -> int:
         pending=given.pending,
         samples=given.samples,
         python=chosen.path,
-        run=given.run(),
+        run=given.run,
     )
     return finish(bench(request, best_progress(), chosen, chosen.environment(os.environ)), given.json_to)

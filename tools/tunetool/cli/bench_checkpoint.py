@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DURATION
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import DURATION
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def checkpoint(given: Options) -> int:
         against_fio=given.against_fio,
         training=training if given.train else None,
         seed=given.seed,
-        run=given.run(),
+        run=given.run,
     )
     go_on_under(given.python, TORCH)
     return finish(bench(request, best_progress()), given.json_to)

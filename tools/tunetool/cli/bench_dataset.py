@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DURATION, FILE, NAMES, NUMBERS, SIZE, TEXT
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import DURATION, FILE, NAMES, NUMBERS, SIZE, TEXT
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,15 @@ class Options(Measuring):
         "--jsonl-key", type=TEXT, default="text", metavar="KEY", help="With --jsonl: the key of the text."
     )
     size: int = option("--size", type=SIZE, default="4GB", help="Bytes of the tokens of the corpus that is made.")
-    sequence_length: int = options.number("--sequence-length", default=4096, help="Number of tokens in a sample.")
-    threads: int = options.number(
+    sequence_length: int = number("--sequence-length", default=4096, help="Number of tokens in a sample.")
+    threads: int = number(
         "--threads", default=16, help="Number of threads that read past the page cache, or into a GPU."
     )
     device: str = options.device(
         "Memory that gets the batches of `gpu-direct`; auto: a GPU, without which it is left out."
     )
-    images: int = options.number("--images", default=2000, help="Number of images that are made.")
-    image_side: int = options.number("--image-side", default=256, help="Width and height of an image in pixels.")
+    images: int = number("--images", default=2000, help="Number of images that are made.")
+    image_side: int = number("--image-side", default=256, help="Width and height of an image in pixels.")
     workers: tuple[int, ...] = option(
         "--num-workers",
         type=NUMBERS,
@@ -56,7 +57,7 @@ class Options(Measuring):
         help="States of the page cache in which the files are read: cold, warm.",
     )
     duration: float = option("--duration", type=DURATION, default="4s", help="The longest time of one pass.")
-    huge_pages: int | None = options.number(
+    huge_pages: int | None = number(
         "--huge-pages",
         help="Also measure with this number of pages in the pool (vm.nr_hugepages), which is put back. Needs root.",
     )
@@ -104,7 +105,7 @@ def dataset(given: Options) -> int:
         engines=given.engines,
         rounds=given.rounds,
         seed=given.seed,
-        run=given.run(),
+        run=given.run,
     )
     check_call(request)
     go_on_under(given.python, TORCH, required=False)

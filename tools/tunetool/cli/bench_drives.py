@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS, DRIVES_SECONDS, VIRTUAL_BYTES
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import COUNTS, DURATION, NAMES, SIZE
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import COUNTS, DURATION, NAMES, SIZE
 
 
 @dataclass(frozen=True)
@@ -87,5 +88,5 @@ def drives(given: Options) -> int:
     own = ("run", "python")
     # The options have the names of the request's fields.
     asked = {each.name: getattr(given, each.name) for each in fields(Request) if each.name not in own}
-    request = Request(**asked, python=chosen.path, run=given.run())
+    request = Request(**asked, python=chosen.path, run=given.run)
     return finish(bench(request, best_progress(), chosen.environment(os.environ)), given.json_to)

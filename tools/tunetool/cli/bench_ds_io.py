@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DIRECTORY, Value
+from tunetool.options import shared as options
+from tunetool.options.fields import option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import DIRECTORY, Value
 
 
 def _io_size(name: str, text: str) -> int:
@@ -91,6 +92,6 @@ def ds_io(given: Options) -> int:
         loops=given.loops,
         warmup_loops=given.warmup_loops,
         python=chosen.path,
-        run=given.run(),
+        run=given.run,
     )
     return finish(bench.ds_io(request, best_progress(), chosen.environment(os.environ)), given.json_to)

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS, EXPERT_BYTES, EXPERT_THREADS, EXPERTS, TOP_K
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, number, option, repeatable, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import COUNTS, DIRECTORY, PATH, SIZE
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, repeatable, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import COUNTS, DIRECTORY, PATH, SIZE
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,4 @@ def experts(given: Options) -> int:
 
     # The options have the names of the request's fields.
     asked = {each.name: getattr(given, each.name) for each in fields(Request) if each.name != "run"}
-    return finish(bench(Request(**asked, run=given.run()), best_progress()), given.json_to)
+    return finish(bench(Request(**asked, run=given.run), best_progress()), given.json_to)

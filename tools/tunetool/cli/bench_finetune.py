@@ -10,11 +10,12 @@ import click
 
 from tunetool.bench.defaults import PRESETS
 from tunetool.cli import training_options
-from tunetool.cli.options import HostsCommand, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
-from tunetool.cli.values import DIRECTORY, Value, parse_duration
 from tunetool.errors import UsageProblem
+from tunetool.fleet.options import HostsCommand
+from tunetool.options.fields import option, takes
+from tunetool.options.values import DIRECTORY, Value, parse_duration
 
 _CURVES: Any = Value("time", lambda name, text: "off" if text == "off" else parse_duration(text))
 
@@ -90,7 +91,7 @@ def finetune(given: Options) -> int:
         cluster=given.cluster(),
         settings=settings,
         prepare_only=given.prepare,
-        run=given.run(),
+        run=given.run,
     )
     if given.inventory is None:
         only_looks = given.prepare or given.dry_run

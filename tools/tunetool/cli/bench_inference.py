@@ -14,10 +14,11 @@ from tunetool.bench.defaults import (
     INFERENCE_ROUNDS,
     INFERENCE_TOKENS,
 )
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import FILE, NAMES
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import FILE, NAMES
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def inference(given: Options) -> int:
 
     # The options have the names of the request's fields.
     asked = {each.name: getattr(given, each.name) for each in fields(Request) if each.name != "run"}
-    request = Request(**asked, run=given.run())
+    request = Request(**asked, run=given.run)
     check_call(request)
     go_on_under(given.python)
     return finish(bench(request, best_progress()), given.json_to)

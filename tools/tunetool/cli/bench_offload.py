@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS, OFFLOAD_TOKENS
-from tunetool.cli import options
-from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DURATION, FILE
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import DURATION, FILE
 
 if TYPE_CHECKING:
     from tunetool.bench.offload.request import Request
@@ -80,7 +81,7 @@ class Options(Measuring):
             tuned=read_settings(self.aio) if self.aio is not None else None,
             dram=not self.without_dram,
             tokens=self.sequence_length,
-            run=self.run(),
+            run=self.run,
         )
 
     def search(self, target: Path) -> Search:
@@ -98,7 +99,7 @@ class Options(Measuring):
             processes=self.ranks,
             python=Path(sys.executable),
             seed=self.seed,
-            run=self.run(),
+            run=self.run,
         )
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 
 from tunetool.bench.defaults import CHECKPOINT_MODEL, SHM, STAGING_ROUNDS, STATE_BYTES
-from tunetool.cli import options
-from tunetool.cli.options import HostsCommand, need_inventory, option, repeatable, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
-from tunetool.cli.values import SIZE, TEXT, parse_expectations
+from tunetool.fleet.options import HostsCommand, need_inventory
+from tunetool.options import shared as options
+from tunetool.options.fields import option, repeatable, takes
+from tunetool.options.values import SIZE, TEXT
+from tunetool.verify.expectable import parse_expectations
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def reference(given: Options) -> int:
         skip=given.skip,
         anyway=given.anyway,
         all_or_nothing=given.all_or_nothing,
-        run=given.run(),
+        run=given.run,
     )
     if given.inventory is None:
         # Without such a Python `verify` still says what the storage is worth.

@@ -8,10 +8,12 @@ from pathlib import Path
 import click
 
 from tunetool.bench.defaults import SHM, STAGING_ROUNDS
-from tunetool.cli import options, training_options
-from tunetool.cli.options import HostsCommand, option, takes
+from tunetool.cli import training_options
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
+from tunetool.fleet.options import HostsCommand
+from tunetool.options import shared as options
+from tunetool.options.fields import option, takes
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def staging(given: Options) -> int:
         memory=given.memory_target,
         scenarios=parse(given.scenarios),
         rounds=given.rounds,
-        run=given.run(),
+        run=given.run,
     )
     if given.inventory is None:
         go_on_under(given.python)

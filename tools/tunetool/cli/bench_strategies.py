@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 import click
 
 from tunetool.bench.defaults import MATRIX, NETWORK_SECONDS, STRATEGIES_ROUNDS, STRATEGIES_STEPS
-from tunetool.cli import options, training_options
-from tunetool.cli.options import HostsCommand, option, takes
+from tunetool.cli import training_options
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
-from tunetool.cli.values import DURATION
 from tunetool.errors import UsageProblem
+from tunetool.fleet.options import HostsCommand
+from tunetool.options import shared as options
+from tunetool.options.fields import option, takes
+from tunetool.options.values import DURATION
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def strategies(given: Options) -> int:
         ),
         rounds=given.rounds,
         network_seconds=given.network_time,
-        run=given.run(),
+        run=given.run,
     )
     if given.inventory is None:
         go_on_under(given.python, () if given.dry_run else DEEPSPEED)

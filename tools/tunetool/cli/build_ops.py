@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import click
 
-from tunetool.cli import options
-from tunetool.cli.options import Dry, option, repeatable, takes
+from tunetool.options import shared as options
+from tunetool.options.fields import option, repeatable, takes
+from tunetool.options.shared import Dry
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from tunetool.cli.options import Dry, argument, option, repeatable, takes
-from tunetool.cli.values import PATH
 from tunetool.errors import UsageProblem
+from tunetool.options.fields import argument, option, repeatable, takes
+from tunetool.options.shared import Dry
+from tunetool.options.values import PATH
 
 _BUILD = re.compile(r"^(cpu|cu\d{3})$")
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 
 from tunetool import __version__
-from tunetool.cli import options
 from tunetool.cli.groups import Group, answering
-from tunetool.cli.options import AsJson, argument, takes
 from tunetool.cli.output import write_text
 from tunetool.errors import UsageProblem
+from tunetool.options import shared as options
+from tunetool.options.fields import argument, takes
+from tunetool.options.shared import AsJson
 
 SCHEMA = "tunetool.doctor/1"
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli import options
-from tunetool.cli.options import argument, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.tune import SearchOptions
-from tunetool.cli.values import ALIGNMENT, FILE, NEW_FILE, SIZE
 from tunetool.errors import UsageProblem
+from tunetool.options import shared as options
+from tunetool.options.fields import argument, option, takes
+from tunetool.options.values import ALIGNMENT, FILE, NEW_FILE, SIZE
 
 if TYPE_CHECKING:
     from tunetool.advise.precision import Asked

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from tunetool.cli.options import argument, option, takes
-from tunetool.cli.values import PATH
+from tunetool.options.fields import argument, option, takes
+from tunetool.options.values import PATH
 
 
 @dataclass(frozen=True)

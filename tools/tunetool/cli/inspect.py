@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli import options
-from tunetool.cli.options import AsJson, HostsCommand, OnManyHosts, need_inventory, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import NEW_FILE, PATH
 from tunetool.errors import UsageProblem
+from tunetool.fleet.options import HostsCommand, OnManyHosts, need_inventory, no_become
+from tunetool.options import shared as options
+from tunetool.options.fields import option, takes
+from tunetool.options.shared import AsJson
+from tunetool.options.values import NEW_FILE, PATH
 
 if TYPE_CHECKING:
     from tunetool.inspect.source import Source
@@ -35,7 +37,7 @@ class Options(AsJson, OnManyHosts):
     page: Path | None = option(
         "--page", type=NEW_FILE, help="File for an HTML page: of this node or recording, or with -i of what differs."
     )
-    no_become: bool = options.no_become()
+    no_become: bool = no_become()
 
     def check(self) -> None:
         """Raises ``UsageProblem`` for options that contradict each other."""

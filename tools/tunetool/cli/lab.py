@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunetool.cli.groups import Group
-from tunetool.cli.options import option, takes
-from tunetool.cli.values import NEW_FILE, Value
 from tunetool.errors import UsageProblem
+from tunetool.options.fields import option, takes
+from tunetool.options.values import NEW_FILE, Value
 
 if TYPE_CHECKING:
     from tunetool.lab.fleet import Started

@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from tunetool.cli.groups import answering
-from tunetool.cli.options import INVENTORY, AsJson, HostsCommand, OnManyHosts, number, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import FILE, NEW_FILE, PATH, Value
 from tunetool.errors import UsageProblem
+from tunetool.fleet.options import INVENTORY, HostsCommand, OnManyHosts
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import AsJson
+from tunetool.options.values import FILE, NEW_FILE, PATH, Value
 
 _SIZE = re.compile(r"([1-9]\d*|([1-9]\d?|100)%)")
 

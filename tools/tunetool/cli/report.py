@@ -12,10 +12,11 @@ from urllib.parse import quote
 import click
 
 from tunetool.cli.groups import Group
-from tunetool.cli.options import AsJson, InRuns, argument, command_line, option, takes
 from tunetool.cli.output import write_text
-from tunetool.cli.values import NEW_FILE, PATH
 from tunetool.errors import UsageProblem
+from tunetool.options.fields import argument, option, takes
+from tunetool.options.shared import AsJson, InRuns, command_line
+from tunetool.options.values import NEW_FILE, PATH
 
 if TYPE_CHECKING:
     from tunetool.record import Record

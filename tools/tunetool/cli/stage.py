@@ -7,23 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from tunetool.cli import options
 from tunetool.cli.groups import Group
-from tunetool.cli.options import (
-    AsJson,
-    Dry,
-    HostsCommand,
-    InRuns,
-    OnManyHosts,
-    argument,
-    command_line,
-    need_inventory,
-    option,
-    takes,
-)
 from tunetool.cli.output import finish
-from tunetool.cli.values import TEXT
 from tunetool.errors import UsageProblem
+from tunetool.fleet.options import HostsCommand, OnManyHosts, need_inventory, no_become
+from tunetool.options.fields import argument, option, takes
+from tunetool.options.shared import AsJson, Dry, InRuns, command_line
+from tunetool.options.values import TEXT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +53,7 @@ class _Options(AsJson, InRuns, Dry, OnManyHosts):
     no_wait: bool = option(
         "--no-wait", is_flag=True, help="End with 3 if another run works on DST; do not wait for it."
     )
-    no_become: bool = options.no_become()
+    no_become: bool = no_become()
 
     def check(self) -> None:
         """Raises ``UsageProblem``."""

@@ -8,22 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli.options import (
-    Measuring,
-    OnHosts,
-    device,
-    model_files,
-    need_inventory,
-    number,
-    option,
-    precision,
-    python,
-    repeatable,
-    seed,
-    target,
-)
-from tunetool.cli.values import DATASET
 from tunetool.errors import UsageProblem
+from tunetool.fleet.options import OnHosts, need_inventory
+from tunetool.options.fields import number, option, repeatable
+from tunetool.options.shared import Measuring, device, model_files, precision, python, seed, target
+from tunetool.options.values import DATASET
 
 if TYPE_CHECKING:
     from tunetool.advise.precision import Asked

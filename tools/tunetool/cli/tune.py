@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli import options
 from tunetool.cli.bench_ds_io import IO_SIZE
-from tunetool.cli.options import Measuring, number, option, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import DIRECTORY, DURATION, FILE, NEW_FILE
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import DIRECTORY, DURATION, FILE, NEW_FILE
 
 if TYPE_CHECKING:
     from tunetool.training_python import TrainingPython
@@ -91,7 +92,7 @@ class SearchOptions(Measuring):
             io_bytes=self.io_size or 0,
             python=self.chosen().path,
             seed=self.seed,
-            run=self.run(),
+            run=self.run,
         )
 
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli import options
-from tunetool.cli.options import HostsCommand, Measuring, OnManyHosts, need_inventory, option, repeatable, takes
 from tunetool.cli.output import finish
-from tunetool.cli.values import PATH, TEXT, TOLERANCE, parse_expectations
 from tunetool.errors import UsageProblem
+from tunetool.fleet.options import HostsCommand, OnManyHosts, need_inventory
+from tunetool.options import shared as options
+from tunetool.options.fields import option, repeatable, takes
+from tunetool.options.shared import Measuring
+from tunetool.options.values import PATH, TEXT, TOLERANCE
+from tunetool.verify.expectable import parse_expectations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,7 +119,7 @@ def _node(given: Options, expectations: dict[str, float]) -> int:
         manifest=given.manifest,
         python=chosen.path,
         chosen=chosen,
-        run=given.run(),
+        run=given.run,
     )
     return finish(verify(request, best_progress(), chosen.environment(os.environ)), given.json_to)
 
@@ -131,7 +134,7 @@ def _fleet(given: Options, inventory: Path, expectations: dict[str, float]) -> i
         **given.demands(expectations),
         target=given.target,
         python=given.python,
-        run=given.run(),
+        run=given.run,
     )
     result = verify_fleet(request, best_progress())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +37,6 @@ _NOT_PASSED = {
     "help": ("--help", _RUNS_NOTHING),
     "version": ("--version", _RUNS_NOTHING),
 }
-_SECRET = re.compile(r"""(\w*(?:pass|secret|token)\w*["']?\s*[=:]\s*).*""", re.IGNORECASE | re.DOTALL)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,10 +167,3 @@ def _asked(given: argparse.Namespace, directory: Path, ask: Ask) -> list[str]:
             source = keep("--vault-id", prompt)[0]
         options += ["--vault-id", f"{label}{at}{source}"]
     return options
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as it may be kept: what a variable of a password or token is set to after ``--`` is left out."""
-    words = list(command)
-    after = words.index("--") + 1 if "--" in words else len(words)
-    return [*words[:after], *(_SECRET.sub(r"\1***", word) for word in words[after:])]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tunetool.errors import UsageProblem
-from tunetool.node.units import UnitError, parse_bandwidth, parse_rate, parse_size
+from tunetool.node.units import UnitError, parse_bandwidth, parse_size
 
 _DURATION_HINT = "write seconds or minutes, such as `10s` or `1m`"
 _LONGEST = 3600.0
@@ -121,40 +120,6 @@ def parse_tolerance(text: str) -> float:
     if not match or float(match.group(1)) >= _MOST_TOLERANCE:
         raise UsageProblem(f"`{text}` is not a tolerance", f"write per cent below {_MOST_TOLERANCE:g}, such as `2%`")
     return float(match.group(1)) / 100
-
-
-def parse_expectations(texts: Sequence[str]) -> dict[str, float]:
-    """By key of ``--expect``: bytes per second, or requests per second for random reads. A bare rate means `read`.
-
-    Raises ``UsageProblem``.
-    """
-    from tunetool.verify.expectable import EXPECTABLE
-
-    expected: dict[str, float] = {}
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        name, separator, rate = part.partition("=")
-        if not separator:
-            name, rate = "read", part
-        if name not in EXPECTABLE:
-            raise UsageProblem(
-                f"`{name}` is not a direction", "expect `read=50GBps`, `write=25GBps` or `randread-4k=5MIOPS`"
-            )
-        if name in expected:
-            raise UsageProblem(
-                f"`--expect {part}` gives the {name} twice", "give each once: `read=50GBps,write=25GBps`"
-            )
-        expected[name] = _rate(rate, EXPECTABLE[name][1])
-    return expected
-
-
-def _rate(text: str, unit: str) -> float:
-    try:
-        value = parse_rate(text) if unit == "1/s" else parse_bandwidth(text)
-    except UnitError as error:
-        raise UsageProblem(error.message, error.hint) from None
-    if not math.isfinite(value):
-        raise UsageProblem(f"`{text[:20]}` is too large", "expect a bandwidth such as `50GBps`")
-    return value
 
 
 def _counts(least: int) -> Callable[[str, str], tuple[int, ...]]:

@@ -1,0 +1,203 @@
+"""Options that several commands share: each is declared once, here."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunetool.options.fields import number, option, repeatable
+from tunetool.options.values import DIRECTORY, DURATION, JSON_FILE, NAMES, SIZE, TEXT
+
+if TYPE_CHECKING:
+    from tunetool.measure.session import Run
+
+
+def seed(of: str) -> Any:
+    """``--seed``."""
+    return option("--seed", type=int, default=0, help=f"Seed of {of}.")
+
+
+def target(text: str, **settings: Any) -> Any:
+    """``--target``, a directory on the storage in question."""
+    return option("--target", metavar="DIR", help=text, **{"type": DIRECTORY, **settings})
+
+
+def rounds(default: int) -> Any:
+    """``--rounds``: how often each of the compared things is measured."""
+    return number(
+        "--rounds",
+        default=default,
+        help="Number of rounds; each round measures every compared thing once. 95 % confidence needs 6.",
+    )
+
+
+def precision() -> Any:
+    """``--precision`` of training."""
+    return option(
+        "--precision",
+        type=click.Choice(["auto", "bf16", "fp16"]),
+        default="auto",
+        help="Number format on GPUs. auto: bf16 where every GPU has it (compute capability 8.0), else fp16 with loss "
+        "scaling. CPUs compute in fp32.",
+    )
+
+
+def memory_target(text: str, **settings: Any) -> Any:
+    """``--memory-target``, a directory in memory."""
+    return option("--memory-target", type=DIRECTORY, help=text, **settings)
+
+
+def python(hosts: bool = False) -> Any:
+    """``--python``; not checked, because it may be a path on other machines. ``hosts``: of a command that takes -i."""
+    everywhere = "; with -i a path on every host" if hosts else ""
+    node = "each node" if hosts else "this node"
+    return option(
+        "--python",
+        type=TEXT,
+        metavar="PATH",
+        help=f"Python interpreter with torch and DeepSpeed, for benchmarks also with tunetool{everywhere}. Default: "
+        f"the one that /etc/tunetool/node.json names on {node}, else the one that runs tunetool.",
+    )
+
+
+def device(text: str) -> Any:
+    """``--device``."""
+    return option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help=text)
+
+
+def engines(example: str) -> Any:
+    """``--engines`` of a benchmark that compares several."""
+    help_text = f"Names of the engines to measure, such as `{example}`."
+    return option("--engines", type=NAMES, default="*", metavar="GLOB,...", help=help_text)
+
+
+def model_files(text: str, **settings: Any) -> Any:
+    """``--model``: a size of Qwen2.5-VL, whose files are made, or a directory with a model's files."""
+    return option("--model", type=TEXT, metavar="7b|3b|tiny|PATH", help=text, **settings)
+
+
+MODEL = "7b|70b|tiny|PATH"
+
+
+_DECODERS = (
+    "3b, 7b, tiny (Qwen2.5-VL), 70b (Llama 3.1), 13b, llama2-7b and llama-tiny (Llama 2), 33b and 65b (LLaMA), "
+    "phi3-mini"
+)
+
+
+def model(text: str, **settings: Any) -> Any:
+    """``--model``: a name that means the same model everywhere, or the model's files."""
+    help_text = (
+        f"{text}. A name, a config.json, or a directory with safetensors files. Names: {_DECODERS}, 175b (GPT-3), "
+        "mixtral-8x7b."
+    )
+    return option("--model", type=TEXT, metavar=MODEL, help=help_text, **settings)
+
+
+def built_model(text: str, **settings: Any) -> Any:
+    """``--model`` of a command that builds the model with random weights, which it can for some families alone."""
+    help_text = f"{text}. A name, a config.json, or the directory of one. Names: {_DECODERS}."
+    return option("--model", type=TEXT, metavar=MODEL, help=help_text, **settings)
+
+
+def state_bytes(**settings: Any) -> Any:
+    """``--state-bytes``: upper bound of the state in bytes."""
+    return option(
+        "--state-bytes",
+        type=SIZE,
+        help="Upper bound of the state, such as `2GB`; whole layers are left out until it fits.",
+        **settings,
+    )
+
+
+def matrix(default: str) -> Any:
+    """``--matrix`` of ZeRO strategies."""
+    return option(
+        "--matrix",
+        default=default,
+        metavar="CELL,...",
+        help="Strategies as NODESxGPUS:zSTAGE, with the GPUs of one node. Scaled down to the machines in use.",
+    )
+
+
+def duration_of_sample() -> Any:
+    """``--duration`` of one sample of ``verify``."""
+    return option("--duration", type=DURATION, default="4s", help="Duration of one sample, such as `10s` or `1m`.")
+
+
+def expect() -> Any:
+    """``--expect`` of ``verify``."""
+    return repeatable(
+        "--expect",
+        metavar="RATE",
+        help="Expected speed: `50GBps` (sequential read) or `read=50GBps,write=25GBps`; with --level full also "
+        "`randread-4k=5MIOPS`, `randread-64k`, `randread-1m`. Default: the manifest's.",
+    )
+
+
+@dataclass(frozen=True)
+class InRuns:
+    """Where records are."""
+
+    runs_dir: Path | None = option(
+        "--runs-dir",
+        type=DIRECTORY,
+        help="Directory of the records. Default: /var/lib/tunetool/runs as root, else tunetool/runs in the user's "
+        "state directory.",
+    )
+
+
+@dataclass(frozen=True)
+class AsJson:
+    """``--json``."""
+
+    json_to: str | None = option(
+        "--json",
+        type=JSON_FILE,
+        metavar="FILE|-",
+        help="File for the result as JSON, beside what is printed; `-` prints the JSON alone.",
+    )
+
+
+@dataclass(frozen=True)
+class Dry:
+    """``--dry-run``."""
+
+    dry_run: bool = option(
+        "--dry-run", is_flag=True, help="Say what would be done, where and for how long; do nothing."
+    )
+
+
+_SECRET = re.compile(r"""(\w*(?:pass|secret|token)\w*["']?\s*[=:]\s*).*""", re.IGNORECASE | re.DOTALL)
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line as it may be kept: what a variable of a password or token is set to after ``--`` is left out."""
+    words = list(command)
+    after = words.index("--") + 1 if "--" in words else len(words)
+    return [*words[:after], *(_SECRET.sub(r"\1***", word) for word in words[after:])]
+
+
+def command_line() -> list[str]:
+    """The command as a record keeps it."""
+    return without_secrets(sys.argv)
+
+
+@dataclass(frozen=True)
+class Measuring(AsJson, InRuns, Dry):
+    """What every command that measures takes."""
+
+    allow_busy: bool = option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
+
+    @property
+    def run(self) -> Run:
+        """The options as ``tunetool.measure.session`` takes them."""
+        from tunetool.measure.session import Run
+
+        return Run(self.runs_dir, self.allow_busy, self.dry_run, command_line())
