@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli import advise_expect, advise_io, advise_model, advise_network, options
+from tunetool.cli import advise_expect, advise_io, advise_model, advise_network
+from tunetool.options import shared as options
 from tunetool.cli.groups import Group
 from tunetool.cli.output import write_text
 from tunetool.errors import UsageProblem
