@@ -39,11 +39,9 @@ def dashes(index: int) -> str:
     return _DASHES[index // len(COLOURS) % len(_DASHES)]
 
 
-def legend_of(names: Sequence[str]) -> list[dict[str, str]]:
-    """The lines of a plot for ``macros.html.j2``."""
-    return [
-        {"name": name, "colour": colour(index), "dashes": dashes(index) or "none"} for index, name in enumerate(names)
-    ]
+def legend_of(names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Name, colour and dashes of each line of a plot."""
+    return [(name, colour(index), dashes(index) or "none") for index, name in enumerate(names)]
 
 
 def plot(
