@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -29,21 +28,15 @@ def print_view(view: View, record: Record, path: Path | None, console: Console) 
 
 
 def _print_section(section: Section, console: Console) -> None:
-    for table in _tables(section):
-        console.print(_table(section.title, table, console.width))
     for block in section.blocks:
-        if isinstance(block, Notes) and block.on != "page":
+        if isinstance(block, Table) and block.rows and not block.folded:
+            console.print(_table(section.title, block, console.width))
+        elif isinstance(block, Notes) and block.on != "page":
             for line in block.lines:
                 print_block(console, line, _INDENT)
         elif isinstance(block, Verbatim) and not block.folded:
             # To copy, so that it is not folded.
             console.print(Text(on_one_line(block.text)), soft_wrap=True)
-
-
-def _tables(section: Section) -> Iterator[Table]:
-    for block in section.blocks:
-        if isinstance(block, Table) and block.rows and not block.folded:
-            yield block
 
 
 def _table(title: str, table: Table, width: int) -> RenderableType:
