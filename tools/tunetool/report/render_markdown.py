@@ -40,7 +40,7 @@ def _section(section: Section) -> Iterator[str]:
             yield markdown_table(block.titles, [[cell(each).text for each in row] for row in block.rows])
         elif isinstance(block, Notes) and block.lines and block.on != "page":
             yield _list(block.lines)
-        elif isinstance(block, Verbatim) and not block.folded:
+        elif isinstance(block, Verbatim) and not block.folded and block.on != "terminal":
             yield f"{plain(block.text)}\n"
 
 

@@ -73,6 +73,8 @@ class Verbatim:
     text: str
     folded: str = ""
     """On a page only, behind this summary."""
+    on: str = ""
+    """``terminal`` where it names a path of this machine: pages and Markdown go to others."""
 
 
 Block = Table | Plot | Notes | Verbatim
