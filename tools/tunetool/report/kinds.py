@@ -86,7 +86,8 @@ def view_of(record: Record, path: Path | None) -> View:
 def page_text(record: Record, path: Path | None) -> str:
     """The page of a record of a kind in ``VIEWS``; empty where it has nothing to show."""
     shown = view_of(record, path)
-    text: str = function("render_html.page")(shown, record) if shown.sections or shown.checks else ""
+    says = shown.checks or any(section.on != "terminal" for section in shown.sections)
+    text: str = function("render_html.page")(shown, record) if says else ""
     return text
 
 

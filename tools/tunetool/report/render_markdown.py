@@ -24,7 +24,8 @@ def _parts(view: View, record: Record) -> Iterator[str]:
     if view.head or view.advice:
         yield _list([*view.head, *view.advice])
     for section in view.sections:
-        yield from _section(section)
+        if not section.on:
+            yield from _section(section)
     if view.closing:
         yield _list(view.closing)
     if table := open_checks(record):

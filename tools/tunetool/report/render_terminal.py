@@ -21,7 +21,8 @@ def print_view(view: View, record: Record, path: Path | None, console: Console) 
     for line in view.head:
         print_block(console, line, _INDENT)
     for section in view.sections:
-        _print_section(section, console)
+        if section.on != "page":
+            _print_section(section, console)
     for line in (*view.advice, *view.closing):
         print_block(console, line, _INDENT)
     print_verdict_line(record, path, console)

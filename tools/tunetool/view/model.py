@@ -86,6 +86,8 @@ class Section:
 
     title: str
     blocks: Sequence[Block]
+    on: str = ""
+    """``page`` or ``terminal`` where it stands there alone."""
 
 
 @dataclass(frozen=True)
