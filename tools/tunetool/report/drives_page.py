@@ -10,8 +10,9 @@ from tunetool.bench.drives.published import ROWS
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
 from tunetool.report.drives import Curve, advice, counts_of, curves, figures_of_page, heads, notes
-from tunetool.report.html import has_reasons, render
+from tunetool.report.html import render
 from tunetool.view.curves import Line, legend_of, plot
+from tunetool.view.figures import has_reasons
 from tunetool.view.text import interval_words
 
 

@@ -148,8 +148,3 @@ def _provenance(record: Record) -> Iterator[tuple[str, str]]:
     models = [" ".join(part for part in (each.model, each.firmware) if part) for each in node.drives or []]
     yield "drives", ", ".join(f"{models.count(each)} x {each}" for each in dict.fromkeys(models))
     yield "hash of what affects speed", node.speed_hash or ""
-
-
-def has_reasons(record: Record) -> bool:
-    """Whether a page without figures says something: why there are none."""
-    return record.verdict is not None and record.verdict.status != "pass" and bool(record.verdict.reasons)

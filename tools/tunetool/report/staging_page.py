@@ -9,8 +9,9 @@ from typing import Any
 from tunetool.bench.staging.published import TITLES
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
-from tunetool.report.html import has_reasons, render
+from tunetool.report.html import render
 from tunetool.report.staging import MeasuredScenario, closing, head, notes, rows, scenarios, summary
+from tunetool.view.figures import has_reasons
 from tunetool.view.plots import Bar, bar_of, bars
 
 _MEMORY, _BULK = "#1f6feb", "#8c959f"

@@ -8,7 +8,7 @@ from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
 from tunetool.record import Record
-from tunetool.report.html import has_reasons, render
+from tunetool.report.html import render
 from tunetool.report.strategies import (
     PUBLISHED_TITLES,
     Cell,
@@ -18,6 +18,7 @@ from tunetool.report.strategies import (
     published_notes,
     published_rows,
 )
+from tunetool.view.figures import has_reasons
 from tunetool.view.plots import Bar, bar_of, bars
 from tunetool.view.text import number
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tunetool.record import CheckResult, Measurement, Record
 from tunetool.view.model import Cell
+from tunetool.view.text import shown
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,10 @@ class EngineFigures:
         """The median of a figure; None where it was not measured."""
         measurement = self.figures.get(figure)
         return measurement.value if measurement else None
+
+    def shown(self, figure: str, unit: float = 1.0) -> str:
+        """The median in units of ``unit``; a dash where it was not measured."""
+        return shown(self.value(figure), unit)
 
     @property
     def is_equal(self) -> bool:

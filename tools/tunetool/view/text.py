@@ -19,6 +19,11 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
+def shown(value: float | None, unit: float = 1.0) -> str:
+    """As ``number``, in units of ``unit``; a dash for None."""
+    return "-" if value is None else number(value / unit)
+
+
 def scale(unit: str, greatest: float) -> tuple[float, str]:
     """The factor to divide values by, and the unit to show; an empty unit for plain numbers."""
     for factor, name in _SCALES.get(unit, ()):

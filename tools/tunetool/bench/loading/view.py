@@ -14,7 +14,6 @@ from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.view.engines import EngineFigures, counted_by_drives, engine_checks, equality, without_figures
 from tunetool.view.model import Block, Cells, Notes, Plot, Section, Table, View
 from tunetool.view.plots import Bar, bar_of, bars
-from tunetool.view.text import number
 
 _DIRECT, _OTHER, _CEILING = "#1f6feb", "#8c959f", "#2da44e"
 
@@ -116,17 +115,13 @@ def _row(section: States, engine: EngineFigures) -> Cells:
     share = engine.value("first_of_fio" if section.fio is not None else "warm_of_pinned")
     return [
         engine.name,
-        *(_shown(engine.value(name), unit) for name, unit in _COLUMNS),
+        *(engine.shown(name, unit) for name, unit in _COLUMNS),
         "-" if share is None else f"{share:.0%}",
         equality(engine),
     ]
 
 
 _COLUMNS = (("first_time", 1.0), ("first", 1e9), ("warm_time", 1.0), ("warm", 1e9))
-
-
-def _shown(value: float | None, unit: float) -> str:
-    return "-" if value is None else number(value / unit)
 
 
 def _notes(section: States) -> Iterator[str]:
