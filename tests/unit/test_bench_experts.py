@@ -28,13 +28,13 @@ from tunetool.bench.experts.model import StoredExperts, stored_experts
 from tunetool.bench.experts.request import Request
 from tunetool.bench.experts.samples import Reading, Row
 from tunetool.bench.experts.trace import Demand, Pattern
+from tunetool.bench.experts.view import view
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record
-from tunetool.report.experts import advice, lines, print_experts
-from tunetool.report.record_page import write_page
+from tunetool.report.kinds import print_record, write_any_page
 from tunetool.verdict import judge
 
 GB = 10**9
@@ -294,8 +294,8 @@ def test_a_trace_that_reads_nothing_claims_nothing(tmp_path: Path) -> None:
 
 def test_a_name_in_a_record_is_no_markup_of_the_terminal(tmp_path: Path) -> None:
     out = io.StringIO()
-    print_experts(hostile(record_of(rows(tmp_path)), "[/red]", names=True), None, Console(file=out, width=200))
-    assert "target[/red], O_DIRECT[/red]" in out.getvalue()
+    print_record(hostile(record_of(rows(tmp_path)), "[/red]", names=True), None, Console(file=out, width=200))
+    assert "target[/red], direct[/red]" in out.getvalue()
 
 
 def test_only_the_bytes_are_judged(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_pass_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) -> No
 
 def shown(made: list[Row]) -> str:
     out = io.StringIO()
-    print_experts(record_of(made), None, Console(file=out, width=100))
+    print_record(record_of(made), None, Console(file=out, width=100))
     return " ".join(out.getvalue().split())
 
 
@@ -337,9 +337,8 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
     assert "these rounds do not decide which is faster; whether a cache pays is not decided" in undecided
     made[0].readings = readings([0.5] * 4)
     assert "do not decide" in shown(made), "four rounds are too few"
-    assert advice(lines(record_of(made[4:]))) == []
-    page = write_page(record_of(rows(tmp_path)), tmp_path / "report.html")
-    assert page is not None
+    assert view(record_of(made[4:])).advice == []
+    page = write_any_page(record_of(rows(tmp_path)), tmp_path / "record.json")
     assert "experts.uniform.cached-32" in page.read_text()
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tunetool.view.model import View
 
 VIEWS: Mapping[str, str] = {
+    "bench.experts": "tunetool.bench.experts.view",
     "bench.loading": "tunetool.bench.loading.view",
 }
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
@@ -33,7 +34,6 @@ PRINTERS: Mapping[str, str] = {
     "bench.dataset": "dataset.print_dataset",
     "bench.drives": "drives.print_drives",
     "bench.ds-io": "ds_io.print_ds_io",
-    "bench.experts": "experts.print_experts",
     "bench.finetune": "finetune.print_finetune",
     "bench.inference": "inference.print_inference",
     "bench.offload": "offload.print_offload",
@@ -51,7 +51,6 @@ PAGES: Mapping[str, str] = {
     "bench.dataset": "dataset_page.write_page",
     "bench.drives": "drives_page.write_page",
     "bench.ds-io": "ds_io_page.write_page",
-    "bench.experts": "record_page.write_page",
     "bench.finetune": "finetune_page.write_page",
     "bench.inference": "inference_page.write_page",
     "bench.offload": "offload_page.write_page",

@@ -1,4 +1,4 @@
-"""The result of `bench experts` for people: a table of random reads, one of caches, and a sentence of advice."""
+"""What `bench experts` shows: a table of random reads, one of caches, and a sentence of advice."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from tunetool.bench.experts.samples import TARGET
+from tunetool.bench.experts.samples import MODES, TARGET
 from tunetool.node.units import format_count, format_size
 from tunetool.record import Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, print_block
-from tunetool.report.table import print_verdict_line
-from tunetool.view.text import number
+from tunetool.view.figures import figures
+from tunetool.view.model import Cells, Notes, Section, Table, View
+from tunetool.view.text import number, shown
 
 _DEMANDS = {"uniform": "even", "zipf": "uneven"}
+_MODES: Mapping[str, str] = dict(zip(MODES, ("O_DIRECT", "page cache"), strict=True))
+_READS = ("read", "GB/s", "interval", "p50, ms", "p99, ms", "gain")
+_TRACES = ("demand", "cached", "hits", "expected", *_READS[1:3], "step p50, ms", "p99, ms", "gain", "tokens/s")
 
 
 @dataclass(frozen=True)
 class Line:
-    """The figures of one row, by the last part of their names. Each has a bandwidth."""
+    """The figures of one row, by what they are. Each has a bandwidth."""
 
-    key: str
+    labels: Mapping[str, str]
     figures: Mapping[str, Measurement]
 
     @property
     def bandwidth(self) -> Measurement:
         """Of all experts that were wanted."""
         return self.figures["bandwidth"]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        mode = self.labels.get("mode", "")
+        return self.demand or f"{self.labels.get('place')}, {_MODES.get(mode, mode)}"
 
     @property
     def demand(self) -> str | None:
@@ -50,76 +56,52 @@ class Line:
     def shown(self, name: str, unit: float = 1.0) -> str:
         """The median."""
         figure = self.figures.get(name)
-        return "-" if figure is None else number(figure.value / unit)
+        return shown(figure.value if figure else None, unit)
 
-    def times(self) -> str:
-        """The gain, in brackets where the rounds do not decide it."""
-        shown = self.shown("gain")
-        return shown if self.gain is not None or "gain" not in self.figures else f"({shown})"
-
-    def speeds(self) -> tuple[str, str]:
-        """GB/s, and from where to where."""
+    def cells(self) -> Iterator[str]:
+        """The columns that both tables have: speed, interval, latencies and the gain, in brackets where undecided."""
         interval = self.bandwidth.confidence
-        spread = f"{number(interval.low / 1e9)} to {number(interval.high / 1e9)}" if interval else "-"
-        return self.shown("bandwidth", 1e9), spread
+        yield self.shown("bandwidth", 1e9)
+        yield f"{number(interval.low / 1e9)} to {number(interval.high / 1e9)}" if interval else "-"
+        yield from (self.shown(name, 1e-3) for name in ("p50", "p99"))
+        gain = self.shown("gain")
+        yield gain if self.gain is not None or "gain" not in self.figures else f"({gain})"
 
 
-def lines(record: Record) -> list[Line]:
-    """The rows of the record, in its order."""
-    by_key: dict[str, dict[str, Measurement]] = {}
-    for each in chosen(record.measurements, subject="experts"):
-        row = ".".join(each.labels[name] for name in ("place", "mode", "pattern", "cached") if name in each.labels)
-        by_key.setdefault(row, {})[each.figure] = each
-    return [Line(key, figures) for key, figures in by_key.items() if "bandwidth" in figures]
-
-
-def print_experts(record: Record, path: Path | None, console: Console) -> None:
-    """Print the tables with their notes and the advice, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
-    known = lines(record)
+def view(record: Record, _: Path | None = None) -> View:
+    """What is shown: a table of each sort of reads, its notes, all figures, and how to read experts."""
+    known = _lines(record)
     reads, traces = [each for each in known if not each.demand], [each for each in known if each.demand]
-    if reads:
-        console.print(_of_reads(reads))
-    if traces:
-        console.print(_of_traces(traces))
-    for text in [*notes(known), *advice(known)]:
-        print_block(console, text, 2)
-    print_verdict_line(record, path, console)
-
-
-def _of_reads(reads: Sequence[Line]) -> Table:
-    table = new_table()
-    table.add_column("all experts at random, cold")
-    add_number_columns(table, "GB/s", "interval", "p50 ms", "p99 ms", "gain")
-    for line in reads:
-        name = line.key.replace(".direct", ", O_DIRECT").replace(".buffered", ", page cache")
-        table.add_row(name, *line.speeds(), line.shown("p50", 1e-3), line.shown("p99", 1e-3), line.times())
-    return table
-
-
-def _of_traces(traces: Sequence[Line]) -> Table:
-    table = new_table()
-    table.add_column("trace of a router")
-    add_number_columns(
-        table, "cached", "hits", "expected", "GB/s", "interval", "step p50 ms", "p99", "gain", "tokens/s"
+    tables = {
+        "all experts at random, cold": Table(_READS, [[line.name, *line.cells()] for line in reads]),
+        "router's trace": Table(_TRACES, [_of_trace(line) for line in traces]),
+    }
+    sections = [Section(title, [table]) for title, table in tables.items() if table.rows]
+    if sections:
+        sections[-1] = Section(sections[-1].title, [*sections[-1].blocks, Notes(list(_notes(known)))])
+    return View(
+        f"Reading experts on {record.node.host}",
+        sections=[*sections, *figures(record)],
+        advice=_advice(known),
+        checks=True,
     )
-    for line in traces:
-        rate = line.figures.get("hit_rate")
-        table.add_row(
-            line.demand,
-            str(line.slots),
-            "-" if rate is None else f"{rate.value:.1%}",
-            "-" if rate is None else f"{float(rate.parameters['expected']):.1%}",
-            *line.speeds(),
-            line.shown("p50", 1e-3),
-            line.shown("p99", 1e-3),
-            line.times(),
-            line.shown("tokens"),
-        )
-    return table
 
 
-def notes(known: Sequence[Line]) -> Iterator[str]:
+def _lines(record: Record) -> list[Line]:
+    """The rows of the record, in its order."""
+    by_row: dict[tuple[tuple[str, str], ...], dict[str, Measurement]] = {}
+    for each in chosen(record.measurements, subject="experts"):
+        by_row.setdefault(tuple(sorted(each.labels.items())), {})[each.figure] = each
+    return [Line(dict(labels), row) for labels, row in by_row.items() if "bandwidth" in row]
+
+
+def _of_trace(line: Line) -> Cells:
+    rate = line.figures.get("hit_rate")
+    hits = ("-", "-") if rate is None else (f"{rate.value:.1%}", f"{float(rate.parameters['expected']):.1%}")
+    return [line.name, str(line.slots), *hits, *line.cells(), line.shown("tokens")]
+
+
+def _notes(known: Sequence[Line]) -> Iterator[str]:
     """Lines under the tables: what was read, and its evidence."""
     if not known:
         return
@@ -141,10 +123,10 @@ def notes(known: Sequence[Line]) -> Iterator[str]:
         yield f"evidence: block, {min(ratios):.4f} to {max(ratios):.4f} of the bytes that were read"
 
 
-def advice(known: Sequence[Line]) -> list[str]:
+def _advice(known: Sequence[Line]) -> list[str]:
     """The sentence how to read experts, and what a cache is worth. Empty where nothing was compared."""
-    direct = next((line for line in known if line.key == f"{TARGET}.direct"), None)
-    if direct is None or "gain" not in direct.figures:
+    direct = next((each for each in known if each.labels.get("place") == TARGET and "gain" in each.figures), None)
+    if direct is None:
         return []
     gain = direct.gain
     if gain is None:
