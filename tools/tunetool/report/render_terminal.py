@@ -45,7 +45,9 @@ def _table(title: str, table: Table, width: int) -> RenderableType:
     for number, each in enumerate(table.titles):
         # The first column's own title says less than that of the section.
         head = title if number == 0 else each
-        made.add_column(head, justify="right" if table.is_number(each) else "left", overflow="fold")
+        # Texts stand side by side, and the last has the room.
+        ratio = 1 if number == len(table.titles) - 1 and not any(map(table.is_number, table.titles)) else None
+        made.add_column(head, justify="right" if table.is_number(each) else "left", overflow="fold", ratio=ratio)
     for row in table.rows:
         made.add_row(*(_text(cell(each)) for each in row))
     return made
