@@ -25,7 +25,7 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.aio import Probe
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Record, parse
-from tunetool.report.api import print_api
+from tunetool.report.kinds import print_record
 from tunetool.verdict import Case, judge
 
 DISK = Leaf("vda", "disk", None, True, ("vda",))
@@ -154,7 +154,7 @@ def test_versions(text: str, numbers: tuple[int, ...]) -> None:
 
 def shown(made: Record) -> str:
     out = io.StringIO()
-    print_api(made, None, Console(file=out, width=100))
+    print_record(made, None, Console(file=out, width=100))
     return " ".join(out.getvalue().split())
 
 

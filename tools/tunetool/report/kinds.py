@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tunetool.view.model import View
 
 VIEWS: Mapping[str, str] = {
+    "bench.api": "tunetool.bench.api.view",
     "bench.experts": "tunetool.bench.experts.view",
     "bench.loading": "tunetool.bench.loading.view",
 }
@@ -29,7 +30,6 @@ VIEWS: Mapping[str, str] = {
 ``directory``: where the record lies, for what lies beside it."""
 
 PRINTERS: Mapping[str, str] = {
-    "bench.api": "api.print_api",
     "bench.checkpoint": "checkpoint.print_checkpoint",
     "bench.dataset": "dataset.print_dataset",
     "bench.drives": "drives.print_drives",
@@ -46,7 +46,6 @@ PRINTERS: Mapping[str, str] = {
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
 PAGES: Mapping[str, str] = {
-    "bench.api": "record_page.write_page",
     "bench.checkpoint": "checkpoint_page.write_page",
     "bench.dataset": "dataset_page.write_page",
     "bench.drives": "drives_page.write_page",
@@ -66,7 +65,7 @@ PAGES: Mapping[str, str] = {
 record of such a kind writes it."""
 ASKED_FOR = ("stage",)
 """Kinds whose page is written where somebody asks for it alone: a copy may take less time than its page."""
-ANY_PAGE = "record_page.write_page"
+ANY_VIEW = "tunetool.view.figures"
 """For all other kinds, where somebody asks for a page."""
 
 
@@ -77,13 +76,14 @@ def function(name: str) -> Any:
 
 
 def view_of(record: Record, path: Path | None) -> View:
-    """What is shown of a record of a kind in ``VIEWS``; ``path`` is where it lies."""
-    made: View = importlib.import_module(VIEWS[record.kind]).view(record, path.parent if path is not None else None)
+    """What is shown of a record, on a page alone where its kind is not in ``VIEWS``; ``path`` is where it lies."""
+    module = importlib.import_module(VIEWS.get(record.kind, ANY_VIEW))
+    made: View = module.view(record, path.parent if path is not None else None)
     return made
 
 
 def page_text(record: Record, path: Path | None) -> str:
-    """The page of a record of a kind in ``VIEWS``; empty where it has nothing to show."""
+    """The page of a record, by its view; empty where it has nothing to show."""
     shown = view_of(record, path)
     says = shown.checks or any(section.on != "terminal" for section in shown.sections)
     text: str = function("render_html.page")(shown, record) if says else ""
@@ -114,19 +114,14 @@ def write_page(record: Record, path: Path | None) -> Path | None:
 
 def write_any_page(record: Record, path: Path) -> Path:
     """The page beside the record at ``path``, of whatever kind it is."""
-    page: Path | None = _write(record, path) if record.kind in {*PAGES, *VIEWS} else None
-    page = page or function(ANY_PAGE)(record, _beside(path))
-    if page is None:
-        raise AssertionError(record.kind)  # the page for all kinds is always written
-    return page
+    page = _write(record, path)
+    return page or _replace(path, function("render_html.page")(importlib.import_module(ANY_VIEW).view(record), record))
 
 
 def _write(record: Record, path: Path) -> Path | None:
-    if record.kind in VIEWS:
+    if record.kind not in PAGES:
         text = page_text(record, path)
-        if text:
-            replace_file(str(_beside(path)), text)
-        return _beside(path) if text else None
+        return _replace(path, text) if text else None
     write = function(PAGES[record.kind])
     page: Path | None
     if record.kind == "bench.finetune":
@@ -136,6 +131,12 @@ def _write(record: Record, path: Path) -> Path | None:
     else:
         page = write(record, _beside(path))
     return page
+
+
+def _replace(path: Path, text: str) -> Path:
+    """Write the page of the record at ``path`` by rename."""
+    replace_file(str(_beside(path)), text)
+    return _beside(path)
 
 
 def _beside(path: Path) -> Path:
