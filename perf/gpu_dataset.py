@@ -66,7 +66,7 @@ def compare(options: argparse.Namespace, medium: str, directory: Path) -> list[s
     from tunetool.bench.dataset.request import Request  # noqa: PLC0415
     from tunetool.bench.dataset.run import bench  # noqa: PLC0415
     from tunetool.measure.session import Run  # noqa: PLC0415
-    from tunetool.report.dataset import print_dataset  # noqa: PLC0415
+    from tunetool.report.kinds import print_record  # noqa: PLC0415
     from tunetool.report.progress import PlainProgress  # noqa: PLC0415
 
     request = Request(
@@ -84,7 +84,7 @@ def compare(options: argparse.Namespace, medium: str, directory: Path) -> list[s
     )
     result = bench(request, PlainProgress())
     record: Any = result.record
-    print_dataset(record, result.path, Console(width=120))
+    print_record(record, result.path, Console(width=120))
     differs = any(check.status == "fail" for check in record.checks)
     words = judge(record, STATES[medium], medium)
     return [*words, MISSED] if differs else words

@@ -37,6 +37,7 @@ from tunetool.bench.dataset.megatron import bytes_of_index, bytes_of_tokens, wri
 from tunetool.bench.dataset.request import Request
 from tunetool.bench.dataset.run import plain_sum
 from tunetool.bench.dataset.samples import EngineRow, Pass, StateTable
+from tunetool.bench.dataset.view import view
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
@@ -44,9 +45,9 @@ from tunetool.measure.fio import Fio
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
-from tunetool.report.dataset import advice, cells, print_dataset, state_sections
-from tunetool.report.dataset_page import write_page
+from tunetool.report.kinds import print_record, write_any_page, write_page
 from tunetool.verdict import judge
+from tunetool.view.model import Table
 from waiting import until
 
 # Megatron's format, by a reader that shares nothing with the writer.
@@ -335,7 +336,7 @@ def record_of(*tables: StateTable) -> Record:
 
 def shown(record: Record) -> str:
     out = io.StringIO()
-    print_dataset(record, None, Console(file=out, width=200))
+    print_record(record, None, Console(file=out, width=200))
     return " ".join(out.getvalue().split())
 
 
@@ -395,7 +396,7 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     table.rows["direct-shuffled"].passes = passes(1.0, ceiling=1100.0)
     record = record_of(table)
     text = shown(record)
-    sentence = advice(state_sections(record))
+    (sentence,) = view(record).advice
     assert sentence == (
         "advice: read shuffled tokens of a corpus larger than memory by `direct-shuffled` (1000 samples/s, 0.00819 GB/s), 4.00 times `mmap-shuffled`; "
         "read images by `files-0-workers` or `tar-0-workers`, between which these rounds do not decide."
@@ -408,10 +409,9 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     assert "mmap-shuffled: the generator" not in text
     assert "mapped by huge pages at the end of a pass: mmap-shuffled-hugepage 2.097 MB" in text
     assert "kvikio-2-workers: left out, GPUDirect Storage with num_workers=2" in text
-    page = write_page(record, tmp_path / "report.html")
-    assert page is not None
+    page = write_any_page(record, tmp_path / "record.json")
     assert "read shuffled tokens of a corpus larger than memory by <code>direct-shuffled</code>" in page.read_text()
-    assert write_page(builders.record(kind="bench.dataset"), tmp_path / "none.html") is None
+    assert write_page(builders.record(kind="bench.dataset"), tmp_path / "none.json") is None
 
 
 def test_passes_that_ended_before_the_page_cache_answered_are_named(tmp_path: Path) -> None:
@@ -430,9 +430,9 @@ def test_images_by_dali_are_compared_with_the_most_workers(tmp_path: Path) -> No
         "dali": EngineRow(dali, passes=passes(1.0), facts={"cpus": 2, "dali": "2.4.0", "device": "cpu"}),
     }
     record = record_of(table)
-    assert advice(state_sections(record)) == (
+    assert view(record).advice == [
         "advice: read images by `dali` (1000 samples/s, 0.00819 GB/s), 3.00 times `files-2-workers`."
-    )
+    ]
     assert "images: " in shown(record)
 
 
@@ -447,9 +447,9 @@ def test_options_of_tf_data_are_compared_with_its_defaults(tmp_path: Path) -> No
     record = record_of(table)
     versus = next(each for each in record.measurements if each.name.endswith("interleaved.versus_base"))
     assert (versus.value, versus.parameters["against"], versus.parameters["tensorflow"]) == (0.25, "tf-data", "2.21.0")
-    assert advice(state_sections(record)) == (
+    assert view(record).advice == [
         "advice: read TFRecords by `tf-data` (1000 samples/s, 0.00819 GB/s), 4.00 times `tf-data-interleaved`."
-    )
+    ]
 
 
 @given(st.integers(1, 10**7), st.integers(1, 10**7))
@@ -462,15 +462,16 @@ def test_every_record_shard_has_a_record(samples: int, size: int) -> None:
 def test_few_rounds_and_slower_rivals_are_said_so(tmp_path: Path) -> None:
     table = cold(tmp_path)
     table.rows["direct-shuffled"].passes = passes(8.0)
-    (section,) = state_sections(record_of(table))
-    assert advice([section]).startswith(
+    (sentence,) = view(record_of(table)).advice
+    assert sentence.startswith(
         "advice: read shuffled tokens of a corpus larger than memory by `mmap-shuffled` (250 samples/s, "
     )
     for row in table.rows.values():
         row.passes = {number: row.passes[number] for number in (1, 2, 3, 4)}
-    (section,) = state_sections(record_of(table))
-    assert "these rounds do not decide" in advice([section]), "four rounds are too few"
-    assert "too little was measured" in advice([])
+    (sentence,) = view(record_of(table)).advice
+    assert "these rounds do not decide" in sentence, "four rounds are too few"
+    table.rows = {name: row for name, row in table.rows.items() if name == "mmap-shuffled"}
+    assert "too little was measured" in view(record_of(table)).advice[0]
 
 
 def test_what_is_left_out_or_failed_has_its_reason(tmp_path: Path) -> None:
@@ -602,8 +603,8 @@ def test_fio_hands_no_bytes_out_and_is_not_judged(tmp_path: Path) -> None:
     by_name = {each.name: each for each in record.measurements}
     assert by_name["dataset.cold.gpu-direct.read"].parameters["way"] == "host memory"
     assert by_name["dataset.cold.fio.read"].parameters["read_threads"] == 16
-    (row,) = [cells(engine) for engine in state_sections(record)[0].measured if engine.name == "fio"]
-    assert (row[0], row[-1]) == ("fio", "-")
+    (table_of_state,) = [each for each in view(record).sections[0].blocks if isinstance(each, Table)]
+    assert [row[-1] for row in table_of_state.rows if row[0] == "fio"] == ["-"]
     assert "fio: left out" not in shown(record)
 
 

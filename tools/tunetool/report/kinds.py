@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 VIEWS: Mapping[str, str] = {
     "bench.api": "tunetool.bench.api.view",
+    "bench.dataset": "tunetool.bench.dataset.view",
     "bench.experts": "tunetool.bench.experts.view",
     "bench.loading": "tunetool.bench.loading.view",
 }
@@ -31,7 +32,6 @@ VIEWS: Mapping[str, str] = {
 
 PRINTERS: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint.print_checkpoint",
-    "bench.dataset": "dataset.print_dataset",
     "bench.drives": "drives.print_drives",
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.finetune": "finetune.print_finetune",
@@ -47,7 +47,6 @@ PRINTERS: Mapping[str, str] = {
 
 PAGES: Mapping[str, str] = {
     "bench.checkpoint": "checkpoint_page.write_page",
-    "bench.dataset": "dataset_page.write_page",
     "bench.drives": "drives_page.write_page",
     "bench.ds-io": "ds_io_page.write_page",
     "bench.finetune": "finetune_page.write_page",

@@ -1,4 +1,4 @@
-"""The result of `bench dataset` for people: a table for each state of the page cache, and a sentence of advice."""
+"""What `bench dataset` shows: a table and bars for each state of the page cache, and a sentence of advice."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tunetool.bench.dataset.engines import DALI, HUGE_POOL, TF_DATA, is_of_images
 from tunetool.bench.dataset.figures import FETCHED, RATE, READ, VERSUS
 from tunetool.bench.dataset.samples import TITLES, State, title_of
 from tunetool.bench.dataset.token_child import MOST_AHEAD
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, print_block
-from tunetool.report.table import print_verdict_line
 from tunetool.verdict import tester_limit
-from tunetool.view.engines import EngineFigures, counted_by_drives, engine_checks, without_figures
+from tunetool.view.engines import EngineFigures, counted_by_drives, engine_checks, equality, without_figures
+from tunetool.view.model import Block, Cells, Notes, Plot, Section, Table, View
+from tunetool.view.plots import bar_of, bars
 from tunetool.view.text import number
 
-DIFFERS = "NO"
-HEADS = ("GB/s", "samples/s", "range", "fetched", "times", "equal")
+_TITLES = ("engine", "GB/s", "samples/s", "range", "fetched", "times", "equal")
+_PLAIN, _SPECIAL = "#8c959f", "#1f6feb"
+_PLOTS = (("tokens", READ, "GB/s", 1e9), ("images", RATE, "images/s", 1.0))
 
 
 @dataclass
@@ -46,9 +43,18 @@ class StateSection:
         return next((engine for engine in self.measured if engine.name == name), None)
 
 
-def state_sections(record: Record) -> list[StateSection]:
+def view(record: Record, _: Path | None = None) -> View:
+    """What is shown: a section for each state, and what to use."""
+    known = list(_states(record))
+    return View(
+        f"Reading training data on {record.node.host}",
+        sections=[Section(each.title, list(_blocks(each))) for each in known],
+        advice=[_advice(known)] if record.measurements else [],
+    )
+
+
+def _states(record: Record) -> Iterator[StateSection]:
     """The record's figures by state and engine."""
-    sections = []
     for state in TITLES:
         known = engine_checks(record, state=state)
         section = StateSection(state)
@@ -59,61 +65,43 @@ def state_sections(record: Record) -> list[StateSection]:
             else:
                 section.left_out.append(check)
         if known:
-            sections.append(section)
-    return sections
+            yield section
 
 
-def print_dataset(record: Record, path: Path | None, console: Console) -> None:
-    """Print a table for each state with its notes, the advice, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
-    sections = state_sections(record)
-    for section in sections:
-        if section.measured:
-            console.print(_table(section))
-        for line in notes(section):
-            print_block(console, line, 2)
-    if record.measurements:
-        print_block(console, advice(sections), 2)
-    print_verdict_line(record, path, console)
+def _blocks(section: StateSection) -> Iterator[Block]:
+    for kind, figure, unit, size in _PLOTS:
+        drawn = [
+            bar_of(
+                each.name, each.figures[figure], _PLAIN if each.name.startswith(("mmap", "files")) else _SPECIAL, size
+            )
+            for each in section.measured
+            if is_of_images(each.name) == (kind == "images")
+        ]
+        if drawn:
+            yield Plot(bars(f"{section.title}: {kind}, {unit}", drawn))
+    yield Table(_TITLES, [_row(engine) for engine in section.measured], _TITLES[1:-1])
+    yield Notes(list(_notes(section)))
 
 
-def _table(section: StateSection) -> Table:
-    table = new_table()
-    table.add_column(section.title, overflow="fold")
-    add_number_columns(table, *HEADS[:-1])
-    table.add_column(HEADS[-1])
-    for engine in section.measured:
-        *shown, equal = cells(engine)
-        table.add_row(*map(Text, shown), Text(equal, style="bold red" if equal == DIFFERS else ""))
-    return table
-
-
-def cells(engine: EngineFigures) -> list[str]:
-    """The row of an engine: its name, and what ``HEADS`` names."""
+def _row(engine: EngineFigures) -> Cells:
     rate, versus = engine.figures[RATE], engine.figures.get(VERSUS)
-    spread, fetched = rate.confidence, engine.value(FETCHED)
+    spread = rate.confidence
     return [
         engine.name,
         number((engine.value(READ) or 0.0) / 1e9),
         _rate(rate.value),
         f"{_rate(spread.low)} to {_rate(spread.high)}" if spread is not None else "-",
-        "-" if fetched is None else number(fetched),
+        engine.shown(FETCHED),
         "-" if versus is None else number(versus.value) + ("" if versus.parameters["decided"] else " ?"),
-        _equal(engine),
+        "-" if engine.check is not None and engine.check.status == "skip" else equality(engine),
     ]
-
-
-def _equal(engine: EngineFigures) -> str:
-    if engine.check is not None and engine.check.status == "skip":
-        return "-"
-    return "yes" if engine.is_equal else DIFFERS
 
 
 def _rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else number(value)
 
 
-def notes(section: StateSection) -> Iterator[str]:
+def _notes(section: StateSection) -> Iterator[str]:
     """Lines under the table: what the columns mean, the evidence, what binds, what was left out or failed."""
     if section.measured:
         first = section.measured[0].figures[RATE]
@@ -177,7 +165,7 @@ def _huge(section: StateSection) -> Iterator[str]:
         yield f"mapped by huge pages at the end of a pass: {', '.join(shown)}"
 
 
-def advice(sections: Sequence[StateSection]) -> str:
+def _advice(sections: Sequence[StateSection]) -> str:
     """One sentence about what to use with cold files, where the order of samples is shuffled as in training."""
     cold = next((section for section in sections if section.state == "cold"), None)
     known = (_of_tokens(cold), _of_records(cold), _of_images(cold)) if cold is not None else ()
