@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -13,6 +15,10 @@ from tunetool.report.page import STYLES, line_of, new_table, print_block, print_
 from tunetool.view.model import Cell, Notes, Section, Table, Verbatim, View, cell
 
 _INDENT = 2
+_GAP = 2
+"""Between two columns."""
+_TITLE = 8
+"""No title is made narrower."""
 
 
 def print_view(view: View, record: Record, path: Path | None, console: Console) -> None:
@@ -42,15 +48,29 @@ def _print_section(section: Section, console: Console) -> None:
 
 def _table(title: str, table: Table, width: int) -> RenderableType:
     made = new_table(width=width)
-    for number, each in enumerate(table.titles):
-        # The first column's own title says less than that of the section.
-        head = title if number == 0 else each
+    rows = [[cell(each) for each in row] for row in table.rows]
+    # The first column's own title says less than that of the section.
+    heads = _heads([title, *table.titles[1:]], rows, width)
+    for number, (each, head) in enumerate(zip(table.titles, heads, strict=True), start=1):
         # Texts stand side by side, and the last has the room.
-        ratio = 1 if number == len(table.titles) - 1 and not any(map(table.is_number, table.titles)) else None
+        ratio = 1 if number == len(heads) and not any(map(table.is_number, table.titles)) else None
         made.add_column(head, justify="right" if table.is_number(each) else "left", overflow="fold", ratio=ratio)
-    for row in table.rows:
-        made.add_row(*(_text(cell(each)) for each in row))
+    for row in rows:
+        made.add_row(*map(_text, row))
     return made
+
+
+def _heads(titles: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> Sequence[str]:
+    """The titles; where all have no room, those that are longest beside their cells on several lines, that no name or
+    number is broken for them."""
+    heads, cells = list(titles), [max(len(each.text) for each in column) for column in zip(*rows, strict=True)]
+    for index in sorted(range(len(heads)), key=lambda each: cells[each] - len(titles[each])):
+        needed = sum(max(wide, *map(len, head.split("\n"))) + _GAP for wide, head in zip(cells, heads, strict=True))
+        if needed <= width:
+            break
+        room = max(cells[index], _TITLE, len(titles[index]) - (needed - width))
+        heads[index] = "\n".join(textwrap.wrap(titles[index], room, break_long_words=False))
+    return heads
 
 
 def _text(each: Cell) -> Text:
