@@ -22,6 +22,7 @@ from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
 from tunetool.bench.checkpoint.ratios import best_other, ratio
 from tunetool.bench.checkpoint.request import KIND, Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
+from tunetool.bench.checkpoint.view import view
 from tunetool.bench.drawn_order import drawn_order
 from tunetool.errors import UsageProblem
 from tunetool.launch.local import rank_environment
@@ -31,8 +32,7 @@ from tunetool.measure.fio_result import Outcome
 from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
-from tunetool.report.checkpoint import advice, media, print_checkpoint
-from tunetool.report.checkpoint_page import page, write_page
+from tunetool.report.kinds import page_text, print_record, write_any_page, write_page
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, exit_code, judge
 from tunetool.view.plots import Bar, bars
 from waiting import until
@@ -105,7 +105,7 @@ def judged(*matrices: Matrix, errors: Sequence[str] = (), doubts: Sequence[str] 
 
 def text_of(record: Record) -> str:
     stream = io.StringIO()
-    print_checkpoint(record, None, Console(file=stream, width=100, highlight=False))
+    print_record(record, None, Console(file=stream, width=100, highlight=False))
     return stream.getvalue()
 
 
@@ -168,12 +168,12 @@ def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
     assert ratio("other", {1: 1.0}, {2: 1.0}) is None
     undecided = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), row("direct", "direct", [0.9, 1.1]))
     assert "~1.0" in text_of(record_of(undecided))
-    (line, *_) = advice(media(record_of(undecided))[0])
+    (line, *_) = view(record_of(undecided)).advice
     assert line.startswith("`direct` or `torch-save-zip` on ")
     assert "these rounds do not decide which is faster" in line
     assert "not decided" in line
     once = matrix(row("torch-save-zip", "torch.save", [1.0]), row("direct", "direct", [0.2]))
-    assert "do not decide" in advice(media(record_of(once))[0])[0], "one round is no reason to use an engine"
+    assert "do not decide" in view(record_of(once)).advice[0], "one round is no reason to use an engine"
 
 
 def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -> None:
@@ -188,7 +188,7 @@ def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -
     shown = text_of(record_of(measured))
     assert "NO" in shown
     assert shown.rstrip().endswith("FAIL")
-    assert not any("use `safetensors`" in line for line in advice(media(record_of(measured))[0]))
+    assert not any("use `safetensors`" in line for line in view(record_of(measured)).advice)
     assert best_other(measured, row("direct", "direct", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
 
 
@@ -237,15 +237,14 @@ def test_a_restore_from_the_page_cache_proves_nothing() -> None:
 def test_memory_is_marked_in_the_record_and_in_every_table() -> None:
     measured = matrix(row("torch-save-zip", "torch.save", [1.0] * 6), row("direct", "direct", [0.1] * 6), stack=MEMORY)
     record = record_of(usual(), measured)
-    both = media(record)
-    assert [medium.memory for medium in both] == [False, True]
+    assert [each.title for each in view(record).sections] == ["engines on disk", "engines on tmpfs"]
     names = [each.name for each in record.measurements]
     assert "checkpoint.memory.direct.durable" in names
     assert len(names) == len(set(names)), "compare and Prometheus tell figures apart by name"
     shown = text_of(record)
     assert "tmpfs: memory, a stand-in for a medium of that speed" in shown
     assert "on tmpfs" in shown
-    assert "a stand-in for a medium of that speed" in page(record, both)
+    assert "a stand-in for a medium of that speed" in page_text(record, None)
 
 
 def test_an_engine_that_failed_is_told_and_the_others_stay() -> None:
@@ -286,9 +285,7 @@ def test_the_first_save_of_an_async_engine_stands_apart() -> None:
 
 def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:
     record = record_of(usual())
-    path = write_page(record, tmp_path / "report.html")
-    assert path is not None
-    text = path.read_text()
+    text = write_any_page(record, tmp_path / "record.json").read_text()
     assert text.count("<svg") == 3
     assert "src=" not in text, "nothing is fetched"
     assert "direct" in text
@@ -297,7 +294,7 @@ def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:
     assert "x &amp; y" in drawn
     assert 'width="-' not in drawn
     assert ElementTree.fromstring(drawn).tag.endswith("svg")
-    assert write_page(record_of(), tmp_path / "none.html") is None
+    assert write_page(record_of(), tmp_path / "none.json") is None
 
 
 def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:

@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
     [
         "tools/tunetool/record.py",
         "plugins/module_utils/units.py",
-        "templates/report/checkpoint.html.j2",
+        "templates/report/view.html.j2",
         "templates/ds_config/zero3.json.j2",
         "constraints.txt",
     ],

@@ -1,23 +1,25 @@
-"""The result of `bench checkpoint` for people: a table for each medium, and which engine to use and why."""
+"""What `bench checkpoint` shows: a table and bars for each medium and its training, and which engine to use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from tunetool.bench.checkpoint.figures import FIO
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, print_block
-from tunetool.report.table import print_verdict_line
-from tunetool.view.engines import EngineFigures, counted_by_drives, without_figures
-from tunetool.view.text import interval_of, number
+from tunetool.view.engines import EngineFigures, counted_by_drives, equality, without_figures
+from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, View
+from tunetool.view.plots import Bar, bar_of, bars
+from tunetool.view.text import interval_of, number, shown
 
-FIO = "fio"
+_TITLES = (
+    *("engine", "stall, s", "durable, s", "durable, GB/s", "restore, GB/s", "CPU, s", "memory", "equal"),
+    "x torch.save",
+)
+_TRAINING = ("engine", "every, steps", "lost per checkpoint, s", "from, s", "to, s", "loop held, s")
+_DIRECT, _OTHER, _FIO = "#1f6feb", "#8c959f", "#2da44e"
 _NEAR = 0.95
 """From this share of fio's bandwidth on, the medium is the bottleneck."""
 _ONE_CORE = (0.85, 1.25)
@@ -55,7 +57,7 @@ class Medium:
         return sorted(engines, key=lambda engine: engine.value("lost_time") or 0.0)
 
 
-def media(record: Record) -> list[Medium]:
+def _media(record: Record) -> list[Medium]:
     """Group the record's figures by medium and engine; drives come before memory."""
     result = []
     for memory in (False, True):
@@ -91,88 +93,91 @@ def _in_memory(labels: Mapping[str, str]) -> bool:
     return labels.get("place") == "memory"
 
 
-def print_checkpoint(record: Record, path: Path | None, console: Console) -> None:
-    """Print a table for each medium with its notes and advice, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
-    for line in _conditions(record):
-        print_block(console, line, 2)
-    for medium in media(record):
-        for line in _head(medium):
-            print_block(console, line, 2)
-        if medium.measured:
-            console.print(_table(medium))
-        if medium.trained:
-            console.print(_training(medium))
-        for line in [*_footnotes(medium), *advice(medium)]:
-            print_block(console, line, 2)
-    print_verdict_line(record, path, console)
+def view(record: Record, _: Path | None = None) -> View:
+    """What is shown: a section for each medium, one for its training loop, and which engine to use."""
+    known = _media(record)
+    return View(
+        f"Checkpoints on {record.node.host}",
+        head=list(_conditions(record)),
+        sections=[section for medium in known for section in _sections(medium)],
+        advice=[line for medium in known for line in _advice(medium)],
+    )
 
 
 def _conditions(record: Record) -> Iterator[str]:
     if record.measurements:
         parameters = record.measurements[0].parameters
-        device = f"{parameters['gpu']}" if "gpu" in parameters else str(parameters.get("device", ""))
+        device = parameters.get("gpu") or parameters.get("device", "")
         yield (
             f"{parameters['state']}; {parameters['ranks']} rank(s) on {device}, torch {parameters['torch']}; up to "
             f"{parameters['rounds']} rounds, each with the engines in a new random order"
         )
 
 
-def _head(medium: Medium) -> Iterator[str]:
+def _sections(medium: Medium) -> Iterator[Section]:
+    yield Section(f"engines on {medium.name}", list(_of_engines(medium)))
+    if medium.trained:
+        lost = list(_bars(medium.trained, "lost_time"))
+        plot = Plot(bars(f"{medium.name}: time lost per checkpoint in training, s", lost))
+        table = Table(_TRAINING, [_of_training(engine) for engine in medium.trained])
+        yield Section(f"training on {medium.name}", [plot, table])
+
+
+def _of_engines(medium: Medium) -> Iterator[Block]:
     if medium.memory:
-        yield f"{medium.name}: memory, a stand-in for a medium of that speed; its content is lost with the node"
-    else:
-        yield f"{medium.name}:"
+        words = "memory, a stand-in for a medium of that speed; its content is lost with the node"
+        yield Notes([f"{medium.name}: {words}"])
+    if medium.measured:
+        yield Plot(bars(f"{medium.name}: durable, GB/s", list(_rates(medium, "durable", "write"))))
+        yield Plot(bars(f"{medium.name}: restored from a cold cache, GB/s", list(_rates(medium, "restore", "read"))))
+        yield Plot(bars(f"{medium.name}: stall of the training loop, s", list(_bars(medium.measured, "stall"))))
+        best_of_fio = [_of_fio(medium)] if "write" in medium.fio else []
+        rows = [*best_of_fio, *(_of_engine(engine) for engine in medium.measured)]
+        yield Table(_TITLES, rows, numbers=(*_TITLES[1:-2], _TITLES[-1]))
+    yield Notes(list(_footnotes(medium)))
 
 
-def _table(medium: Medium) -> Table:
-    table = new_table()
-    table.add_column(f"on {medium.name}" if medium.memory else "engine", overflow="fold")
-    add_number_columns(table, "stall s", "durable s", "GB/s", "restore", "CPU s", "memory")
-    table.add_column("equal")
-    table.add_column("x torch.save", justify="right")
-    if "write" in medium.fio:
-        table.add_row(*_fio_cells(medium))
-    for engine in medium.measured:
-        table.add_row(*_cells(engine))
-    return table
+def _rates(medium: Medium, figure: str, direction: str) -> Iterator[Bar]:
+    if direction in medium.fio:
+        yield bar_of("best of fio", medium.fio[direction], _FIO, 1e9)
+    yield from _bars(medium.measured, figure, 1e9)
 
 
-def _cells(engine: Engine) -> list[Text]:
+def _bars(engines: Iterable[Engine], figure: str, unit: float = 1.0) -> Iterator[Bar]:
+    for each in engines:
+        if figure in each.figures:
+            colour = _DIRECT if each.family.startswith("direct") else _OTHER
+            yield bar_of(each.name, each.figures[figure], colour, unit)
+
+
+def _of_engine(engine: Engine) -> Cells:
     ratio = engine.figures.get("versus_torch_save")
     peak = engine.value("peak_memory")
+    doubt = "~" if ratio is not None and not ratio.parameters["decided"] else ""
     return [
-        Text(engine.name),
-        Text(_seconds(engine.value("stall"))),
-        Text(_seconds(engine.value("durable_time"))),
-        Text(_rate(engine.value("durable"))),
-        Text(_rate(engine.value("restore"))),
-        Text(_seconds(engine.value("cpu"))),
-        Text(format_size(peak) if peak is not None else "-"),
-        Text("yes" if engine.is_equal else "NO", style="" if engine.is_equal else "bold red"),
-        Text(_times(ratio)),
+        engine.name,
+        *(engine.shown(figure) for figure in ("stall", "durable_time")),
+        *(engine.shown(figure, 1e9) for figure in ("durable", "restore")),
+        engine.shown("cpu"),
+        "-" if peak is None else Cell(format_size(peak), number=peak),
+        equality(engine),
+        "-" if ratio is None else f"{doubt}{ratio.value:.2f}",
     ]
 
 
-def _fio_cells(medium: Medium) -> list[Text]:
+def _of_fio(medium: Medium) -> Cells:
     write, read = medium.fio["write"], medium.fio.get("read")
     seconds = float(write.parameters["state_bytes"]) / write.value
-    cells = ["best of fio", "", _seconds(seconds), _rate(write.value), _rate(read.value if read else None), "", "", ""]
-    return [Text(each) for each in [*cells, ""]]
+    rates = (shown(figure.value if figure else None, 1e9) for figure in (write, read))
+    return ["best of fio", "", number(seconds), *rates, "", "", "", ""]
 
 
-def _training(medium: Medium) -> Table:
-    table = new_table()
-    table.add_column("training" + (f" on {medium.name}" if medium.memory else ""), overflow="fold")
-    add_number_columns(table, "every", "lost per checkpoint", "from", "to", "loop held")
-    for engine in medium.trained:
-        lost, held = engine.figures["lost_time"], engine.figures.get("held")
-        parameters, interval = lost.parameters, interval_of(lost)
-        every = parameters["every"]
-        cells = [engine.name, f"{every} steps", f"{lost.value:.3f} s"]
-        cells += [f"{interval.low:.3f} s", f"{interval.high:.3f} s"] if interval else ["", ""]
-        table.add_row(*map(Text, [*cells, f"{held.value:.3f} s" if held else ""]))
-    return table
+def _of_training(engine: Engine) -> Cells:
+    lost, held = engine.figures["lost_time"], engine.figures.get("held")
+    interval = interval_of(lost)
+    edges = (interval.low, interval.high) if interval else (None, None)
+    times = (lost.value, *edges, held.value if held else None)
+    return [engine.name, str(lost.parameters["every"]), *map(shown, times)]
 
 
 def _footnotes(medium: Medium) -> Iterator[str]:
@@ -191,7 +196,7 @@ def _footnotes(medium: Medium) -> Iterator[str]:
     for engine in medium.engines:
         apart = engine.figures.get("first_stall")
         if apart is not None:
-            yield f"{engine.name}: its first save, not in the figures, stalled the loop for {_seconds(apart.value)} s"
+            yield f"{engine.name}: its first save, not in the figures, stalled the loop for {number(apart.value)} s"
     yield from _sizes(medium)
     if medium.fio:
         jobs = ", ".join(
@@ -218,7 +223,7 @@ def _sizes(medium: Medium) -> Iterator[str]:
         )
 
 
-def advice(medium: Medium) -> list[str]:
+def _advice(medium: Medium) -> list[str]:
     """Sentences: the engine to use on this medium and its bottleneck, and the engine that stalls the loop least.
 
     Empty where fewer than two engines restored equal states.
@@ -240,18 +245,18 @@ def advice(medium: Medium) -> list[str]:
         if ratio is not None:
             against = f", `{ratio.parameters['against']}`" if figure == "versus_best_other" else ""
             clauses.append(_ratio_text(ratio, words + against))
-    lines = [", ".join(clauses) + f"; {binds(best)}"]
+    lines = [", ".join(clauses) + f"; {_binds(best)}"]
     for engine in good[1:]:
         ratio = engine.figures.get("versus_best_other")
         if ratio is not None and engine.family == "direct" and not best.family.startswith("direct"):
-            lines.append(f"`{engine.name}`: {_ratio_text(ratio, 'the best other')}; {binds(engine)}")
+            lines.append(f"`{engine.name}`: {_ratio_text(ratio, 'the best other')}; {_binds(engine)}")
     quiet = min(good, key=lambda engine: engine.value("stall") or 0.0)
     if quiet is best or (quiet.value("stall") or 0.0) > 0.8 * (best.value("stall") or 0.0):
         return lines
-    return [*lines, f"shortest stall: `{quiet.name}`, {_seconds(quiet.value('stall'))} s for each save"]
+    return [*lines, f"shortest stall: `{quiet.name}`, {quiet.shown('stall')} s for each save"]
 
 
-def binds(engine: Engine) -> str:
+def _binds(engine: Engine) -> str:
     """The bottleneck of an engine, as far as its figures show it."""
     share = engine.figures.get("of_fio_write")
     if share is not None and share.value >= _NEAR:
@@ -270,22 +275,3 @@ def _ratio_text(ratio: Measurement, against: str) -> str:
     spread = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "one round has no interval"
     undecided = "" if ratio.parameters["decided"] else ", not decided"
     return f"{ratio.value:.2f} times the speed of {against} ({spread}{undecided})"
-
-
-def _times(ratio: Measurement | None) -> str:
-    if ratio is None:
-        return "-"
-    return f"{ratio.value:.2f}" if ratio.parameters["decided"] else f"~{ratio.value:.2f}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else number(value / 1e9)
-
-
-__all__ = ["Engine", "Medium", "advice", "binds", "media", "print_checkpoint"]
