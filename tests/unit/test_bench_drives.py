@@ -23,6 +23,7 @@ from tunetool.bench.drives.layouts import CHUNK, LAYOUTS, counts, mkfs
 from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.samples import Cell, Reading, Row
 from tunetool.bench.drives.sweeper import last_list, sweep
+from tunetool.bench.drives.view import view
 from tunetool.bench.drives.volume import BareDrive, as_they_are, stack_of
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
@@ -35,8 +36,7 @@ from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
-from tunetool.report.drives import advice, curves, print_drives
-from tunetool.report.drives_page import write_page
+from tunetool.report.kinds import print_record, write_any_page, write_page
 from tunetool.verdict import CEILING, judge
 
 GB = 10**9
@@ -291,7 +291,7 @@ def test_nothing_measured_is_no_pass() -> None:
 
 def shown(record: Record) -> str:
     console = Console(file=io.StringIO(), width=100)
-    print_drives(record, None, console)
+    print_record(record, None, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return " ".join(text.split())
 
@@ -299,12 +299,12 @@ def shown(record: Record) -> str:
 def test_the_table_has_the_published_rows_beside_and_ends_with_advice() -> None:
     checks = [preflight.skip("engine.deepspeed-cuda", "it is measured", "torch sees no GPU", "use one")]
     text = shown(record_of(full(), checks=checks))
-    assert "raid0-xfs, fio-libaio read 2.00 6.00 75%" in text
+    assert "raid0-xfs, fio-libaio 2.00 6.00 75%" in text
     assert "8 x PCIe Gen5 48 26" in text
     assert "DeepNVMe" in text
     assert "deepspeed-cuda: left out, torch sees no GPU; use one" in text
     assert "4 drives give 3.00 times one: they share something" in text
-    (sentence,) = advice(curves(record_of(full())))
+    (sentence,) = view(record_of(full())).advice
     found = re.search(
         r"XFS and ext4 differ by reads \+25\.0 % \[\+2[45]\.\d % to \+25\.\d %\] over 4 drives (.*?);", sentence
     )
@@ -323,22 +323,24 @@ def test_the_links_bind_only_near_what_they_carry(links: float, binds: bool) -> 
 
 
 def test_virtual_drives_give_no_advice_for_others() -> None:
-    (sentence,) = advice(curves(record_of(full(), mode="virtual")))
+    (sentence,) = view(record_of(full(), mode="virtual")).advice
     assert sentence.startswith("advice for virtual drives, which are files of one disk")
-    assert advice(curves(record_of(rows_of(row("raid0-xfs", 1, "read", STEADY))))) == []
+    assert view(record_of(rows_of(row("raid0-xfs", 1, "read", STEADY)))).advice == []
 
 
 def test_the_page_has_a_plot_over_drives_with_its_text(tmp_path: Path) -> None:
-    page = write_page(record_of(full()), tmp_path / "report.html")
-    assert page is not None
-    text = page.read_text()
+    text = write_any_page(record_of(full()), tmp_path / "record.json").read_text()
     read, write = [each for each in pictures(text) if each.attrib.get("class") == "plot"]
     assert read.attrib["aria-label"].startswith("reads by number of drives, GB/s: ")
     assert "raid0-xfs, fio-libaio from 2.00 to 6.00" in read.attrib["aria-label"]
     assert "drives" in "".join(write.itertext())
     assert "6.00 (5.70 to 6.30 GB/s)" in text
-    assert write_page(builders.record(kind="bench.drives"), tmp_path / "none.html") is None
-    write_page(hostile(record_of(full()), "<script>[/red]"), page)
+    assert write_page(builders.record(kind="bench.drives"), tmp_path / "none.json") is None
+    failed = record_of({}, checks=[preflight.skip("layout.raid0-xfs", "it is measured", "no md RAID0", "")])
+    path = write_page(failed, tmp_path / "record.json")
+    assert path is not None
+    assert "nothing was measured: no md RAID0" in path.read_text(), "a page without figures says why there are none"
+    page = write_any_page(hostile(record_of(full()), "<script>[/red]"), tmp_path / "record.json")
     assert "<script>[/red]" not in page.read_text()
 
 

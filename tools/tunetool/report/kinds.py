@@ -25,6 +25,7 @@ VIEWS: Mapping[str, str] = {
     "bench.api": "tunetool.bench.api.view",
     "bench.checkpoint": "tunetool.bench.checkpoint.view",
     "bench.dataset": "tunetool.bench.dataset.view",
+    "bench.drives": "tunetool.bench.drives.view",
     "bench.experts": "tunetool.bench.experts.view",
     "bench.loading": "tunetool.bench.loading.view",
 }
@@ -32,7 +33,6 @@ VIEWS: Mapping[str, str] = {
 ``directory``: where the record lies, for what lies beside it."""
 
 PRINTERS: Mapping[str, str] = {
-    "bench.drives": "drives.print_drives",
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.finetune": "finetune.print_finetune",
     "bench.inference": "inference.print_inference",
@@ -46,7 +46,6 @@ PRINTERS: Mapping[str, str] = {
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
 PAGES: Mapping[str, str] = {
-    "bench.drives": "drives_page.write_page",
     "bench.ds-io": "ds_io_page.write_page",
     "bench.finetune": "finetune_page.write_page",
     "bench.inference": "inference_page.write_page",

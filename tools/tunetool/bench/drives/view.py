@@ -1,13 +1,10 @@
-"""The result of `bench drives` for people: bandwidth by number of drives, the published one, what binds, and advice."""
+"""What `bench drives` shows: bandwidth by number of drives, the published one, what binds, and advice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from tunetool.bench.drives.figures import BANDWIDTH, EFFICIENCY
 from tunetool.bench.drives.layouts import COMPARED
@@ -15,11 +12,13 @@ from tunetool.bench.drives.preflight import SUBJECT
 from tunetool.bench.drives.published import NOTE, ROWS, SOURCE
 from tunetool.node.units import format_count
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, print_block
-from tunetool.report.table import print_verdict_line
+from tunetool.view.curves import Line, legend_of, plot
+from tunetool.view.figures import has_reasons
 from tunetool.view.limits import ceiling_of, what_limits
-from tunetool.view.text import number
+from tunetool.view.model import Block, Notes, Plot, Section, Table, View
+from tunetool.view.text import interval_words, number
 
+_PUBLISHED = ("drives", "read, GB/sec", "write, GB/sec")
 _WORDS = {
     "xfs_over_ext4": ("XFS", "ext4"),
     "raid0_over_per_drive": ("RAID0", "a file system on each drive"),
@@ -54,14 +53,33 @@ class Curve:
         """Of the most drives; None where one drive was not measured, or nothing else."""
         return self.others.get(EFFICIENCY, {}).get(max(self.bandwidths))
 
-    def cells(self, counts: Sequence[int]) -> list[str]:
-        """GB/s for each of ``counts``, and the share of so many times one drive."""
-        shown = [number(self.bandwidths[count].value / 1e9) if count in self.bandwidths else "-" for count in counts]
-        return [*shown, "-" if self.efficiency is None else f"{self.efficiency.value:.0%}{_doubt(self.efficiency)}"]
+
+def view(record: Record, _: Path | None = None) -> View:
+    """What is shown: a section for each direction, the published figures, and what the comparisons say. A page without
+    figures has the checks, which say why."""
+    known = _curves(record)
+    sections = [
+        Section(f"{direction}s, GB/s", list(_blocks(direction, rows, _counts(known))))
+        for direction in ("read", "write")
+        if (rows := [curve for curve in known if curve.direction == direction])
+    ]
+    notes = Notes(list(_notes(record, known)))
+    if known:
+        published = Table(_PUBLISHED, [(row.drives, f"{row.read:g}", f"{row.write:g}") for row in ROWS], sortable=False)
+        source = Notes([f"{NOTE}; {SOURCE}"])
+        sections += [Section("how it was measured", [notes]), Section("published, HBM and RAID0", [published, source])]
+    elif notes.lines:
+        sections.append(Section("what was left out", [notes]))
+    return View(
+        f"Scaling by drives on {record.node.host}",
+        sections=sections,
+        advice=_advice(known),
+        checks=not known and has_reasons(record),
+    )
 
 
-def curves(record: Record) -> list[Curve]:
-    """The curves of the record: writes first, by layout and engine."""
+def _curves(record: Record) -> list[Curve]:
+    """The curves of the record, by layout and engine."""
     known: dict[tuple[str, str, str], Curve] = {}
     for each in chosen(record.measurements, subject=SUBJECT):
         key = (each.labels["layout"], each.labels["io_engine"], each.labels["direction"])
@@ -70,53 +88,46 @@ def curves(record: Record) -> list[Curve]:
             curve.bandwidths[drives] = each
         else:
             curve.others.setdefault(each.figure, {})[drives] = each
-    ordered = sorted(known.values(), key=lambda each: (each.direction == "read", each.layout, each.engine))
+    ordered = sorted(known.values(), key=lambda each: (each.direction, each.layout, each.engine))
     return [curve for curve in ordered if curve.bandwidths]
 
 
-def counts_of(known: Sequence[Curve]) -> list[int]:
+def _counts(known: Sequence[Curve]) -> list[int]:
     """All numbers of drives."""
     return sorted({count for curve in known for count in curve.bandwidths})
 
 
-def print_drives(record: Record, path: Path | None, console: Console) -> None:
-    """Print the table, the published rows, notes and advice, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
-    known = curves(record)
-    if known:
-        console.print(_table(known))
-        console.print(_published())
-    for text in [*notes(record, known), *advice(known)]:
-        print_block(console, text, 2)
-    print_verdict_line(record, path, console)
+def _blocks(direction: str, rows: Sequence[Curve], counts: Sequence[int]) -> Iterator[Block]:
+    lines = [
+        Line(curve.title, [(float(count), curve.bandwidths[count].value) for count in sorted(curve.bandwidths)])
+        for curve in rows
+    ]
+    drawn = plot(f"{direction}s by number of drives", "B/s", lines, float(max(counts)), "drives", max(counts))
+    yield Plot(drawn, legend_of([line.name for line in lines]))
+    titles = ("layout, engine", *(format_count(count, "drive") for count in counts), "of N times one")
+    for shown, folded in ((_speed, ""), (_speed_and_interval, "With intervals")):
+        cells = [
+            (curve.title, *(shown(curve.bandwidths.get(count)) for count in counts), _share(curve)) for curve in rows
+        ]
+        yield Table(titles, cells, folded=folded)
 
 
-def heads(known: Sequence[Curve]) -> list[str]:
-    """Titles of the columns of numbers."""
-    return [*(format_count(count, "drive") for count in counts_of(known)), "of N times one"]
+def _speed(figure: Measurement | None) -> str:
+    return "-" if figure is None else number(figure.value / 1e9)
 
 
-def _table(known: Sequence[Curve]) -> Table:
-    table = new_table()
-    table.add_column("GB/s")
-    table.add_column("direction")
-    add_number_columns(table, *heads(known))
-    for curve in known:
-        table.add_row(curve.title, curve.direction, *curve.cells(counts_of(known)))
-    return table
+def _speed_and_interval(figure: Measurement | None) -> str:
+    interval = "-" if figure is None else interval_words(figure)
+    return _speed(figure) + ("" if interval == "-" else f" ({interval})")
 
 
-def _published() -> Table:
-    table = new_table()
-    table.add_column("published, HBM and RAID0")
-    add_number_columns(table, "read GB/sec", "write GB/sec")
-    for row in ROWS:
-        table.add_row(row.drives, f"{row.read:g}", f"{row.write:g}")
-    return table
+def _share(curve: Curve) -> str:
+    share = curve.efficiency
+    return "-" if share is None else f"{share.value:.0%}{'' if share.parameters['decided'] else ' ?'}"
 
 
-def notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
-    """Lines below: how it was measured, its proof, what binds, what was left out, the published source."""
+def _notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
+    """How it was measured, its proof, what binds, what was left out."""
     if known:
         parameters = known[0].best.parameters
         yield (
@@ -130,12 +141,10 @@ def notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
         counted = [ratio for ratio in ratios if ratio is not None]
         if counted:
             yield f"evidence: block, each drive's own counters: {min(counted):.4f} to {max(counted):.4f} of the bytes"
-    yield from binds(record, known)
+    yield from _binds(record, known)
     for check in record.checks:
         if check.status == "skip" and "layout" in check.labels:
             yield _left_out(check)
-    if known:
-        yield f"{NOTE}; {SOURCE}"
 
 
 def _left_out(check: CheckResult) -> str:
@@ -143,10 +152,10 @@ def _left_out(check: CheckResult) -> str:
     return f"{check.labels['layout']}: left out, {check.found}{remedy}"
 
 
-def binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:
+def _binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:
     """For each curve what limits it over the most drives, where the record shows that."""
     ceiling = ceiling_of(record)
-    whole = max(counts_of(known), default=0)
+    whole = max(_counts(known), default=0)
     for curve in known:
         # The ceiling is that of all drives.
         limit = what_limits(curve.best, ceiling if max(curve.bandwidths) == whole else None)
@@ -160,7 +169,7 @@ def binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:
             )
 
 
-def advice(known: Sequence[Curve]) -> list[str]:
+def _advice(known: Sequence[Curve]) -> list[str]:
     """A sentence for each comparison. Empty where nothing was compared."""
     parts = [text for name in COMPARED for text in [_of_comparison(name, known)] if text]
     if not parts:
@@ -205,16 +214,3 @@ def _choice(ours: str, theirs: str, decided: Sequence[Measurement | None]) -> st
 
 def _change(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
-
-
-def _doubt(figure: Measurement) -> str:
-    return "" if figure.parameters["decided"] else " ?"
-
-
-def figures_of_page(known: Sequence[Curve]) -> Mapping[str, list[Curve]]:
-    """By direction, for the page."""
-    return {
-        direction: rows
-        for direction in ("read", "write")
-        if (rows := [curve for curve in known if curve.direction == direction])
-    }
