@@ -65,7 +65,8 @@ def _heads(titles: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) ->
     number is broken for them."""
     heads, cells = list(titles), [max(len(each.text) for each in column) for column in zip(*rows, strict=True)]
     for index in sorted(range(len(heads)), key=lambda each: cells[each] - len(titles[each])):
-        needed = sum(max(wide, *map(len, head.split("\n"))) + _GAP for wide, head in zip(cells, heads, strict=True))
+        widths = [max(wide, *map(len, head.split("\n"))) for wide, head in zip(cells, heads, strict=True)]
+        needed = sum(widths) + _GAP * (len(widths) - 1)
         if needed <= width:
             break
         room = max(cells[index], _TITLE, len(titles[index]) - (needed - width))
