@@ -25,6 +25,7 @@ from tunetool.bench.inference.model import describe
 from tunetool.bench.inference.predict import Work
 from tunetool.bench.inference.request import KIND, Request
 from tunetool.bench.inference.samples import Absent, Generation, Mode, Place, Row, Served
+from tunetool.bench.inference.view import view
 from tunetool.bench.offload.architecture import architecture
 from tunetool.cli.bench_inference import inference
 from tunetool.cli.bench_offload import offload
@@ -33,9 +34,8 @@ from tunetool.measure.aio import Probe
 from tunetool.measure.evidence import Counted
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
-from tunetool.record import Record
-from tunetool.report.inference import advice, left_out, lines, print_inference
-from tunetool.report.inference_page import write_page
+from tunetool.record import Record, chosen
+from tunetool.report.kinds import page_text, print_record
 from tunetool.verdict import code_of, judge
 
 DISK = BlockStack(
@@ -75,7 +75,7 @@ def record_of(run: Measured, conditions: Mapping[str, Any] = CONDITIONS) -> Reco
 def shown(record: Record) -> str:
     console = Console(width=100, record=True, file=None)
     with console.capture() as captured:
-        print_inference(record, None, console)
+        print_record(record, None, console)
     return " ".join(captured.get().split())
 
 
@@ -269,7 +269,7 @@ def test_equal_tokens_pass_and_the_advice_follows() -> None:
     assert by_name["inference.nvme.predicted"].value == pytest.approx(8 / (0.5125 + 3 * 0.5), rel=0.01)
     assert by_name["inference.nvme.read_share"].value == pytest.approx(0.47, abs=0.01)
     assert by_name["inference.device.versus_nvme"].parameters["decided"] is True
-    (text,) = advice(lines(record))
+    (text,) = view(record).advice
     assert text.startswith("keep the weights in device memory (4.")
     assert "each pass reads 1 GB whatever the batch is, so take the largest that fits: up to about" in text
 
@@ -325,7 +325,7 @@ def test_a_place_that_failed_is_an_error_beside_what_holds() -> None:
     assert code_of(record.verdict) == 3
     assert record.verdict is not None
     assert record.verdict.reasons == ["dram: the process was ended by SIGKILL"]
-    assert left_out(record) == ["left out: dram: the process was ended by SIGKILL"]
+    assert "left out: dram: the process was ended by SIGKILL" in shown(record)
 
 
 def test_bytes_that_the_drives_did_not_count_prove_nothing() -> None:
@@ -336,12 +336,10 @@ def test_bytes_that_the_drives_did_not_count_prove_nothing() -> None:
     assert record.verdict.status == "unproven"
 
 
-def test_the_page_has_what_was_measured_and_what_was_published(tmp_path: Path) -> None:
+def test_the_page_has_what_was_measured_and_what_was_published() -> None:
     absent = [Served("aio", Absent("sglang is not installed", "`pip <b>`")), Served("gds", Absent("no GPU", ""))]
     run = run_of(row("nvme", generation(4.0, claimed=4 * 10**9)), row("device", generation(1.0)), served=absent)
-    path = write_page(record_of(run), tmp_path / "report.html")
-    assert path is not None
-    text = path.read_text()
+    text = page_text(record_of(run), None)
     for words in (
         "<svg",
         "LLAMA-3-70B, 4 x Gen4",
@@ -349,15 +347,16 @@ def test_the_page_has_what_was_measured_and_what_was_published(tmp_path: Path) -
         "whatever the batch is",
     ):
         assert words in text
-    assert write_page(record_of(run_of(row("nvme"))), tmp_path / "none.html") is None
+    assert page_text(record_of(run_of(row("nvme"))), None) == ""
 
 
 def test_sglang_tokens_are_a_row_of_their_own() -> None:
     served = [Served("aio", result={"output_throughput": 31.5, "total_output_tokens": 4096})]
     run = run_of(row("nvme", generation(4.0, claimed=1)), row("device", generation(1.0)), served=served)
     record = record_of(run)
-    (line,) = [each for each in lines(record) if each.key == "sglang-aio"]
-    assert (line.tokens.value, line.tokens.parameters["batch"]) == (31.5, 128)
+    (tokens,) = chosen(record.measurements, "tokens", place="sglang-aio")
+    assert (tokens.value, tokens.parameters["batch"]) == (31.5, 128)
+    assert "sglang-aio 31.50 " in shown(record)
     assert code_of(record.verdict) == 0
 
 

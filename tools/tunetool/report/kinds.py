@@ -27,6 +27,7 @@ VIEWS: Mapping[str, str] = {
     "bench.dataset": "tunetool.bench.dataset.view",
     "bench.drives": "tunetool.bench.drives.view",
     "bench.experts": "tunetool.bench.experts.view",
+    "bench.inference": "tunetool.bench.inference.view",
     "bench.loading": "tunetool.bench.loading.view",
 }
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
@@ -35,7 +36,6 @@ VIEWS: Mapping[str, str] = {
 PRINTERS: Mapping[str, str] = {
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.finetune": "finetune.print_finetune",
-    "bench.inference": "inference.print_inference",
     "bench.offload": "offload.print_offload",
     "bench.reference": "reference.print_reference",
     "bench.staging": "staging.print_staging",
@@ -48,7 +48,6 @@ PRINTERS: Mapping[str, str] = {
 PAGES: Mapping[str, str] = {
     "bench.ds-io": "ds_io_page.write_page",
     "bench.finetune": "finetune_page.write_page",
-    "bench.inference": "inference_page.write_page",
     "bench.offload": "offload_page.write_page",
     "bench.reference": "reference_page.write_page",
     "bench.staging": "staging_page.write_page",

@@ -1,4 +1,4 @@
-"""The result of `bench inference` for people: what was measured, what was published, and a sentence of advice."""
+"""What `bench inference` shows: what was measured, what was published, and where to keep the weights."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tunetool.bench.inference import published
 from tunetool.bench.inference.samples import PLACES, SCRIPTS, TITLES
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, print_block
-from tunetool.report.table import print_verdict_line
+from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, Verbatim, View
+from tunetool.view.plots import bar_of, bars
 from tunetool.view.text import number
 
-HEADS = ("tokens/s", "interval", "first s", "next s", "MB/token", "GB/s", "of handle", "predicted", "same")
-PUBLISHED_HEADS = ("tokens/s", "ds_io GB/s", "predicted", "of predicted")
-SCRIPT = SCRIPTS["aio"]
-_SAME: Mapping[str, str] = {"pass": "yes", "fail": "NO"}
+_TITLES = (
+    *("weights", "tokens/s", "interval", "first, s", "next, s", "MB/token", "GB/s", "of handle", "predicted"),
+    "same",
+)
+_PUBLISHED = ("drives", "tokens/s", "ds_io, GB/s", "predicted", "of predicted")
+_SCRIPT = SCRIPTS["aio"]
+_DRIVES, _OTHER = "#1f6feb", "#8c959f"
+_SAME: Mapping[str, Cell] = {"pass": Cell("yes"), "fail": Cell("NO", mark="fail")}
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ class Line:
         figure = self.figures.get(name)
         return "-" if figure is None else number(figure.value / unit)
 
-    def cells(self) -> tuple[str, ...]:
-        """Of the table, after the title: those of ``HEADS``."""
+    def cells(self) -> Cells:
+        """Of the columns ``_TITLES``."""
         interval = self.tokens.confidence
         share = self.figures.get("read_share")
         return (
+            self.title,
             self.shown("tokens"),
             f"{number(interval.low)} to {number(interval.high)}" if interval else "-",
             self.shown("first_pass"),
@@ -74,48 +75,46 @@ def lines(record: Record) -> list[Line]:
     return [Line(key, figures, checks.get(key)) for key, figures in by_key.items() if "tokens" in figures]
 
 
-def left_out(record: Record) -> list[str]:
+def _left_out(record: Record, known: Sequence[Line]) -> Iterator[str]:
     """What was not measured, the reason, and what helps."""
-    shown = {line.key for line in lines(record)}
+    measured = {line.key for line in known}
     reasons: dict[str, list[str]] = {}
     for check in record.checks:
         key = check.labels.get("place", check.id)
-        if key not in shown and check.status in ("skip", "unknown"):
+        if key not in measured and check.status in ("skip", "unknown"):
             text = f"{check.found}; {check.remedy}" if check.remedy else check.found
             reasons.setdefault(text, []).append(key)
-    return [f"left out: {', '.join(keys)}: {text}" for text, keys in reasons.items()]
+    for text, keys in reasons.items():
+        yield f"left out: {', '.join(keys)}: {text}"
 
 
-def print_inference(record: Record, path: Path | None, console: Console) -> None:
-    """Print the tables with their notes and the advice, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown; without figures there is no page."""
     known = lines(record)
+    on = "" if known else "terminal"
+    theirs: list[Block] = [Table(_PUBLISHED, list(_published_rows())), Notes(published.remarks())]
+    return View(
+        f"Generating on {record.node.host}",
+        sections=[
+            Section("Measured", list(_measured(record, known, directory)), on),
+            Section("Published", theirs, on),
+        ],
+        advice=advice(known),
+    )
+
+
+def _measured(record: Record, known: Sequence[Line], directory: Path | None) -> Iterator[Block]:
     if known:
-        console.print(_table("weights", HEADS, [(line.title, *line.cells()) for line in known]))
-        for text in notes(known):
-            print_block(console, text, 2)
-    for text in left_out(record):
-        print_block(console, text, 2)
-    if path is not None and (path.parent / SCRIPT).is_file():
-        # A command to copy, so that it is not folded.
-        console.print(Text(f"SGLang's benchmark: sh {path.parent / SCRIPT}"), soft_wrap=True)
-    console.print(_table("published", PUBLISHED_HEADS, list(published_rows())))
-    for text in [*published.remarks(), *advice(known)]:
-        print_block(console, text, 2)
-    print_verdict_line(record, path, console)
+        drawn = [bar_of(each.key, each.tokens, _DRIVES if each.key == "nvme" else _OTHER) for each in known]
+        yield Plot(bars("tokens/s", drawn))
+        yield Table(_TITLES, [line.cells() for line in known], numbers=_TITLES[1:-1])
+        yield Notes(list(_notes(known)))
+    yield Notes(list(_left_out(record, known)))
+    if directory is not None and (directory / _SCRIPT).is_file():
+        yield Verbatim(f"SGLang's benchmark: sh {directory / _SCRIPT}", on="terminal")
 
 
-def _table(first: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = new_table()
-    table.add_column(first)
-    add_number_columns(table, *heads)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def published_rows() -> Iterator[tuple[str, ...]]:
-    """Drives, and what ``PUBLISHED_HEADS`` say."""
+def _published_rows() -> Iterator[Cells]:
     for each in published.RESULTS:
         share = f"{each.tokens / each.predicted:.0%}"
         yield (
@@ -127,7 +126,7 @@ def published_rows() -> Iterator[tuple[str, ...]]:
         )
 
 
-def notes(known: Sequence[Line]) -> Iterator[str]:
+def _notes(known: Sequence[Line]) -> Iterator[str]:
     """Lines under the table: what was generated, on which media, and its evidence."""
     first = known[0].tokens
     size = {name: int(first.parameters[name]) for name in ("batch", "prompt", "new_tokens", "weight_bytes")}
