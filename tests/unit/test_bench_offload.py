@@ -29,13 +29,13 @@ from tunetool.bench.offload.preflight import Configured
 from tunetool.bench.offload.request import Request
 from tunetool.bench.offload.samples import DRAM, Moved, Place, Row, Rung, Step, moved_in
 from tunetool.bench.offload.swap_handles import CountedHandle, Ledger, SwapHandles, union
+from tunetool.bench.offload.view import view
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record
-from tunetool.report.offload import advice, lines, print_offload
-from tunetool.report.offload_page import write_page
+from tunetool.report.kinds import page_text, print_record
 from tunetool.tune.check import Facts
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.verdict import judge
@@ -423,7 +423,7 @@ def test_bytes_that_the_drives_did_not_see_prove_nothing(tmp_path: Path) -> None
 
 def shown(made: list[Row], found: list[Place] | None = None) -> str:
     out = io.StringIO()
-    print_offload(record_of(made, found), None, Console(file=out, width=120))
+    print_record(record_of(made, found), None, Console(file=out, width=120))
     return " ".join(out.getvalue().split())
 
 
@@ -452,21 +452,19 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
     memory = [replace(each, place="memory", medium="tmpfs") if each.block else each for each in rows(tmp_path)]
     assert "a tmpfs is memory too, and saves none: tmpfs has 0.25 times" in shown(memory)
     dram_only = record_of(rows(tmp_path)[2:])
-    assert advice(dram_only, lines(dram_only)) == []
+    assert view(dram_only).advice == []
 
 
 def test_the_page_has_the_tables_and_a_plot_for_each_direction(tmp_path: Path) -> None:
-    page = write_page(record_of(rows(tmp_path)), tmp_path / "report.html")
-    assert page is not None
-    text = page.read_text()
+    text = page_text(record_of(rows(tmp_path)), None)
     assert text.count("<svg") == 3
     assert "offload.target.losses" in text
-    assert write_page(record_of([], []), tmp_path / "none.html") is None
+    assert page_text(record_of([], []), None) == ""
 
 
 def test_a_name_in_a_record_is_no_markup_of_the_terminal(tmp_path: Path) -> None:
     out = io.StringIO()
-    print_offload(hostile(record_of(rows(tmp_path)), "[/red]"), None, Console(file=out, width=200))
+    print_record(hostile(record_of(rows(tmp_path)), "[/red]"), None, Console(file=out, width=200))
     assert "disk[/red], default" in out.getvalue()
 
 

@@ -29,6 +29,7 @@ VIEWS: Mapping[str, str] = {
     "bench.experts": "tunetool.bench.experts.view",
     "bench.inference": "tunetool.bench.inference.view",
     "bench.loading": "tunetool.bench.loading.view",
+    "bench.offload": "tunetool.bench.offload.view",
 }
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
 ``directory``: where the record lies, for what lies beside it."""
@@ -36,7 +37,6 @@ VIEWS: Mapping[str, str] = {
 PRINTERS: Mapping[str, str] = {
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.finetune": "finetune.print_finetune",
-    "bench.offload": "offload.print_offload",
     "bench.reference": "reference.print_reference",
     "bench.staging": "staging.print_staging",
     "bench.strategies": "strategies.print_strategies",
@@ -48,7 +48,6 @@ PRINTERS: Mapping[str, str] = {
 PAGES: Mapping[str, str] = {
     "bench.ds-io": "ds_io_page.write_page",
     "bench.finetune": "finetune_page.write_page",
-    "bench.offload": "offload_page.write_page",
     "bench.reference": "reference_page.write_page",
     "bench.staging": "staging_page.write_page",
     "bench.strategies": "strategies_page.write_page",

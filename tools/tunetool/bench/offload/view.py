@@ -1,4 +1,4 @@
-"""The result of `bench offload` for people: a table of steps, one of what the swap moves, and a sentence of advice."""
+"""What `bench offload` shows: the steps, what the swap moves, and a sentence of advice."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from tunetool.advise.ds_config import MEMORY_SHARE
 from tunetool.advise.zero_memory import ON_HOST
 from tunetool.bench.offload.preflight import TARGET
 from tunetool.bench.offload.samples import DRAM
 from tunetool.node.units import format_count, format_size
 from tunetool.record import Measurement, Record, chosen
-from tunetool.report.page import add_number_columns, line_of, new_table, print_block
-from tunetool.report.table import print_verdict_line
+from tunetool.view.model import Block, Notes, Plot, Section, Table, View
+from tunetool.view.plots import Bar, bar_of, bars
 from tunetool.view.text import number
 
-STEP_HEADS = ("step s", "interval", "compute s", "read s", "write s", "of default", "of DRAM")
-SWAP_HEADS = ("read GB/s", "aio", "share", "write GB/s", "aio", "share")
+_STEP = ("states on", "step, s", "interval", "compute, s", "read, s", "write, s", "of default", "of DRAM")
+_SWAP = ("states on", "read, GB/s", "aio, GB/s", "share", "write, GB/s", "aio, GB/s", "share")
+_COLOURS = {
+    "step": "#1f6feb",
+    "compute": "#8c959f",
+    "read": "#2da44e",
+    "write": "#bf8700",
+    "bandwidth": "#1f6feb",
+    "rung": "#8c959f",
+}
 _DEFAULT = "default"
 
 
@@ -63,14 +69,14 @@ class Line:
         return figure if figure is not None and figure.parameters["decided"] else None
 
     def step_cells(self) -> list[str]:
-        """The row of the first table: its name, and what ``STEP_HEADS`` names."""
+        """The row of the first table: that of the columns ``_STEP``."""
         interval = self.step.confidence
         spread = f"{number(interval.low)} to {number(interval.high)}" if interval else "-"
         waits = [self.shown(name) for name in ("compute", "read.wait", "write.wait")]
         return [self.name, self.shown("step"), spread, *waits, self.ratio("gain"), self.ratio("against_dram")]
 
     def swap_cells(self) -> list[str]:
-        """The row of the second table: its name, and what ``SWAP_HEADS`` names."""
+        """The row of the second table: that of the columns ``_SWAP``."""
         cells = [self.name]
         for direction in ("read", "write"):
             speeds = [self.shown(f"{direction}.{name}", 1e9) for name in ("bandwidth", "rung")]
@@ -88,57 +94,84 @@ def lines(record: Record) -> list[Line]:
     return [Line(key, figures) for key, figures in by_key.items() if "step" in figures]
 
 
-def print_offload(record: Record, path: Path | None, console: Console) -> None:
-    """Print the tables with their notes and the advice, then the verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown; of a record without figures only its checks."""
     known = lines(record)
-    for title, heads, rows in tables(known):
-        table = new_table()
-        table.add_column(title, overflow="fold")
-        add_number_columns(table, *heads)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for text in [*notes(record, known), *advice(record, known)]:
-        print_block(console, text, 2)
-    print_verdict_line(record, path, console)
+    return View(
+        f"Offload of ZeRO-3 on {record.node.host}",
+        head=list(_head(known)),
+        sections=list(_sections(known, Notes(list(_checks(record)), on="terminal"))),
+        advice=advice(record, known),
+        checks=bool(known),
+    )
 
 
-def tables(known: Sequence[Line]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
-    """Title, heads and rows of each table that has rows."""
-    if known:
-        yield "a step", STEP_HEADS, [line.step_cells() for line in known]
-    swapped = [line.swap_cells() for line in known if "read.bandwidth" in line.figures or "read.rung" in line.figures]
+def _head(known: Sequence[Line]) -> Iterator[str]:
+    """What was trained and moved."""
+    if not known:
+        return
+    parameters = known[0].step.parameters
+    swapped = "optimizer and parameters" if parameters["parameters_on"] == "nvme" else "the optimizer"
+    yield (
+        f"{parameters['model']}: {int(parameters['parameters']):,} parameters, "
+        f"{format_count(int(parameters['ranks']), 'rank')} on {parameters.get('device', 'the device')}, "
+        f"{parameters['tokens']} tokens a sequence; {swapped} in swap files of "
+        f"{format_size(float(parameters['swap_bytes']))}"
+    )
+    settings = {line.block: line.step.parameters["settings"] for line in known if line.block}
+    if settings:
+        yield "aio blocks: " + "; ".join(f"{name} {shown}" for name, shown in settings.items())
+
+
+def _sections(known: Sequence[Line], checks: Notes) -> Iterator[Section]:
+    if not known:
+        yield Section("checks", [checks], on="terminal")
+        return
+    parts = [
+        bar for line in known for bar in _bars(line, {name: name for name in ("step", "compute", "read", "write")})
+    ]
+    steps: list[Block] = [
+        Plot(bars("a step and its parts, seconds", parts)),
+        Table(_STEP, [line.step_cells() for line in known]),
+    ]
+    swapped = [line for line in known if "read.bandwidth" in line.figures or "read.rung" in line.figures]
+    swap: list[Block] = [*_swap_plots(known), Table(_SWAP, [line.swap_cells() for line in swapped])]
+    (swap if swapped else steps).extend([Notes(list(_notes(known))), checks])
+    yield Section("a step", steps)
     if swapped:
-        yield "the swap", SWAP_HEADS, swapped
+        yield Section("the swap", swap)
 
 
-def notes(record: Record, known: Sequence[Line]) -> Iterator[str]:
-    """Lines under the tables: what was trained and moved, what the columns mean, the evidence, the checks."""
-    if known:
-        first = known[0].step
-        parameters = first.parameters
-        swapped = "optimizer and parameters" if parameters["parameters_on"] == "nvme" else "the optimizer"
-        yield (
-            f"{parameters['model']}: {int(parameters['parameters']):,} parameters, "
-            f"{format_count(int(parameters['ranks']), 'rank')} on {parameters.get('device', 'the device')}, "
-            f"{parameters['tokens']} tokens a sequence; {swapped} in swap files of "
-            f"{format_size(float(parameters['swap_bytes']))}"
-        )
-        settings = {line.block: line.step.parameters["settings"] for line in known if line.block}
-        if settings:
-            yield "aio blocks: " + "; ".join(f"{name} {shown}" for name, shown in settings.items())
-        yield (
-            f"medians of {format_count(len(first.samples or []), 'round')}; read and write: seconds for which a step "
-            "waits for them; compute: all the rest; GB/s: while transfers are in flight, beside computation; aio: the "
-            "handle alone, on a file beside the swap files in the same round; of default, of DRAM: its speed; in "
-            "brackets: not decided"
-        )
-        yield from _evidence(known)
-    yield from (f"{check.id}: {check.status}, {check.found}" for check in record.checks if check.status != "skip")
-    for check in record.checks:
-        if check.status == "skip":
-            yield f"{check.id}: left out, {check.found}" + (f"; {check.remedy}" if check.remedy else "")
+def _swap_plots(known: Sequence[Line]) -> Iterator[Block]:
+    for direction in ("read", "write"):
+        titles = {f"{direction}.bandwidth": "swap", f"{direction}.rung": "aio alone"}
+        if drawn := [bar for line in known for bar in _bars(line, titles, 1e9)]:
+            yield Plot(bars(f"{direction}s, GB/s", drawn))
+
+
+def _bars(line: Line, titles: Mapping[str, str], unit: float = 1.0) -> Iterator[Bar]:
+    for name, title in titles.items():
+        if name in line.figures:
+            yield bar_of(f"{line.name}: {title}", line.figures[name], _COLOURS[name.rpartition(".")[2]], unit)
+
+
+def _notes(known: Sequence[Line]) -> Iterator[str]:
+    """What the columns mean, and the evidence."""
+    yield (
+        f"medians of {format_count(len(known[0].step.samples or []), 'round')}; read and write: seconds for which a "
+        "step waits for them; compute: all the rest; GB/s: while transfers are in flight, beside computation; aio: the "
+        "handle alone, on a file beside the swap files in the same round; of default, of DRAM: its speed; in brackets: "
+        "not decided"
+    )
+    yield from _evidence(known)
+
+
+def _checks(record: Record) -> Iterator[str]:
+    """The checks, those that were left out last."""
+    for check in sorted(record.checks, key=lambda each: each.status == "skip"):
+        word = "left out" if check.status == "skip" else check.status
+        remedy = f"; {check.remedy}" if check.status == "skip" and check.remedy else ""
+        yield f"{check.id}: {word}, {check.found}{remedy}"
 
 
 def _evidence(known: Sequence[Line]) -> Iterator[str]:
