@@ -21,6 +21,7 @@ from tunetool.node.units import format_count, format_size, format_size_binary
 from tunetool.record import Measurement, Record, Tool, to_document
 from tunetool.view.model import cell
 from tunetool.view.selection import label
+from tunetool.view.text import quoted
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _MOST_EVIDENCE = 200
@@ -42,7 +43,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
     )
-    made.filters |= {"code": code, "cell": cell, "kind": lambda block: type(block).__name__}
+    made.filters |= {"code": code, "cell": cell, "quoted": quoted, "kind": lambda block: type(block).__name__}
     return made
 
 

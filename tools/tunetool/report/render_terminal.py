@@ -13,6 +13,7 @@ from tunetool.node.common.refusal import on_one_line
 from tunetool.record import Record
 from tunetool.report.page import STYLES, line_of, new_table, print_block, print_verdict_line
 from tunetool.view.model import Cell, Notes, Section, Table, Verbatim, View, cell
+from tunetool.view.text import quoted
 
 _INDENT = 2
 _GAP = 2
@@ -23,7 +24,7 @@ _TITLE = 8
 
 def print_view(view: View, record: Record, path: Path | None, console: Console) -> None:
     """Print the view of a record, then its verdict. ``path``: where the record is."""
-    console.print(line_of(f"{record.node.host}: `{record.target}`" if record.target else record.node.host))
+    console.print(line_of(f"{record.node.host}: {quoted(record.target)}" if record.target else record.node.host))
     for line in view.head:
         print_block(console, line, _INDENT)
     for section in view.sections:

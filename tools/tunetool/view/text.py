@@ -24,6 +24,11 @@ def shown(value: float | None, unit: float = 1.0) -> str:
     return "-" if value is None else number(value / unit)
 
 
+def quoted(target: str) -> str:
+    """What was measured, in backticks; `bench staging` names several paths, and has set its own."""
+    return target if "`" in target else f"`{target}`"
+
+
 def scale(unit: str, greatest: float) -> tuple[float, str]:
     """The factor to divide values by, and the unit to show; an empty unit for plain numbers."""
     for factor, name in _SCALES.get(unit, ()):
