@@ -23,8 +23,8 @@ from tunetool.bench.staging.rounds import Rounds
 from tunetool.bench.staging.samples import Row, Sample, Staged, compare_losses
 from tunetool.bench.staging.scenarios import LeftOut, Planned, parse, scale
 from tunetool.errors import UsageProblem
+from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
-from tunetool.report.staging import print_staging
 from tunetool.stage.room import Limit
 from tunetool.training.settings import Material
 from tunetool.training.workload import RankResult, Workload
@@ -299,7 +299,7 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
     )
     record = records.parse(records.dumps(record), "it")
     stream = io.StringIO()
-    print_staging(record, Path("/runs/record.json"), Console(file=stream, width=WIDTH, highlight=False))
+    print_record(record, Path("/runs/record.json"), Console(file=stream, width=WIDTH, highlight=False))
     shown = stream.getvalue()
     assert all(len(line) <= WIDTH for line in shown.splitlines()), shown
     lines = {" ".join(line.split()) for line in shown.splitlines()}

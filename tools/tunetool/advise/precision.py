@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunetool.errors import UsageProblem
+from tunetool.record import Scalar
 
 Format = Literal["bf16", "fp16", "fp32"]
 Asked = Literal["auto", "bf16", "fp16"]
@@ -50,6 +51,12 @@ BF16 = Precision("bf16", "compute capability 8.0 or more")
 def describe(name: str) -> str:
     """A format for people."""
     return f"{name} with loss scaling" if name == "fp16" else name
+
+
+def computed(parameters: Mapping[str, Scalar], device: str) -> str:
+    """A figure's device, and a GPU's number format, which old records do not have. CPUs compute in fp32."""
+    precision = str(parameters.get("precision", "fp32"))
+    return f"{parameters[device]}{f' in {describe(precision)}' if precision != 'fp32' else ''}"
 
 
 def choose(asked: Asked, capabilities: Sequence[Capability]) -> Precision:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tunetool.advise.precision import describe
+from tunetool.advise.precision import computed
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.record import Measurement, Record, Scalar, chosen
+from tunetool.record import Measurement, Record, chosen
 from tunetool.report.page import new_table, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.view.text import number
@@ -86,12 +86,6 @@ def _head(record: Record) -> Iterator[str]:
     launch = f"started by `{parameters['launcher']}`, {computed(parameters, 'compute')}"
     steps = f"{parameters['steps']} steps with {parameters['batch_size']} samples for each rank"
     yield f"{ranks}, {launch}; {parameters['trainer']}, ZeRO-{parameters['zero_stage']}; {steps}"
-
-
-def computed(parameters: Mapping[str, Scalar], device: str) -> str:
-    """The device, and a GPU's number format, which old records do not have. CPUs compute in fp32."""
-    precision = str(parameters.get("precision", "fp32"))
-    return f"{parameters[device]}{f' in {describe(precision)}' if precision != 'fp32' else ''}"
 
 
 def _table(by_name: Mapping[str, Sequence[Measurement]]) -> Table:
@@ -202,4 +196,4 @@ def _seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
 
 
-__all__ = ["Shares", "binds", "computed", "figures", "print_finetune", "shares"]
+__all__ = ["Shares", "binds", "figures", "print_finetune", "shares"]

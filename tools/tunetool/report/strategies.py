@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tunetool.advise.precision import computed
 from tunetool.bench.strategies import published
 from tunetool.bench.strategies.figures import NOTE
 from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.bench.strategies.published import Epoch
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, Scalar, chosen
-from tunetool.report.finetune import computed
 from tunetool.report.page import add_number_columns, new_table, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.view.text import number

@@ -1,4 +1,4 @@
-"""The result of `bench staging` for people: published and measured times side by side, a summary, and advice."""
+"""What `bench staging` shows: published and measured times side by side, a summary, and advice."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from tunetool.advise.precision import computed
 from tunetool.bench.staging import published
 from tunetool.bench.staging.published import SCENARIOS, TITLES, Pair, Scenario
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
-from tunetool.report.finetune import computed
-from tunetool.report.page import add_number_columns, line_of, new_table, print_block, print_verdict_line
+from tunetool.training.rank.curve_files import opening_line
+from tunetool.view.figures import has_reasons
+from tunetool.view.model import Block, Cells, Notes, Plot, Section, Table, Verbatim, View
+from tunetool.view.plots import bar_of, bars
 from tunetool.view.text import number
 
+_COLUMNS = ("what", "published /dev/shm", "published bulk", "memory", "bulk", "bulk/memory")
+_SUMMARY = ("scenario", "published load", "x", "model load", "x", "end to end", "x")
+_PLOTS: Mapping[str, str] = {
+    "model_load": "model load, s",
+    "data_per_batch": "data load of a batch, s",
+    "first_epoch": "first epoch, s",
+    "end_to_end": "end to end, staging included, s",
+}
+_COLOURS = {"memory": "#1f6feb", "bulk": "#8c959f"}
 _READ = ("model_read", "model_storage", "data_read", "data_storage")
 
 
@@ -74,35 +82,53 @@ def scenarios(record: Record) -> list[MeasuredScenario]:
     return result
 
 
-def print_staging(record: Record, path: Path | None, console: Console) -> None:
-    """Print a table for each scenario, the summary, the advice and the verdict. ``path``: where the record is."""
-    measured = scenarios(record)
-    console.print(line_of(f"{record.node.host}: {record.target}"))
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown: a section for each scenario, and one across them."""
+    known = scenarios(record)
+    measured = [each for each in known if each.any is not None]
+    on = "" if measured else "terminal"
+    sections = [Section(TITLES[each.name], list(_blocks(each)), on) for each in known]
+    if measured:
+        sections.append(Section("Across scenarios: memory / bulk, s", list(_across(measured, directory))))
+    return View(
+        f"Staging on {record.node.host}",
+        sections=sections,
+        advice=list(_found(measured, "advice")),
+        checks=not measured and has_reasons(record),
+    )
+
+
+def _blocks(scenario: MeasuredScenario) -> Iterator[Block]:
+    title = TITLES[scenario.name]
+    if scenario.any is None:
+        check = scenario.checks.get("")
+        word = "left out" if check is not None and check.status == "skip" else "failed"
+        yield Notes([f"{title}: {word}, {scenario.missing or 'nothing was measured'}"])
+        return
+    yield Notes(list(_head(scenario)))
+    yield Table(_COLUMNS, [[name, *cells] for name, cells in _rows(scenario)], sortable=False)
+    yield Notes(list(_notes(scenario)))
+    for figure, words in _PLOTS.items():
+        pair = [(path, colour, scenario.figures.get((path, figure))) for path, colour in _COLOURS.items()]
+        drawn = [bar_of(f"{path} ({each.medium})", each, colour) for path, colour, each in pair if each is not None]
+        yield Plot(bars(f"{title}: {words}", drawn))
+
+
+def _across(measured: Sequence[MeasuredScenario], directory: Path | None) -> Iterator[Block]:
+    yield Table(_SUMMARY, list(_summary(measured)), sortable=False)
+    yield Notes([f"published: {published.SOURCE}", *published.remarks(), *_found(measured, "sharding")])
+    if directory is not None and (command := opening_line(directory)):
+        yield Verbatim(f"curves: {command}", on="terminal")
+
+
+def _found(measured: Sequence[MeasuredScenario], name: str) -> Iterator[str]:
+    """What the checks of this name say."""
     for each in measured:
-        if each.any is None:
-            print_block(console, f"{TITLES[each.name]}: {_word(each)}, {each.missing or 'nothing was measured'}", 2)
-            continue
-        for line in head(each):
-            print_block(console, line, 2)
-        console.print(_table(each))
-        for line in notes(each):
-            print_block(console, line, 2)
-    if any(each.any for each in measured):
-        console.print(_summary(measured))
-        for line in closing(measured):
-            print_block(console, line, 2)
-    if path is not None and (path.parent / "tensorboard").is_dir():
-        # A command to copy, so that it is not folded.
-        console.print(Text(f"curves: tensorboard --logdir {path.parent / 'tensorboard'}"), soft_wrap=True)
-    print_verdict_line(record, path, console)
+        if (check := each.checks.get(name)) is not None:
+            yield f"{TITLES[each.name]}: {check.found}"
 
 
-def _word(scenario: MeasuredScenario) -> str:
-    check = scenario.checks.get("")
-    return "left out" if check is not None and check.status == "skip" else "failed"
-
-
-def head(scenario: MeasuredScenario) -> Iterator[str]:
+def _head(scenario: MeasuredScenario) -> Iterator[str]:
     """The conditions of the measurement."""
     first = scenario.any
     if first is None:
@@ -121,7 +147,7 @@ def head(scenario: MeasuredScenario) -> Iterator[str]:
         yield f"failed: {scenario.missing}"
 
 
-def rows(scenario: MeasuredScenario) -> Iterator[tuple[str, Sequence[str]]]:
+def _rows(scenario: MeasuredScenario) -> Iterator[tuple[str, Sequence[str]]]:
     """The table's rows: a title, then published memory and bulk, measured memory and bulk, and bulk / memory."""
     first = scenario.any
     parameters = first.parameters if first else {}
@@ -177,16 +203,7 @@ def _cells(theirs: Pair | None, ours: Pair | None) -> tuple[str, str, str, str, 
     return (*before, _seconds(ours.staged), _seconds(ours.bulk), f"{ours.ratio:.2f}" if ours.staged > 0 else "-")
 
 
-def _table(scenario: MeasuredScenario) -> Table:
-    table = new_table()
-    table.add_column(TITLES[scenario.name], overflow="fold")
-    add_number_columns(table, "published /dev/shm", "published bulk", "memory", "bulk", "bulk/memory")
-    for name, cells in rows(scenario):
-        table.add_row(Text(name), *map(Text, cells))
-    return table
-
-
-def notes(scenario: MeasuredScenario) -> Iterator[str]:
+def _notes(scenario: MeasuredScenario) -> Iterator[str]:
     """Notes below the table: the speed of staging, the bytes that each rank read, and the checks."""
     stage, rate = scenario.figures.get(("memory", "stage")), scenario.figures.get(("memory", "stage_rate"))
     if stage is not None and rate is not None:
@@ -203,7 +220,7 @@ def notes(scenario: MeasuredScenario) -> Iterator[str]:
             yield f"{name}: {check.status.upper()}, {check.found}"
 
 
-def summary(measured: Sequence[MeasuredScenario]) -> Iterator[Sequence[str]]:
+def _summary(measured: Sequence[MeasuredScenario]) -> Iterator[Cells]:
     """The summary's rows: published and measured model load, and the gain end to end, for every scenario."""
     by_name = {each.name: each for each in measured}
     for name in SCENARIOS:
@@ -221,32 +238,9 @@ def summary(measured: Sequence[MeasuredScenario]) -> Iterator[Sequence[str]]:
         )
 
 
-def _summary(measured: Sequence[MeasuredScenario]) -> Table:
-    table = new_table()
-    table.add_column("memory / bulk, s", overflow="fold")
-    add_number_columns(table, "published load", "x", "model load", "x", "end to end", "x")
-    for cells in summary(measured):
-        table.add_row(*map(Text, cells))
-    return table
-
-
-def closing(measured: Sequence[MeasuredScenario]) -> Iterator[str]:
-    """The lines below the summary: the published source, remarks about it, sharding and advice."""
-    yield f"published: {published.SOURCE}"
-    yield from published.remarks()
-    for name in ("sharding", "advice"):
-        for each in measured:
-            check = each.checks.get(name)
-            if check is not None:
-                yield f"{TITLES[each.name]}: {check.found}"
-
-
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
     if value >= 600:
         return f"{int(value // 3600)}:{int(value % 3600 // 60):02d}:{int(value % 60):02d}"
     return f"{number(value)} s"
-
-
-__all__ = ["MeasuredScenario", "closing", "print_staging", "scenarios"]
