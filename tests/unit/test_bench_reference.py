@@ -204,7 +204,10 @@ def test_ctrl_c_ends_the_chain_and_says_what_is_done(tmp_path: Path) -> None:
 def test_the_page_has_every_part_with_a_link_to_its_own_page(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     read = measurement("sequential.read", 5e9, host="n1")
-    cell: dict[str, object] = {"nodes": 1, "ranks": 1, "zero_stage": 2, "sent_bytes": 0, "state_bytes": 9}
+    cell: dict[str, object] = {
+        **{"model": "m", "tuning": "full", "parameters": 1e6, "trained": 1e6, "launcher": "ssh", "compute": "cpu"},
+        **{"nodes": 1, "ranks": 1, "zero_stage": 2, "sent_bytes": 0, "state_bytes": 9, "batch_size": 2, "steps": 8},
+    }
     step = measurement("strategies.step.1x1.z2", 0.5, "duration", parameters=cell)
     wanted = [
         Step("verify", made(runs, "verify", "pass", read), headlines.verify),

@@ -29,11 +29,11 @@ from tunetool.bench.strategies.network import RankFigures
 from tunetool.bench.strategies.predict import LEFT_OUT, Hooks, Job, Layouts, Prediction, predict
 from tunetool.bench.strategies.replay import compute_of, replay
 from tunetool.bench.strategies.samples import Row, Sample, Study, sample
+from tunetool.bench.strategies.view import view
 from tunetool.cli.bench_strategies import strategies
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.record import Node, Record
-from tunetool.report.strategies import advice, print_strategies
-from tunetool.report.strategies_page import page
+from tunetool.report.kinds import page_text, print_record
 from tunetool.training.workload import RankResult, Workload
 from tunetool.verdict import judge
 
@@ -414,7 +414,7 @@ def kept(made: Study, job: Job) -> Record:
 
 def printed(record: Record) -> str:
     stream = io.StringIO()
-    print_strategies(record, Path("/runs/x/record.json"), Console(file=stream, width=100))
+    print_record(record, Path("/runs/x/record.json"), Console(file=stream, width=100))
     return stream.getvalue()
 
 
@@ -453,26 +453,26 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
 def test_the_advice_names_the_times_and_what_the_link_would_need() -> None:
     """7B over 1 Gb/s: 18.6 GB a step, and a second of computation."""
     made, job = study(third=120.0, job=big())
-    (line, *_) = advice(kept(made, job))
+    (line, *_) = view(kept(made, job)).advice
     assert line.startswith(
         "ZeRO-3 on 2 nodes x 1 rank takes 100.0x the time of ZeRO-2: use ZeRO-2 or a faster link: each"
     )
     assert "per step at 0.125 GB/s" in line
     made, job = study(third=120.0, job=big(), memory=16 * 10**9)
-    assert "which does not fit: ZeRO-2 needs 16.77 GB on each rank" in advice(kept(made, job))[0]
+    assert "which does not fit: ZeRO-2 needs 16.77 GB on each rank" in view(kept(made, job)).advice[0]
 
 
 def test_the_advice_tells_a_slow_network_from_slow_hooks_and_a_fair_price() -> None:
     made, job = study()
-    assert "it does not wait for the network" in advice(kept(made, job))[0]
+    assert "it does not wait for the network" in view(kept(made, job)).advice[0]
     made, job = study(third=1.2)
-    assert "takes about as long as ZeRO-2 (1.00x" in advice(kept(made, job))[0]
+    assert "takes about as long as ZeRO-2 (1.00x" in view(kept(made, job)).advice[0]
 
 
 def test_page_and_screen_have_every_cell() -> None:
     made, job = study()
     whole = kept(made, job)
-    text, html = printed(whole), page(whole)
+    text, html = printed(whole), page_text(whole, None)
     for name in ("1x1:z2", "2x1:z2", "2x1:z3"):
         assert name in text
         assert name in html
@@ -484,7 +484,7 @@ def test_page_and_screen_have_every_cell() -> None:
 def test_published_epochs_are_beside_ours_with_their_corrections() -> None:
     made, job = study()
     whole = kept(made, job)
-    text, html = " ".join(printed(whole).split()), page(whole)
+    text, html = " ".join(printed(whole).split()), page_text(whole, None)
     # 16 images, 2 samples of one rank in a step: 8 steps of 1.05 s. Two nodes stand for 2x8.
     assert "1x1 a little over an hour 1 1x1:z2 8.40 s 1" in text
     assert "2x8:z3 about 3 times as long as one GPU ~3 2x1:z3 16.80 s 2.00" in text

@@ -31,6 +31,7 @@ VIEWS: Mapping[str, str] = {
     "bench.loading": "tunetool.bench.loading.view",
     "bench.offload": "tunetool.bench.offload.view",
     "bench.staging": "tunetool.bench.staging.view",
+    "bench.strategies": "tunetool.bench.strategies.view",
 }
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
 ``directory``: where the record lies, for what lies beside it."""
@@ -39,7 +40,6 @@ PRINTERS: Mapping[str, str] = {
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.finetune": "finetune.print_finetune",
     "bench.reference": "reference.print_reference",
-    "bench.strategies": "strategies.print_strategies",
     "stage": "stage.print_stage",
     "tune": "tune.print_tune",
 }
@@ -49,7 +49,6 @@ PAGES: Mapping[str, str] = {
     "bench.ds-io": "ds_io_page.write_page",
     "bench.finetune": "finetune_page.write_page",
     "bench.reference": "reference_page.write_page",
-    "bench.strategies": "strategies_page.write_page",
     "fleet": "fleet_page.write_page",
     "stage": "stage_page.write_page",
     "tune": "tune_page.write_page",

@@ -1,14 +1,10 @@
-"""The result of `bench strategies` for people: predicted and measured steps, the networks, and advice."""
+"""What `bench strategies` shows: predicted and measured steps, the networks, and advice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tunetool.advise.precision import computed
 from tunetool.bench.strategies import published
@@ -17,11 +13,21 @@ from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.bench.strategies.published import Epoch
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, Scalar, chosen
-from tunetool.report.page import add_number_columns, new_table, print_block
-from tunetool.report.table import print_verdict_line
+from tunetool.view.figures import has_reasons
+from tunetool.view.model import Block, Cells, Notes, Plot, Section, Table, View
+from tunetool.view.plots import Bar, bar_of, bars
 from tunetool.view.text import number
 
-_PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine")
+_TITLES = (
+    *("nodes x ranks : stage", "step, s", "predicted, s", "error", "sent/step", "calls", "epoch, x 1x1"),
+    *("efficiency", "start, s"),
+)
+_WIDE = (*_TITLES, "step, x ZeRO-2", "states of a rank")
+_PUBLISHED = ("published", "epoch", "x 1 GPU", "here", "epoch here", "x 1x1")
+_NETWORK = ("network", "latency, ms", "all-reduce", "bus", "all-gather", "bus", "reduce-scatter", "bus")
+_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+_MEASURED, _PREDICTED, _START = "#1f6feb", "#8c959f", "#2da44e"
+
 _COSTLY, _CHEAP = 1.25, 1.1
 """Step time of ZeRO-3 relative to a lower stage: a warning from the first on, negligible below the second."""
 _STATE_SHARE = 0.8
@@ -50,6 +56,16 @@ class Cell:
     def number(self, name: str) -> float:
         """One of ``parameters`` as a number; 0 where it is missing."""
         return float(self.parameters.get(name, 0.0))
+
+    def shown(self, name: str) -> str:
+        """The median of a figure."""
+        figure = self.figures.get(name)
+        return number(figure.value) if figure is not None else "-"
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds of a step; None where nothing predicts it."""
+        return self.number("predicted_seconds") if "predicted_seconds" in self.parameters else None
 
     @property
     def layout(self) -> tuple[int, int]:
@@ -83,30 +99,66 @@ def networks(record: Record) -> dict[str, dict[str, Measurement]]:
     return by_layout
 
 
-def print_strategies(record: Record, path: Path | None, console: Console) -> None:
-    """Print the tables of steps and networks, the advice and the verdict. ``path``: where the record is."""
-    ran, links = cells(record), networks(record)
-    for line in _head(record, ran):
-        print_block(console, line, 2)
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown."""
+    ran = cells(record)
+    return View(
+        f"ZeRO strategies from {record.node.host}",
+        head=list(_head(ran)),
+        sections=list(_sections(record, ran)),
+        advice=advice(record),
+        checks=not ran and has_reasons(record),
+    )
+
+
+def _sections(record: Record, ran: Sequence[Cell]) -> Iterator[Section]:
     if ran:
-        console.print(_table(ran))
-        for line in _notes(ran):
-            print_block(console, line, 2)
-        console.print()
-        console.print(_published_table(ran))
-        for line in published_notes(ran):
-            print_block(console, line, 2)
-    if any("latency" in figures for figures in links.values()):
-        console.print()
-        console.print(_network_table(links))
-        print_block(console, "algorithm and bus bandwidth as nccl-tests define them; latency of one number", 2)
+        yield Section("Steps", list(_steps(ran)))
+        theirs = Table(_PUBLISHED, list(_published_rows(ran)), ("x 1 GPU", "epoch here", "x 1x1"), sortable=False)
+        yield Section("Published epochs", [theirs, Notes(_published_notes(ran))])
+    if network := list(_network(networks(record))):
+        yield Section("network, GB/s", network)
+    if lines := list(_checks(record)):
+        yield Section("Left out, failed or not known", [Notes(lines)], on="" if ran else "terminal")
+
+
+def _steps(ran: Sequence[Cell]) -> Iterator[Block]:
+    drawn = []
+    for each in ran:
+        drawn.append(bar_of(each.name, each.step, _MEASURED))
+        if (value := each.predicted) is not None:
+            drawn.append(Bar(f"{each.name} predicted", value, value, value, _PREDICTED))
+    yield Plot(bars("step, s: measured (whiskers: range of the rounds) and predicted", drawn))
+    starts = [bar_of(each.name, each.figures["start"], _START) for each in ran if "start" in each.figures]
+    yield Plot(bars("start, s: processes, imports, communicator, model, engine", starts))
+    rows = [_row(each) for each in ran]
+    yield Table(_TITLES, rows)
+    wide = [
+        [*row, each.shown("versus_zero2"), format_size(round(each.number("state_bytes")))]
+        for row, each in zip(rows, ran, strict=True)
+    ]
+    yield Table(_WIDE, wide, folded="The same beside ZeRO-2, with the states of a rank")
+    yield Notes(list(_notes(ran)))
+
+
+def _row(each: Cell) -> Cells:
+    calls = sum(int(each.number(f"{kind}_calls")) for kind in _KINDS)
+    return [
+        *(each.name, number(each.step.value)),
+        number(each.predicted) if each.predicted is not None else "-",
+        f"{each.number('prediction_error'):+.0%}" if each.predicted is not None else "-",
+        format_size(round(each.number("sent_bytes"))),
+        str(calls),
+        *(each.shown(name) for name in ("versus_alone", "efficiency", "start")),
+    ]
+
+
+def _checks(record: Record) -> Iterator[str]:
+    """A line for each check that did not pass."""
     for check in record.checks:
         if check.status != "pass":
             word = "" if check.id == NOTE else f"{_word(check.status)}, "
-            print_block(console, f"{_name(check)}: {word}{check.found}", 2)
-    for line in advice(record):
-        print_block(console, line, 2)
-    print_verdict_line(record, path, console)
+            yield f"{_name(check)}: {word}{check.found}"
 
 
 def _name(check: CheckResult) -> str:
@@ -118,14 +170,14 @@ def _word(status: str) -> str:
     return {"skip": "left out", "fail": "FAIL", "unknown": "not known"}[status]
 
 
-def _head(record: Record, ran: Sequence[Cell]) -> Iterator[str]:
+def _head(ran: Sequence[Cell]) -> Iterator[str]:
     if not ran:
         return
     parameters = ran[0].parameters
     count, trained = (float(parameters[name]) / 1e6 for name in ("parameters", "trained"))
     million = f"{count:.1f} million parameters, {trained:.2f} million trained"
     launch = f"by `{parameters['launcher']}`, {computed(parameters, 'compute')}"
-    yield f"{record.node.host}: `{parameters['model']}` ({million}: {parameters['tuning']}), {launch}"
+    yield f"`{parameters['model']}` ({million}: {parameters['tuning']}), {launch}"
     rounds = max(len(each.step.samples or []) for each in ran)
     yield (
         f"{parameters['batch_size']} samples per rank and step; medians of {rounds} round(s) of {parameters['steps']} "
@@ -133,39 +185,11 @@ def _head(record: Record, ran: Sequence[Cell]) -> Iterator[str]:
     )
 
 
-def _table(ran: Sequence[Cell]) -> Table:
-    table = new_table()
-    table.add_column("nodes x ranks")
-    add_number_columns(
-        table, "step, s", "predicted", "error", "sent/step", "calls", "epoch, x 1x1", "efficiency", "start, s"
-    )
-    for each in ran:
-        predicted = each.parameters.get("predicted_seconds")
-        calls = sum(int(each.number(f"{kind}_calls")) for kind in ("all_reduce", "all_gather", "reduce_scatter"))
-        row = [
-            each.name,
-            number(each.step.value),
-            number(float(predicted)) if predicted is not None else "-",
-            f"{each.number('prediction_error'):+.0%}" if predicted is not None else "-",
-            format_size(round(each.number("sent_bytes"))),
-            str(calls),
-            _figure(each, "versus_alone"),
-            _figure(each, "efficiency"),
-            _figure(each, "start"),
-        ]
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _figure(each: Cell, figure: str) -> str:
-    measurement = each.figures.get(figure)
-    return number(measurement.value) if measurement is not None else "-"
-
-
 def _notes(ran: Sequence[Cell]) -> Iterator[str]:
     yield (
-        "epoch, x 1x1: time for the same samples, relative to one rank; efficiency: share of N times one rank's "
-        "speed; start: processes, imports, communicator, model and engine, not part of the step"
+        "2x1:z3: 2 nodes with 1 rank each, under ZeRO-3; epoch, x 1x1: time for the same samples, relative to one "
+        "rank; efficiency: share of N times one rank's speed; start: processes, imports, communicator, model and "
+        "engine, not part of the step"
     )
     for each in ran:
         basis = each.parameters.get("prediction_basis")
@@ -183,7 +207,7 @@ def _renewed(made: int) -> str:
     return f", the middle of {made - 1} renewals"
 
 
-def counterpart(epoch: Epoch, ran: Sequence[Cell]) -> Cell | None:
+def _counterpart(epoch: Epoch, ran: Sequence[Cell]) -> Cell | None:
     """The cell that was measured here as that epoch was there, else one of its shape; None where there is none."""
     stage = epoch.stage if epoch.stage is not None else 2
     same = [each for each in ran if (*each.layout, each.stage) == (epoch.nodes, epoch.ranks, stage)]
@@ -191,7 +215,7 @@ def counterpart(epoch: Epoch, ran: Sequence[Cell]) -> Cell | None:
     return next(iter([*same, *alike]), None)
 
 
-def epoch_seconds(each: Cell) -> float | None:
+def _epoch_seconds(each: Cell) -> float | None:
     """An epoch over the samples that were made, extrapolated from the step; None for samples of the user's own."""
     images = each.number("images")
     if not images:
@@ -199,12 +223,12 @@ def epoch_seconds(each: Cell) -> float | None:
     return each.step.value * -(-images // (each.number("batch_size") * each.number("world")))
 
 
-def published_rows(ran: Sequence[Cell]) -> Iterator[tuple[str, str, str, str, str, str]]:
+def _published_rows(ran: Sequence[Cell]) -> Iterator[Cells]:
     """Each published epoch: cell, words, over one GPU; the cell here, its epoch, over one rank."""
     for epoch in published.EPOCHS:
-        ours = counterpart(epoch, ran)
-        seconds = epoch_seconds(ours) if ours is not None else None
-        alone = "1" if ours is not None and ours.layout == (1, 1) else _figure(ours, "versus_alone") if ours else "-"
+        ours = _counterpart(epoch, ran)
+        seconds = _epoch_seconds(ours) if ours is not None else None
+        alone = "1" if ours is not None and ours.layout == (1, 1) else ours.shown("versus_alone") if ours else "-"
         yield (
             epoch.name,
             epoch.words,
@@ -215,40 +239,35 @@ def published_rows(ran: Sequence[Cell]) -> Iterator[tuple[str, str, str, str, st
         )
 
 
-PUBLISHED_TITLES = ("published", "epoch", "x 1 GPU", "here", "epoch", "x 1x1")
-
-
-def _published_table(ran: Sequence[Cell]) -> Table:
-    table = new_table()
-    for title in PUBLISHED_TITLES:
-        words = title in ("published", "here") or (title == "epoch" and len(table.columns) == 1)
-        table.add_column(title, justify="left" if words else "right")
-    for row in published_rows(ran):
-        table.add_row(*map(Text, row))
-    return table
-
-
-def published_notes(ran: Sequence[Cell]) -> list[str]:
+def _published_notes(ran: Sequence[Cell]) -> list[str]:
     """Where the published times are from, their corrections, and what the epochs here are."""
     images = next((int(each.number("images")) for each in ran if each.number("images")), None)
     here = f"epochs here: over {images} images, extrapolated from the step, without the start"
     return [*([here] if images else []), *published.remarks()]
 
 
-def _network_table(links: Mapping[str, Mapping[str, Measurement]]) -> Table:
-    table = new_table()
-    table.add_column("network, GB/s")
-    add_number_columns(table, "latency, ms", "all-reduce", "bus", "all-gather", "bus", "reduce-scatter", "bus")
-    for layout, figures in links.items():
-        if "latency" not in figures:
-            continue
-        row = [f"{layout} {figures['latency'].parameters['backend']}", number(figures["latency"].value * 1e3)]
-        for kind in ("all_reduce", "all_gather", "reduce_scatter"):
-            for rate in ("algorithm", "bus"):
-                bandwidth = figures.get(f"{kind}.{rate}_bandwidth")
-                row.append(number(bandwidth.value / 1e9) if bandwidth is not None else "-")
-        table.add_row(*map(Text, row))
-    return table
+def _network(links: Mapping[str, Mapping[str, Measurement]]) -> Iterator[Block]:
+    rates = [
+        Bar(f"{layout} {kind}".replace("_", "-"), *3 * (each.value / 1e9,), _MEASURED)
+        for layout, figures in links.items()
+        for kind in _KINDS
+        if (each := figures.get(f"{kind}.bus_bandwidth")) is not None
+    ]
+    if rates:
+        yield Plot(bars("bus bandwidth, GB/s", rates))
+    rows = [_network_row(layout, figures) for layout, figures in links.items() if "latency" in figures]
+    if rows:
+        yield Table(_NETWORK, rows)
+        yield Notes(["algorithm and bus bandwidth as nccl-tests define them; latency of one number"])
+
+
+def _network_row(layout: str, figures: Mapping[str, Measurement]) -> Cells:
+    row = [f"{layout} {figures['latency'].parameters['backend']}", number(figures["latency"].value * 1e3)]
+    for kind in _KINDS:
+        for rate in ("algorithm", "bus"):
+            bandwidth = figures.get(f"{kind}.{rate}_bandwidth")
+            row.append(number(bandwidth.value / 1e9) if bandwidth is not None else "-")
+    return row
 
 
 def advice(record: Record) -> list[str]:
