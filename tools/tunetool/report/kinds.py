@@ -77,9 +77,7 @@ def view_of(record: Record, path: Path | None) -> View:
 
 def page_text(record: Record, path: Path | None) -> str:
     """The page of a record, by its view; empty where it has nothing to show."""
-    shown = view_of(record, path)
-    says = shown.checks or any(section.on != "terminal" for section in shown.sections)
-    text: str = function("render_html.page")(shown, record) if says else ""
+    text: str = function("render_html.page")(view_of(record, path), record)
     return text
 
 

@@ -6,7 +6,7 @@ A module of a kind makes the view; it decides and computes everything. The rende
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tunetool.record import CheckStatus, Status
@@ -99,6 +99,8 @@ class View:
     head: Sequence[str] = ()
     """Lines above everything: what was measured, and how."""
     sections: Sequence[Section] = ()
+    curves: Callable[[], Sequence[Section]] = tuple
+    """Sections of a page alone, read from files beside the record: a terminal does not wait for them."""
     advice: Sequence[str] = ()
     """What limits, and what to do."""
     checks: bool = False
