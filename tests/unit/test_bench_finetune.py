@@ -14,6 +14,8 @@ from rich.console import Console
 from builders import record
 from tunetool import record as records
 from tunetool.bench.finetune import figures
+from tunetool.bench.finetune.view import Shares, binds, shares
+from tunetool.bench.finetune.view import figures as by_name
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.hosts import Host
@@ -21,8 +23,7 @@ from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.measure.process_reads import Read, reads
 from tunetool.record import Record
-from tunetool.report.finetune import Shares, binds, print_finetune, shares
-from tunetool.report.finetune import figures as by_name
+from tunetool.report.kinds import print_record
 from tunetool.training.cluster import ranks_per_host
 from tunetool.training.data import batches
 from tunetool.training.preflight import need_memory
@@ -366,7 +367,7 @@ def test_a_run_whose_every_update_was_skipped_proves_nothing() -> None:
 
 def test_the_format_is_in_what_is_printed() -> None:
     out = io.StringIO()
-    print_finetune(record_of(run(skipping(0))), None, Console(file=out, width=200))
+    print_record(record_of(run(skipping(0))), None, Console(file=out, width=200))
     assert "cpu in fp16 with loss scaling" in out.getvalue()
 
 
@@ -407,7 +408,7 @@ def test_the_slowest_rank_says_what_binds() -> None:
 
 def shown(finished: figures.Run) -> str:
     console = Console(file=io.StringIO(), width=100)
-    print_finetune(record_of(finished), None, console)
+    print_record(record_of(finished), None, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

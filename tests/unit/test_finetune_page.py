@@ -16,11 +16,16 @@ from damaged import no_hang
 from tunetool import record as records
 from tunetool.errors import UsageProblem
 from tunetool.record import CheckResult, Record, Series
-from tunetool.report.finetune_page import page, write_page
+from tunetool.report.kinds import page_text, write_page
 from tunetool.view.curves import Line, colour, dashes, plot, thinned, ticks
 from tunetool.view.text import format_value, scale
 
 SVG = "{http://www.w3.org/2000/svg}"
+CONDITIONS = {
+    **{"model": "/m", "dataset": "/d", "trainer": "deepspeed", "launcher": "local", "compute": "cpu"},
+    **{"nodes": 2, "ranks": 2, "zero_stage": 2, "batch_size": 2, "steps": 2},
+    **{"tuning": "LoRA, rank 8", "parameters": 10**9, "trainable": 10**6},
+}
 
 
 def lines_of(text: str) -> list[list[tuple[float, float]]]:
@@ -117,20 +122,22 @@ def run(tmp_path: Path) -> tuple[Record, Path]:
                 file = f"series/{prefix}/rank-{rank}/{name}.csv"
                 unit = "B/s" if name.startswith("node") else "1"
                 series.append(Series(name=f"{prefix}/{name}", unit=unit, rank=rank, file=file))
-    figure = measurement("model_load", 6.77, "duration", engine="torch 2.13", medium="tmpfs", rank=1, host="b")
+    named = {"engine": "torch 2.13", "medium": "tmpfs", "rank": 1, "host": "b", "parameters": CONDITIONS}
+    figure = measurement("finetune.model_load", 6.77, "duration", **named)
     skipped = CheckResult(id="curves.1x2-z2/gpu", status="skip", expected="a curve", found="ranks 0, 1: none <here>")
-    drawn = record(figure, kind="bench.strategies", command=["tunetool", "bench"], series=series, checks=[skipped])
+    drawn = record(figure, kind="bench.finetune", command=["tunetool", "bench"], series=series, checks=[skipped])
     return drawn, tmp_path
 
 
 def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
-    path = write_page(*run)
+    path = write_page(run[0], run[1] / records.FILE)
     assert path == run[1] / "report.html"
     text = path.read_text()
     assert re.findall("<h2>(.*)</h2>", text) == [
-        *("Figures", "1x2-z2", "1x2-z3", "Curves that are missing", "Evidence", "How to repeat", "Provenance")
+        *("phases", "Figures"),
+        *(f"{run}: {title}" for run in ("1x2-z2", "1x2-z3") for title in ("Training", "Nodes")),
+        *("Evidence", "How to repeat", "Provenance"),
     ]
-    assert re.findall("<h3>(.*)</h3>", text) == ["Training", "Nodes"] * 2
     plots = re.findall("<svg xmlns.*?</svg>", text, re.DOTALL)
     said = [ET.fromstring(drawn).attrib["aria-label"] for drawn in plots]
     loss = "Loss: rank 0 on host<0> from 3.00 to 1.50; rank 1 on host<1> from 3.00 to 1.50"
@@ -138,17 +145,24 @@ def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
     assert len(lines_of(plots[0])) == 2
     # The node's curve has the colour that its rank has everywhere.
     assert ET.fromstring(plots[1]).find(SVG + "polyline").attrib["stroke"] == colour(0)  # type: ignore[union-attr]
-    assert text.count("rank 1 on host&lt;1&gt;</span>") == 2
-    assert '<td>model_load</td><td class="number">6.77 s</td><td>rank 1 on b</td>' in text
+    assert text.count("rank 1 on host&lt;1&gt;</span>") == 4, "each section has its legend"
+    assert '<td>finetune.model_load</td><td class="number" data-value="6.77">6.77 s</td><td>rank 1 on b</td>' in text
     assert "curves.1x2-z2/gpu: ranks 0, 1: none &lt;here&gt;" in text
     # Nothing is fetched from anywhere.
     assert not re.search(r"(src|href)=", text)
 
 
-def test_no_page_without_curves(run: tuple[Record, Path]) -> None:
-    record, directory = run
-    assert page(record.model_copy(update={"series": []}), directory) is None
-    assert write_page(record, directory / "elsewhere") is None
+def test_without_curves_a_page_has_the_figures_and_without_both_there_is_none(run: tuple[Record, Path]) -> None:
+    drawn, directory = run
+    for text in (
+        page_text(drawn.model_copy(update={"series": []}), directory / records.FILE),
+        page_text(drawn, directory / "elsewhere" / records.FILE),
+    ):
+        assert "finetune.model_load" in text
+        assert 'class="plot"' not in text
+    nothing = drawn.model_copy(update={"series": [], "measurements": [], "checks": []})
+    assert write_page(nothing, directory / records.FILE) is None
+    assert not (directory / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +191,7 @@ def test_a_link_out_of_the_records_directory_is_refused(linked: str, run: tuple[
     (kept / linked).rename(there)
     (kept / linked).symlink_to(there)
     with pytest.raises(UsageProblem, match="leads out of") as caught:
-        write_page(record, kept)
+        write_page(record, kept / records.FILE)
     assert linked in caught.value.message
     assert not (kept / "report.html").exists()
 
@@ -187,4 +201,4 @@ def test_a_fifo_in_place_of_a_curve_is_a_curve_that_is_missing(run: tuple[Record
     path.unlink()
     os.mkfifo(path)
     with no_hang():
-        assert page(*run) is not None
+        assert "1x2-z2: Training" in page_text(run[0], run[1] / records.FILE)

@@ -27,6 +27,7 @@ VIEWS: Mapping[str, str] = {
     "bench.dataset": "tunetool.bench.dataset.view",
     "bench.drives": "tunetool.bench.drives.view",
     "bench.experts": "tunetool.bench.experts.view",
+    "bench.finetune": "tunetool.bench.finetune.view",
     "bench.inference": "tunetool.bench.inference.view",
     "bench.loading": "tunetool.bench.loading.view",
     "bench.offload": "tunetool.bench.offload.view",
@@ -38,7 +39,6 @@ VIEWS: Mapping[str, str] = {
 
 PRINTERS: Mapping[str, str] = {
     "bench.ds-io": "ds_io.print_ds_io",
-    "bench.finetune": "finetune.print_finetune",
     "bench.reference": "reference.print_reference",
     "stage": "stage.print_stage",
     "tune": "tune.print_tune",
@@ -47,7 +47,6 @@ PRINTERS: Mapping[str, str] = {
 
 PAGES: Mapping[str, str] = {
     "bench.ds-io": "ds_io_page.write_page",
-    "bench.finetune": "finetune_page.write_page",
     "bench.reference": "reference_page.write_page",
     "fleet": "fleet_page.write_page",
     "stage": "stage_page.write_page",
@@ -115,9 +114,7 @@ def _write(record: Record, path: Path) -> Path | None:
         return _replace(path, text) if text else None
     write = function(PAGES[record.kind])
     page: Path | None
-    if record.kind == "bench.finetune":
-        page = write(record, path.parent)
-    elif record.kind == "bench.reference":
+    if record.kind == "bench.reference":
         page = write(record, _beside(path), _pages_of_parts(record, path.parent))
     else:
         page = write(record, _beside(path))

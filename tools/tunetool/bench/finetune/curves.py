@@ -1,20 +1,16 @@
-"""The record of a fine-tune as an HTML page: the curves of every worker, drawn from the series files of the record."""
+"""The curves of every worker of a fine-tune, drawn from the series files of its record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tunetool.node.common.files import replace_file
 from tunetool.record import Record, Series
 from tunetool.regular_files import below, read_json
-from tunetool.report.html import render
-from tunetool.report.page import REPORT
 from tunetool.training.rank.curve_files import finite, read_curve
 from tunetool.view.curves import Line, Points, legend_of, plot
-from tunetool.view.text import format_value
+from tunetool.view.model import Plot, Section
 
 _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -64,43 +60,14 @@ class _Worker:
         return f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
 
 
-def write_page(record: Record, directory: Path) -> Path | None:
-    """Write ``report.html`` to the record's ``directory`` by rename; returns None where the record has no curves."""
-    text = page(record, directory)
-    if text is None:
-        return None
-    path = directory / REPORT
-    replace_file(str(path), text)
-    return path
-
-
-def page(record: Record, directory: Path) -> str | None:
-    """The text of the page, from the record and its series files; None where there are no curves.
+def sections_of(record: Record, directory: Path) -> list[Section]:
+    """The curves as sections of a page, for each run of the record.
 
     Raises ``UsageProblem`` where a file of it lies outside of ``directory``.
     """
-    runs = _runs(record.series)
-    shown = [run for prefix, series in runs.items() if (run := _run(prefix, series, directory))]
-    if not shown:
-        return None
-    return render(
-        "finetune.html.j2",
-        record=record,
-        title=record.kind.removeprefix("bench.").replace("-", " ").capitalize(),
-        runs=shown,
-        figures=[
-            {
-                "name": figure.name,
-                "value": format_value(figure.value, figure.unit),
-                "where": _where(figure.rank, figure.host),
-                "engine": figure.engine,
-                "medium": figure.medium,
-            }
-            for figure in record.measurements
-        ],
-        left_out=[f"{check.id}: {check.found}" for check in record.checks if check.id.startswith("curves.")],
-        tensorboard=(directory / "tensorboard").is_dir(),
-    )
+    return [
+        section for prefix, series in _runs(record.series).items() for section in _sections(prefix, series, directory)
+    ]
 
 
 def _runs(series: Sequence[Series]) -> dict[str, list[Series]]:
@@ -111,15 +78,13 @@ def _runs(series: Sequence[Series]) -> dict[str, list[Series]]:
     return by_run
 
 
-def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str, Any] | None:
+def _sections(prefix: str, series: Sequence[Series], directory: Path) -> Iterator[Section]:
     read = [(each, points) for each in series if (points := _points(below(directory, each.file)))]
-    if not read:
-        return None
-    until = max(points[-1][0] for _, points in read)
+    until = max((points[-1][0] for _, points in read), default=0.0)
     workers = _workers([each for each, _ in read], directory)
-    sections = []
+    legend = legend_of([worker.name for worker in workers])
     for title, curves in _SECTIONS:
-        plots = []
+        plots: list[Plot] = []
         for name, label in curves:
             by_rank = {each.rank: (each, points) for each, points in read if each.name.rpartition("/")[2] == name}
             if by_rank:
@@ -127,10 +92,10 @@ def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str,
                 lines = [
                     Line(worker.name, by_rank[worker.rank][1] if worker.rank in by_rank else []) for worker in workers
                 ]
-                plots.append(plot(label, next(iter(by_rank.values()))[0].unit, lines, until))
+                drawn = plot(label, next(iter(by_rank.values()))[0].unit, lines, until)
+                plots.append(Plot(drawn, legend if not plots else ()))
         if plots:
-            sections.append({"title": title, "plots": plots})
-    return {"title": prefix, "legend": legend_of([worker.name for worker in workers]), "sections": sections}
+            yield Section(f"{prefix}: {title}" if prefix else title, plots)
 
 
 def _workers(series: Sequence[Series], directory: Path) -> list[_Worker]:
@@ -149,7 +114,3 @@ def _host(about: Path) -> str | None:
 def _points(file: Path) -> Points:
     curve = read_curve(file)
     return finite(curve) if curve is not None else []
-
-
-def _where(rank: int | None, host: str | None) -> str:
-    return " on ".join(part for part in (f"rank {rank}" if rank is not None else "", host or "") if part)

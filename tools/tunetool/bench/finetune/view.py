@@ -1,22 +1,20 @@
-"""The result of `bench finetune` for people: where the ranks spent their time, and the bottleneck."""
+"""What `bench finetune` shows: where the ranks spent their time, the bottleneck, and the curves of every worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tunetool.advise.precision import computed
+from tunetool.bench.finetune.curves import sections_of
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import Measurement, Record, chosen
-from tunetool.report.page import new_table, print_block
-from tunetool.report.table import print_verdict_line
-from tunetool.view.text import number
+from tunetool.training.rank.curve_files import EVENTS, opening_line
+from tunetool.view.model import Block, Cell, Notes, Section, Table, Verbatim, View
+from tunetool.view.text import format_value, number
 
 ROWS = (
     ("rendezvous", "processes start and meet"),
@@ -59,19 +57,52 @@ def figures(record: Record) -> dict[str, list[Measurement]]:
     return by_name
 
 
-def print_finetune(record: Record, path: Path | None, console: Console) -> None:
-    """Print a table of phases, notes, the bottleneck and the verdict. ``path``: where the record is."""
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown; its curves raise ``UsageProblem`` where a file of them lies outside of ``directory``."""
     by_name = figures(record)
-    for line in _head(record):
-        print_block(console, line, 2)
-    if by_name:
-        console.print(_table(by_name))
-    for line in [*_sentences(by_name), *_checks(record)]:
-        print_block(console, line, 2)
-    if path is not None and (path.parent / "tensorboard").is_dir():
-        # A command to copy, so that it is not folded.
-        console.print(Text(f"curves: tensorboard --logdir {path.parent / 'tensorboard'}"), soft_wrap=True)
-    print_verdict_line(record, path, console)
+    sections = [
+        Section("phases", list(_phases(by_name, directory))),
+        Section("Figures", list(_all(record)), on="page"),
+    ]
+    return View(
+        f"Finetune on {record.node.host}",
+        head=list(_head(record)),
+        sections=[each for each in sections if each.blocks],
+        curves=partial(sections_of, record, directory) if directory is not None else tuple,
+        advice=[binds(shares(by_name))] if "step" in by_name else [],
+        closing=list(_checks(record)),
+    )
+
+
+def _phases(by_name: Mapping[str, Sequence[Measurement]], directory: Path | None) -> Iterator[Block]:
+    if (table := _table(by_name)).rows:
+        yield table
+    if lines := list(_sentences(by_name)):
+        yield Notes(lines)
+    if directory is not None and (command := opening_line(directory)):
+        there = f"the same curves in TensorBoard: `tensorboard --logdir {EVENTS}`, run in the directory of this page"
+        yield Notes([there], on="page")
+        yield Verbatim(f"curves: {command}", on="terminal")
+
+
+def _all(record: Record) -> Iterator[Block]:
+    rows = [
+        (
+            each.name,
+            Cell(format_value(each.value, each.unit), number=each.value),
+            _where(each),
+            each.engine,
+            each.medium,
+        )
+        for each in record.measurements
+    ]
+    if rows:
+        yield Table(("figure", "value", "where", "engine", "medium"), rows, ("value",))
+
+
+def _where(figure: Measurement) -> str:
+    rank = f"rank {figure.rank}" if figure.rank is not None else ""
+    return " on ".join(part for part in (rank, figure.host) if part)
 
 
 def _head(record: Record) -> Iterator[str]:
@@ -79,7 +110,7 @@ def _head(record: Record) -> Iterator[str]:
         return
     parameters = record.measurements[0].parameters
     yield (
-        f"{record.node.host}: `{parameters['model']}` ({_million(parameters['parameters'])} million parameters, "
+        f"`{parameters['model']}` ({_million(parameters['parameters'])} million parameters, "
         f"{_million(parameters['trainable'])} million trained: {parameters['tuning']}) on `{parameters['dataset']}`"
     )
     ranks = f"{parameters['ranks']} rank(s) on {parameters['nodes']} node(s)"
@@ -89,14 +120,8 @@ def _head(record: Record) -> Iterator[str]:
 
 
 def _table(by_name: Mapping[str, Sequence[Measurement]]) -> Table:
-    table = new_table(gap=2)
     many = len(by_name.get("end_to_end", ())) > 1
-    table.add_column("seconds" if not many else "seconds, on each rank", overflow="fold")
-    table.add_column("median of ranks" if many else "", justify="right")
-    if many:
-        table.add_column("least", justify="right")
-        table.add_column("most", justify="right")
-        table.add_column("on", justify="right")
+    rows = []
     for name, title in ROWS:
         ranks = by_name.get(name)
         if not ranks:
@@ -105,8 +130,8 @@ def _table(by_name: Mapping[str, Sequence[Measurement]]) -> Table:
         if many:
             most = max(ranks, key=lambda each: each.value)
             cells += [_seconds(min(each.value for each in ranks)), _seconds(most.value), f"rank {most.rank}"]
-        table.add_row(*map(Text, cells))
-    return table
+        rows.append(cells)
+    return Table(("phase", *(("median of ranks, s", "least, s", "most, s", "on") if many else ("time, s",))), rows)
 
 
 def _sentences(by_name: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
@@ -123,8 +148,6 @@ def _sentences(by_name: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
     tokens, images = by_name.get("all.tokens"), by_name.get("all.images")
     if tokens and images:
         yield f"all ranks together: {number(tokens[0].value)} tokens/s, {number(images[0].value)} images/s"
-    if steps:
-        yield binds(shares(by_name))
 
 
 def _load(loads: Sequence[Measurement]) -> str:
@@ -194,6 +217,3 @@ def _million(count: float | str) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-__all__ = ["Shares", "binds", "figures", "print_finetune", "shares"]
