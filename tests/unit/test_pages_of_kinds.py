@@ -15,8 +15,8 @@ from shown_records import FEW, GB, handled, node, tuned, verified
 from shown_records import staged as copied
 from tunetool import record as records
 from tunetool.record import Record, chosen
-from tunetool.report import ds_io_page, stage_page, tune_page
-from tunetool.report.kinds import write_any_page, write_page
+from tunetool.report import ds_io_page, tune_page
+from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.tune.outcome import GAIN
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.tune.space import SWEEP, settings_of
@@ -115,8 +115,8 @@ def test_a_large_space_is_cut_where_nothing_is_lost() -> None:
 
 
 def test_a_copy_beside_its_source_and_its_destination() -> None:
-    text = stage_page.page(copied())
-    assert "source: reading the source took most of the time" in limits_of(text)
+    text = page_text(copied(), None)
+    assert "binds: source (reading the source took most of the time)" in limits_of(text)
     (picture,) = pictures(text)
     boxes = [float(each.attrib["width"]) for each in picture if each.tag.endswith("rect")][1:]
     # The copy's speed by the share of the threads' time that the part took.
@@ -124,12 +124,12 @@ def test_a_copy_beside_its_source_and_its_destination() -> None:
     assert boxes[2] / boxes[0] == pytest.approx((261.3 + 1.9 + 8.4) / 8.4, rel=0.1)
     assert "source, reading: binds 1.81; destination, writing 56.2" in picture.attrib["aria-label"]
     assert "16,381,516,776 bytes" in text
-    assert "/srv/models/qwen (nfs4)" in text
+    assert "<code>/srv/models/qwen</code> (nfs4) to tmpfs" in text
 
 
 def test_what_rclone_fetched_has_no_parts() -> None:
-    text = stage_page.page(copied(source="s3:models", source_medium="remote"))
-    assert "source: rclone fetched it" in text
+    text = page_text(copied(source="s3:models", source_medium="remote"), None)
+    assert "binds: source (rclone fetched it)" in text
     assert pictures(text)[0].attrib["aria-label"].endswith("the copy 1.74")
     assert "alone, GB/s" not in text
 
@@ -149,7 +149,7 @@ def test_a_real_copy_its_verification_and_its_removal_have_pages(tmp_path: Path)
         texts.append(write_any_page(each.record, each.path).read_text())
     copy, verification, removal = texts
     assert "What limits" in copy
-    assert "<dd>2</dd>" in copy
+    assert "in 2 files" in copy
     assert "reads the copy again" in copy
     assert "stage.content" in verification
     assert "destination, writing" not in verification

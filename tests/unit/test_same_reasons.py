@@ -21,7 +21,7 @@ from tunetool.node.play.host_summary import BUILD, Summary, lines
 from tunetool.record import Verdict, to_document
 from tunetool.report import fleet_inspection, fleet_page
 from tunetool.report.page import WIDTH
-from tunetool.report.stage import print_stage_fleet
+from tunetool.report.stage_fleet import print_stage_fleet
 from tunetool.report.table import print_fleet
 from waiting import PATIENCE
 

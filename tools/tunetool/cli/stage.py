@@ -81,7 +81,7 @@ class _Options(AsJson, InRuns, Dry, OnManyHosts):
     def _run_on_hosts(self, request: Request, inventory: Path) -> int:
         from tunetool.fleet.stage import FleetRequest, stage_fleet
         from tunetool.report.progress import best_progress
-        from tunetool.report.stage import print_stage_fleet
+        from tunetool.report.stage_fleet import print_stage_fleet
         from tunetool.report.table import print_fleet_verdict
 
         asked = FleetRequest(request, self.selection(inventory), not self.no_become)

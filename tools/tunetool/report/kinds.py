@@ -33,6 +33,7 @@ VIEWS: Mapping[str, str] = {
     "bench.offload": "tunetool.bench.offload.view",
     "bench.staging": "tunetool.bench.staging.view",
     "bench.strategies": "tunetool.bench.strategies.view",
+    "stage": "tunetool.stage.view",
 }
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
 ``directory``: where the record lies, for what lies beside it."""
@@ -40,7 +41,6 @@ VIEWS: Mapping[str, str] = {
 PRINTERS: Mapping[str, str] = {
     "bench.ds-io": "ds_io.print_ds_io",
     "bench.reference": "reference.print_reference",
-    "stage": "stage.print_stage",
     "tune": "tune.print_tune",
 }
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
@@ -49,7 +49,6 @@ PAGES: Mapping[str, str] = {
     "bench.ds-io": "ds_io_page.write_page",
     "bench.reference": "reference_page.write_page",
     "fleet": "fleet_page.write_page",
-    "stage": "stage_page.write_page",
     "tune": "tune_page.write_page",
     "verify": "verify_page.write_page",
 }
