@@ -219,8 +219,8 @@ def fleet(given: FleetOptions) -> int:
     from tunetool import record as records
     from tunetool.fleet.groups import groups_of
     from tunetool.report.fleet_page import of_nodes, page, with_nodes, write_host_pages
-    from tunetool.report.page import REPORT
     from tunetool.report.runs import find_record
+    from tunetool.view.neighbours import REPORT
 
     runs = _runs_dir(given.runs_dir)
     paths = [find_record(name, runs) for name in given.records]

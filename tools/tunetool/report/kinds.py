@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tunetool.node.common.files import replace_file
 from tunetool.record import FILE, Record, read
 from tunetool.regular_files import below
-from tunetool.report.page import REPORT
+from tunetool.view.neighbours import REPORT
 
 if TYPE_CHECKING:
     from rich.console import Console

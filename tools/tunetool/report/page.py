@@ -18,8 +18,6 @@ from tunetool.node.play import reasons
 from tunetool.record import Record
 
 WIDTH = 100
-REPORT = "report.html"
-"""File name of the HTML page beside a record."""
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 

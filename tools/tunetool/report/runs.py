@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from rich.text import Text
 from tunetool.errors import UsageProblem
 from tunetool.node.units import format_count
 from tunetool.record import FILE, Record, read
-from tunetool.regular_files import below
 from tunetool.report.page import add_number_columns, new_table
 from tunetool.report.table import median_of, speed, word
 
@@ -55,21 +54,6 @@ def list_runs(runs_dir: Path, kind: str | None = None) -> list[Kept]:
         if kind is None or (kept.record is not None and kept.record.kind == kind):
             runs.append(kept)
     return runs
-
-
-def newest_beside(runs_dir: Path, kind: str, most: int) -> Iterator[tuple[str, Record]]:
-    """Name and record of the newest ``most`` of a kind, as their directories are named; damaged ones are left out."""
-    try:
-        names = sorted((path.name for path in runs_dir.glob(f"[!.]*-{kind}-*")), reverse=True)
-    except OSError:
-        return
-    for name in names[:most]:
-        try:
-            record = read(below(runs_dir, f"{name}/{FILE}"))
-        except UsageProblem:
-            continue
-        if record.kind == kind:
-            yield name, record
 
 
 def print_runs(runs: Sequence[Kept], console: Console) -> None:
