@@ -15,7 +15,7 @@ from shown_records import FEW, GB, handled, node, tuned, verified
 from shown_records import staged as copied
 from tunetool import record as records
 from tunetool.record import Record, chosen
-from tunetool.report import ds_io_page, tune_page
+from tunetool.report import tune_page
 from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.tune.outcome import GAIN
 from tunetool.tune.settings import DEFAULTS, AioSettings
@@ -177,15 +177,15 @@ def test_the_handle_is_held_against_fio_and_its_other_runs(tmp_path: Path) -> No
     assert len([row for row in Parsed(text).rows if "MiB" in row]) == 2 + 2 + 1
     assert "write: the settings of the handle: fio moved 3.08 times as much on this storage" in limits_of(text)
     fast = handled(16, 16, 29.0)
-    assert "the storage, as far as fio shows it" in ds_io_page.page(fast, ds_io_page.beside(fast, tmp_path))
+    assert "the storage, as far as fio shows it" in page_text(fast, tmp_path / "run/record.json")
 
 
 def test_a_run_of_the_handle_alone_says_what_is_not_known(tmp_path: Path) -> None:
-    text = ds_io_page.page(handled(), ds_io_page.beside(handled(), tmp_path / "none"))
+    text = page_text(handled(), tmp_path / "none/run/record.json")
     assert "write: not known: no record of <code>tunetool verify</code> for" in limits_of(text)
     assert len(pictures(text)) == 1
     empty = handled().model_copy(update={"measurements": []})
-    assert "<svg" not in ds_io_page.page(empty, ds_io_page.beside(empty, tmp_path))
+    assert "<svg" not in page_text(empty, tmp_path / "run/record.json")
 
 
 def test_points_below_zero_are_below_its_line() -> None:

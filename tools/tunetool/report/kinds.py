@@ -26,6 +26,7 @@ VIEWS: Mapping[str, str] = {
     "bench.checkpoint": "tunetool.bench.checkpoint.view",
     "bench.dataset": "tunetool.bench.dataset.view",
     "bench.drives": "tunetool.bench.drives.view",
+    "bench.ds-io": "tunetool.bench.ds_io_view",
     "bench.experts": "tunetool.bench.experts.view",
     "bench.finetune": "tunetool.bench.finetune.view",
     "bench.inference": "tunetool.bench.inference.view",
@@ -39,14 +40,12 @@ VIEWS: Mapping[str, str] = {
 ``directory``: where the record lies, for what lies beside it."""
 
 PRINTERS: Mapping[str, str] = {
-    "bench.ds-io": "ds_io.print_ds_io",
     "bench.reference": "reference.print_reference",
     "tune": "tune.print_tune",
 }
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
 PAGES: Mapping[str, str] = {
-    "bench.ds-io": "ds_io_page.write_page",
     "bench.reference": "reference_page.write_page",
     "fleet": "fleet_page.write_page",
     "tune": "tune_page.write_page",

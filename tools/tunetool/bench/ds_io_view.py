@@ -1,23 +1,20 @@
-"""The record of `bench ds-io` as an HTML page: its figures beside other settings and fio on the same storage."""
+"""What `bench ds-io` shows: its figures in the format of DeepSpeed's `ds_io`, beside other settings and fio."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tunetool.bench.ds_io import DURABLE, KIND
 from tunetool.measure.direction import Direction
 from tunetool.measure.figures import sequential_figures
-from tunetool.node.common.files import replace_file
-from tunetool.node.units import format_size_binary
-from tunetool.record import Measurement, Record
-from tunetool.report.ds_io import figures_of
-from tunetool.report.html import checks, render
-from tunetool.report.runs import newest_beside
+from tunetool.node.units import format_bandwidth, format_size_binary
+from tunetool.record import Measurement, Record, chosen
 from tunetool.tune.settings import AioSettings
 from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, View
+from tunetool.view.neighbours import newest_beside
 from tunetool.view.plots import bar_of, bars
 from tunetool.view.text import interval_of, interval_words, number
 
@@ -26,6 +23,16 @@ _MOST_RUNS, _MOST_VERIFIED = 60, 10
 """Records that are read to find what may be held against this one: the newest."""
 _MOST_BARS = 24
 _OWN = "this run"
+_TITLES = ("run", "direction", "block", "depth", "threads", "flags", "GB/s", "of fio's", "interval")
+_NUMBERS = ("block", "depth", "threads", "GB/s", "of fio's")
+_TIMED = (
+    "a write is timed until the handle's `wait` returns, as DeepSpeed's `ds_io` does; synced: until the file was on "
+    "the drives"
+)
+_OTHER_TIMES = (
+    "other runs come from the records beside this one, about the same storage of the same machine; they were measured "
+    "at other times: what is near is not decided; `tunetool tune` compares settings in turns"
+)
 _SHAPE = ("block_bytes", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events")
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
@@ -38,38 +45,65 @@ class Beside:
     """Of other runs of the handle, the newest first; each with the name of its record."""
     fio: Mapping[str, tuple[str, Measurement]] = field(default_factory=dict)
     """By direction, what fio reached in the newest `verify`."""
+    looked: bool = False
+    """Whether it is known what lies there."""
 
 
-def write_page(record: Record, path: Path) -> Path | None:
-    """Write the page to ``path`` by rename. Records beside its directory are held against it."""
-    replace_file(str(path), page(record, beside(record, path.parent.parent)))
-    return path
-
-
-def page(record: Record, others: Beside | None = None) -> str:
-    """The text of the page."""
-    others = others or Beside()
-    own = [(_OWN, figure) for figure in figures_of(record)]
-    every = [*own, *others.runs]
-    return render(
-        "ds-io.html.j2",
-        record=record,
-        limits=list(_limits(record, others)),
-        pictures=[picture for direction in _DIRECTIONS if (picture := _picture(direction, every, others))],
-        rows=[_row(run, figure, others) for run, figure in every],
-        fio=[
-            f"{direction}: {figure.engine}: {number(figure.value / 1e9)} GB/s ({interval_words(figure)}), from {run}"
-            for direction, (run, figure) in others.fio.items()
-        ],
-        **checks(record),
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown. The records beside ``directory`` are held against this one."""
+    figures = figures_of(record)
+    others = _beside(record, figures, directory.parent) if figures and directory is not None else Beside()
+    return View(
+        f"DeepSpeed's I/O handle on {record.node.host}",
+        head=[*map(_line, figures), *map(_how, figures[:1])],
+        sections=[Section("Figures", list(_blocks(figures, others)), on="page")] if figures else [],
+        advice=list(_limits(record, figures, others)),
+        checks=True,
     )
 
 
-def beside(record: Record, runs_dir: Path) -> Beside:
+def figures_of(record: Record) -> list[Measurement]:
+    """What the handle reached; not the ceiling of the links."""
+    return chosen(record.measurements, subject="ds_io")
+
+
+def _line(figure: Measurement) -> str:
+    words = " Speed, synced" if figure.figure == DURABLE else " Speed"
+    interval, count = figure.confidence, len(figure.samples or [])
+    spread = f", {interval.low / 1e9:.4g} to {interval.high / 1e9:.4g} in {count} loops" if interval else ""
+    return f"{figure.labels['direction'].capitalize()}{words} = {format_bandwidth(figure.value)}{spread}"
+
+
+def _how(figure: Measurement) -> str:
+    given, evidence = figure.parameters, figure.evidence
+    proof = f"evidence: {evidence.kind} {evidence.ratio:.4f}" if evidence and evidence.ratio else "evidence: none"
+    return (
+        f"{figure.engine}; {format_size_binary(float(given['file_bytes']))} on {figure.medium}, "
+        f"blocks of {format_size_binary(float(given['block_bytes']))}, depth {given['queue_depth']}, "
+        f"parallel {given['intra_op_parallelism']}; {proof}"
+    )
+
+
+def _blocks(figures: Sequence[Measurement], others: Beside) -> Iterator[Block]:
+    every = [*((_OWN, figure) for figure in figures), *others.runs]
+    for direction in _DIRECTIONS:
+        if picture := _picture(direction, every, others):
+            yield Plot(picture)
+    yield Table(_TITLES, [_row(run, figure, others) for run, figure in every], numbers=_NUMBERS)
+    yield Notes([*_fio(others), _TIMED, *([_OTHER_TIMES] if others.runs else [])])
+
+
+def _fio(others: Beside) -> list[str]:
+    found = [
+        f"{direction}: {figure.engine}: {number(figure.value / 1e9)} GB/s ({interval_words(figure)}), from {run}"
+        for direction, (run, figure) in others.fio.items()
+    ]
+    none = ["fio: no record of `tunetool verify` for this storage lies beside this one"]
+    return found or (none if others.looked else [])
+
+
+def _beside(record: Record, own: Sequence[Measurement], runs_dir: Path) -> Beside:
     """What the records beside this one say of the same storage."""
-    own = figures_of(record)
-    if not own:
-        return Beside()
     runs = [
         (name, figure)
         for name, other in newest_beside(runs_dir, KIND, _MOST_RUNS)
@@ -84,14 +118,13 @@ def beside(record: Record, runs_dir: Path) -> Beside:
         for direction, found in sequential_figures(other.measurements).items():
             if _same_storage(found, own[0]):
                 fio.setdefault(direction, (name, found))
-    return Beside(runs, fio)
+    return Beside(runs, fio, looked=True)
 
 
 def _is_whole(figure: Measurement) -> bool:
     """Whether a record of another version says how it was measured."""
     numbers = [figure.parameters.get(name) for name in _SHAPE]
-    named = figure.parameters.get("direction") in _DIRECTIONS and "device" in figure.parameters
-    return named and all(isinstance(number, int) for number in numbers)
+    return "device" in figure.parameters and all(isinstance(number, int) for number in numbers)
 
 
 def _same_storage(one: Measurement, other: Measurement) -> bool:
@@ -99,10 +132,10 @@ def _same_storage(one: Measurement, other: Measurement) -> bool:
     return one.medium == other.medium and (None in counted or counted[0] == counted[1])
 
 
-def _limits(record: Record, others: Beside) -> Iterator[str]:
+def _limits(record: Record, figures: Sequence[Measurement], others: Beside) -> Iterator[str]:
     ceiling = ceiling_of(record)
-    for figure in figures_of(record):
-        direction = str(figure.parameters["direction"])
+    for figure in figures:
+        direction = figure.labels["direction"]
         reached = what_limits(figure, ceiling)
         if reached is not None:
             yield f"{_words(figure)}: {reached}"
@@ -113,7 +146,7 @@ def _limits(record: Record, others: Beside) -> Iterator[str]:
                 yield f"{_words(figure)}: the settings of the handle: {share}; `tunetool tune` searches better ones"
             else:
                 yield f"{_words(figure)}: the storage, as far as fio shows it: {share}"
-        else:
+        elif others.looked:
             yield f"{_words(figure)}: not known: no record of `tunetool verify` for this storage lies beside this one"
 
 
@@ -123,7 +156,7 @@ def _ends(figure: Measurement) -> tuple[float, float]:
 
 
 def _words(figure: Measurement) -> str:
-    return f"{figure.parameters['direction']}{', synced' if figure.figure == DURABLE else ''}"
+    return f"{figure.labels['direction']}{', synced' if figure.figure == DURABLE else ''}"
 
 
 def _settings(figure: Measurement) -> str:
@@ -142,7 +175,7 @@ def _settings(figure: Measurement) -> str:
 
 def _picture(direction: Direction, every: Sequence[tuple[str, Measurement]], others: Beside) -> str | None:
     """The runs of one direction, this one first, then the fastest; and what fio reached."""
-    sides = [(run, figure) for run, figure in every if figure.parameters["direction"] == direction]
+    sides = [(run, figure) for run, figure in every if figure.labels["direction"] == direction]
     if not sides:
         return None
     own = [
@@ -158,19 +191,18 @@ def _picture(direction: Direction, every: Sequence[tuple[str, Measurement]], oth
     return bars(f"{direction}, GB/s: bytes of a block x requests in flight x threads (whiskers: interval)", drawn)
 
 
-def _row(run: str, figure: Measurement, others: Beside) -> Mapping[str, Any]:
+def _row(run: str, figure: Measurement, others: Beside) -> Cells:
     given = figure.parameters
-    fio = others.fio.get(str(given["direction"]))
-    return {
-        "run": run,
-        "what": _words(figure),
-        "block": format_size_binary(int(given["block_bytes"])),
-        "block_bytes": int(given["block_bytes"]),
-        "depth": given["queue_depth"],
-        "threads": given["intra_op_parallelism"],
-        "settings": _settings(figure).partition(", ")[2] or "-",
-        "speed": number(figure.value / 1e9),
-        "interval": interval_words(figure),
-        "of_fio": f"{figure.value / fio[1].value:.2f}" if fio is not None and fio[1].value else "-",
-        "own": run == _OWN,
-    }
+    _, fio = others.fio.get(figure.labels["direction"], ("", None))
+    size = int(given["block_bytes"])
+    return [
+        run,
+        _words(figure),
+        Cell(format_size_binary(size), number=size),
+        str(given["queue_depth"]),
+        str(given["intra_op_parallelism"]),
+        _settings(figure).partition(", ")[2] or "-",
+        number(figure.value / 1e9),
+        f"{figure.value / fio.value:.2f}" if fio is not None and fio.value else "-",
+        interval_words(figure),
+    ]
