@@ -15,7 +15,6 @@ from shown_records import FEW, GB, handled, node, tuned, verified
 from shown_records import staged as copied
 from tunetool import record as records
 from tunetool.record import Record, chosen
-from tunetool.report import tune_page
 from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.tune.outcome import GAIN
 from tunetool.tune.settings import DEFAULTS, AioSettings
@@ -29,7 +28,7 @@ def circles(picture: ElementTree.Element) -> list[ElementTree.Element]:
 
 
 def test_the_search_is_a_picture_with_every_setting_the_chosen_one_and_the_default() -> None:
-    text = tune_page.page(tuned())
+    text = page_text(tuned(), None)
     gains, read, write = pictures(text)
     assert gains.attrib["aria-label"].startswith("times the speed of DeepSpeed's default")
     for picture in (read, write):
@@ -55,7 +54,7 @@ def test_the_search_is_a_picture_with_every_setting_the_chosen_one_and_the_defau
 
 
 def test_a_kept_default_is_no_limit() -> None:
-    text = tune_page.page(tuned(DEFAULTS, AioSettings(2**20, 8, 1, single_submit=True, overlap_events=True)))
+    text = page_text(tuned(DEFAULTS, AioSettings(2**20, 8, 1, single_submit=True, overlap_events=True)), None)
     assert "not the settings for the goal mix: of 2 that were tried, none is faster" in limits_of(text)
     assert "DeepSpeed's default, kept" in pictures(text)[1].attrib["aria-label"]
 
@@ -66,7 +65,7 @@ def test_a_default_that_is_kept_for_one_goal_says_nothing_of_the_others() -> Non
     assert all(each.parameters["significant"] for each in others)
     kept = written.model_copy(update={"parameters": {**written.parameters, "significant": False}})
     changed = [kept if each is written else each for each in record.measurements]
-    text = limits_of(tune_page.page(record.model_copy(update={"measurements": changed})))
+    text = limits_of(page_text(record.model_copy(update={"measurements": changed}), None))
     goal = written.parameters["goal"]
     assert f"not the settings for the goal {goal}: of 65 that were tried, none is faster" in text
 
@@ -81,7 +80,7 @@ def test_a_busy_program_or_full_links_limit_the_chosen_settings() -> None:
         else each
         for each in record.measurements
     ]
-    limits = limits_of(tune_page.page(record.model_copy(update={"measurements": busy})))
+    limits = limits_of(page_text(record.model_copy(update={"measurements": busy}), None))
     assert "read: " in limits
     assert "kept 97% of the cores busy" in limits
     assert "write: the drives&#39; links, 9" in limits
@@ -90,11 +89,11 @@ def test_a_busy_program_or_full_links_limit_the_chosen_settings() -> None:
 def test_a_search_that_did_not_end_shows_what_it_tried() -> None:
     record = tuned(DEFAULTS, *FEW)
     half = [each for each in record.measurements if each.name.startswith("tune.read.")]
-    text = tune_page.page(record.model_copy(update={"measurements": half}))
+    text = page_text(record.model_copy(update={"measurements": half}), None)
     assert len(pictures(text)) == 1
     assert "What limits" not in text
     assert "The block" not in text
-    assert "<svg" not in tune_page.page(record.model_copy(update={"measurements": []}))
+    assert "<svg" not in page_text(record.model_copy(update={"measurements": []}), None)
 
 
 def test_a_large_space_is_cut_where_nothing_is_lost() -> None:
@@ -106,7 +105,7 @@ def test_a_large_space_is_cut_where_nothing_is_lost() -> None:
         for each in many
         for side in first.values()
     ]
-    text = tune_page.page(record.model_copy(update={"measurements": tried}))
+    text = page_text(record.model_copy(update={"measurements": tried}), None)
     for picture in pictures(text):
         assert len(circles(picture)) == 201, "the fastest, and the default"
         assert "400 slower ones are not drawn" in picture.attrib["aria-label"]

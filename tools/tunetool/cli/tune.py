@@ -124,7 +124,7 @@ def command(given: Options) -> int:
 
     Exit codes: 0 done; 2 the call was wrong; 3 a setting could not be measured or proven, and no block was written.
     """
-    from tunetool.report.tune import best_view, print_tune
+    from tunetool.report.tune import best_view
     from tunetool.tune import run
     from tunetool.tune.explain import check_explain
     from tunetool.tune.explain import explain as write_explanation
@@ -136,9 +136,9 @@ def command(given: Options) -> int:
     if given.explain is not None:
         check_explain(given.explain)
     result = run.tune(request, best_view(), given.environment())
-    code = finish(
-        result, given.json_to, lambda record, path, console: print_tune(record, path, console, request.output)
-    )
+    code = finish(result, given.json_to)
+    if result.choice is not None and code == 0 and request.output is not None:
+        click.echo(f"written: {request.output}", err=True)
     if result.record is not None and result.choice is not None:
         if given.explain is not None:
             click.echo(f"explained: {write_explanation(result.record, given.explain)}", err=True)

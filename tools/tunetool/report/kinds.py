@@ -35,20 +35,19 @@ VIEWS: Mapping[str, str] = {
     "bench.staging": "tunetool.bench.staging.view",
     "bench.strategies": "tunetool.bench.strategies.view",
     "stage": "tunetool.stage.view",
+    "tune": "tunetool.tune.view",
 }
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
 ``directory``: where the record lies, for what lies beside it."""
 
 PRINTERS: Mapping[str, str] = {
     "bench.reference": "reference.print_reference",
-    "tune": "tune.print_tune",
 }
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
 PAGES: Mapping[str, str] = {
     "bench.reference": "reference_page.write_page",
     "fleet": "fleet_page.write_page",
-    "tune": "tune_page.write_page",
     "verify": "verify_page.write_page",
 }
 """Functions that write a page, and return its path; None where the record has nothing to show. A command that makes a
