@@ -37,6 +37,8 @@ class Table:
     rows: Sequence[Cells]
     numbers: Sequence[str] | None = None
     """Titles of the columns that hold numbers; None: all but the first."""
+    texts: Sequence[str] = ()
+    """Titles of the columns that hold sentences, which a page folds."""
     lost: frozenset[int] = frozenset()
     """Numbers of rows that are marked as falling short."""
     sortable: bool = True
