@@ -25,9 +25,8 @@ from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.session import Run
 from tunetool.record import Measurement, Part, Status, Verdict
-from tunetool.report.kinds import write_page
+from tunetool.report.kinds import print_record, write_page
 from tunetool.report.page import WIDTH
-from tunetool.report.reference import print_reference
 from tunetool.training.settings import Cluster, Material
 from tunetool.view.plots import Bar, bars
 from waiting import PATIENCE
@@ -167,7 +166,7 @@ def test_a_part_that_cannot_run_is_a_line_and_the_others_go_on(tmp_path: Path, e
     assert result.path is not None
     assert [part.status for part in result.record.parts or []] == ["pass", "error", "pass"]
     stream = io.StringIO()
-    print_reference(result.record, result.path, Console(file=stream, width=WIDTH, highlight=False))
+    print_record(result.record, result.path, Console(file=stream, width=WIDTH, highlight=False))
     shown = stream.getvalue()
     assert all(len(line) <= WIDTH for line in shown.splitlines())
     said = str(error) if not isinstance(error, OSError) else "`/mnt/x`: Input/output error"

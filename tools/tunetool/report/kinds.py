@@ -32,6 +32,7 @@ VIEWS: Mapping[str, str] = {
     "bench.inference": "tunetool.bench.inference.view",
     "bench.loading": "tunetool.bench.loading.view",
     "bench.offload": "tunetool.bench.offload.view",
+    "bench.reference": "tunetool.bench.reference.view",
     "bench.staging": "tunetool.bench.staging.view",
     "bench.strategies": "tunetool.bench.strategies.view",
     "stage": "tunetool.stage.view",
@@ -41,12 +42,10 @@ VIEWS: Mapping[str, str] = {
 ``directory``: where the record lies, for what lies beside it."""
 
 PRINTERS: Mapping[str, str] = {
-    "bench.reference": "reference.print_reference",
 }
 """Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
 PAGES: Mapping[str, str] = {
-    "bench.reference": "reference_page.write_page",
     "fleet": "fleet_page.write_page",
     "verify": "verify_page.write_page",
 }
@@ -107,14 +106,19 @@ def write_any_page(record: Record, path: Path) -> Path:
 
 def _write(record: Record, path: Path) -> Path | None:
     if record.kind not in PAGES:
+        _write_parts(record, path.parent)
         text = page_text(record, path)
         return _replace(path, text) if text else None
     write = function(PAGES[record.kind])
+<<<<<<< HEAD
     page: Path | None
     if record.kind == "bench.reference":
         page = write(record, _beside(path), _pages_of_parts(record, path.parent))
     else:
         page = write(record, _beside(path))
+=======
+    page: Path | None = write(record, path.parent if record.kind == "bench.finetune" else _beside(path))
+>>>>>>> 082a3cd4 (refactor(bench reference): what is shown is one view; the figures stand by part on the terminal too)
     return page
 
 
@@ -129,15 +133,13 @@ def _beside(path: Path) -> Path:
     return path.parent / REPORT if path.name == FILE else path.with_suffix(".html")
 
 
-def _pages_of_parts(record: Record, directory: Path) -> dict[str, str]:
-    """The pages of the parts, which this writes too, relative to ``directory``, by part."""
-    pages = {}
+def _write_parts(record: Record, directory: Path) -> None:
+    """The pages of the parts of a chain, to which its own page leads."""
     for part in record.parts or []:
         if part.run is None:
             continue
         path = below(directory.parent, f"{part.run}/{FILE}")
         shown = read(path) if path.is_file() else None
         # A part is no chain: one that names itself would have no end.
-        if shown is not None and shown.kind != record.kind and write_page(shown, path) is not None:
-            pages[part.name] = f"../{part.run}/{REPORT}"
-    return pages
+        if shown is not None and shown.kind != record.kind:
+            write_page(shown, path)
