@@ -30,7 +30,7 @@ def print_view(view: View, record: Record, path: Path | None, console: Console) 
     for section in view.sections:
         if section.on != "page":
             _print_section(section, console)
-    for line in (*view.advice, *view.closing):
+    for line in (*(view.advice if view.advice_on != "page" else ()), *view.closing):
         print_block(console, line, _INDENT)
     print_verdict_line(record, path, console)
 
@@ -41,7 +41,7 @@ def _print_section(section: Section, console: Console) -> None:
             console.print(_table(section.title, block, console.width))
         elif isinstance(block, Notes) and block.on != "page":
             for line in block.lines:
-                print_block(console, line, _INDENT)
+                print_block(console, line, _INDENT + len(line) - len(line.lstrip()))
         elif isinstance(block, Verbatim) and not block.folded:
             # To copy, so that it is not folded.
             console.print(Text(on_one_line(block.text)), soft_wrap=True)
@@ -56,8 +56,8 @@ def _table(title: str, table: Table, width: int) -> RenderableType:
         # Texts stand side by side, and the last has the room.
         ratio = 1 if number == len(heads) and not any(map(table.is_number, table.titles)) else None
         made.add_column(head, justify="right" if table.is_number(each) else "left", overflow="fold", ratio=ratio)
-    for row in rows:
-        made.add_row(*map(_text, row))
+    for number, row in enumerate(rows):
+        made.add_row(*map(_text, row), style="bold red" if number in table.lost else None)
     return made
 
 

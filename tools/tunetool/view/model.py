@@ -105,6 +105,8 @@ class View:
     """Sections of a page alone, read from files beside the record: a terminal does not wait for them."""
     advice: Sequence[str] = ()
     """What limits, and what to do."""
+    advice_on: str = ""
+    """``page`` where the tables of a terminal say it."""
     checks: bool = False
     """Whether a page lists all checks."""
     closing: Sequence[str] = field(default_factory=tuple)
