@@ -32,9 +32,9 @@ from tunetool.node.gds.path_choice import current
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Measurement, Verdict
 from tunetool.record_v1 import upgraded
+from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
-from tunetool.report.table import print_verdict
 
 DATA = Path(__file__).parents[1] / "data/gds"
 SETTINGS: dict[str, Any] = json.loads((DATA / "settings-1.15.json").read_text())["files"]
@@ -133,7 +133,7 @@ def test_figures_are_called_what_they_are() -> None:
     check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
     made = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
     stream = io.StringIO()
-    print_verdict(made, None, Console(file=stream, width=WIDTH, highlight=False))
+    print_record(made, None, Console(file=stream, width=WIDTH, highlight=False))
     shown = stream.getvalue()
     assert re.search(r"^read, GDS compat +2\.24 .* 141% of fio", shown, re.MULTILINE)
     assert "kvikio 26.10.0 through cuFile's" in " ".join(shown.split())

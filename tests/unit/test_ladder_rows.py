@@ -16,10 +16,10 @@ from tunetool.measure.ladder.climb import conclude
 from tunetool.measure.ladder.rows import first_loss, rungs
 from tunetool.record import Confidence, Expectation, Ladder, Measurement, Record, Verdict
 from tunetool.report.junit import junit
-from tunetool.report.ladder import latency
+from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
 from tunetool.report.prometheus import prometheus
-from tunetool.report.table import print_verdict
+from tunetool.verify.ladder_view import latency
 
 GB = 10**9
 
@@ -138,7 +138,7 @@ def climbed(values: list[float], **changes: float) -> Record:
 
 def text_of(page: Record) -> str:
     stream = io.StringIO()
-    print_verdict(page, None, Console(file=stream, width=WIDTH, highlight=False))
+    print_record(page, None, Console(file=stream, width=WIDTH, highlight=False))
     return stream.getvalue()
 
 

@@ -25,9 +25,9 @@ from tunetool.node.machine import busy as jobs
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.machine.pcie_links import link_bandwidth
-from tunetool.report.table import proof_of
 from tunetool.verify.ceiling import ceiling
 from tunetool.verify.drive_errors import Watch
+from tunetool.verify.view import proof_of
 
 
 def stack(members: int = 8, iostats: bool = True) -> BlockStack:

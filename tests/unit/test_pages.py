@@ -24,13 +24,14 @@ from tunetool.fleet.groups import read_graph
 from tunetool.fleet.run_on_hosts import host_file
 from tunetool.measure.session import Result
 from tunetool.record import Node, Record, Rung
-from tunetool.report import fleet_page, verify_page
+from tunetool.report import fleet_page
 from tunetool.report.html import code
-from tunetool.report.kinds import PAGES, print_record, write_any_page, write_page
+from tunetool.report.kinds import PAGES, page_text, print_record, write_any_page, write_page
 from tunetool.report.page import WIDTH, PipeConsole
-from tunetool.report.svg_ladder import ladder
 from tunetool.report.svg_nodes import Dot, dots
 from tunetool.verdict import CEILING
+from tunetool.verify.ladder_picture import ladder
+from tunetool.verify.view import limits as limits_of_verify
 from tunetool.view.curves import Line, plot
 from tunetool.view.plots import Bar, bars
 from tunetool.view.points import Level, Point, points
@@ -128,13 +129,13 @@ def test_a_name_of_any_length_leaves_room_for_its_bar() -> None:
 
 
 def test_the_first_thing_after_the_verdict_is_what_limits() -> None:
-    text = verify_page.page(verified())
+    text = page_text(verified(), None)
     assert re.findall("<h2>(.*?)</h2>", text)[:2] == ["What limits", "The ladder"]
     limits = text[text.index("What limits") : text.index("The ladder")]
     assert "slow-drive" in limits
     assert "S005" in limits
     assert "drives.balance" in limits
-    whole = verify_page.page(verified(slow=7.0))
+    whole = page_text(verified(slow=7.0), None)
     assert "no rung of the ladder loses more than is expected of it" in whole
     assert "LOSES" not in whole
 
@@ -142,8 +143,8 @@ def test_the_first_thing_after_the_verdict_is_what_limits() -> None:
 @pytest.mark.parametrize(("links", "limit"), [(0.5e9, False), (1.05e9, True), (2e9, False)])
 def test_links_limit_only_what_comes_near_them_and_not_what_exceeds_them(links: float, limit: bool) -> None:
     known = record(measurement("sequential.read", 1e9), measurement(CEILING, links))
-    assert ("sequential.read: the drives' links, 95% of what they carry" in [*verify_page.limits(known)]) == limit
-    assert any("links" in line for line in verify_page.limits(known)) == limit
+    assert ("read: the drives' links, 95% of what they carry" in [*limits_of_verify(known)]) == limit
+    assert any("links" in line for line in limits_of_verify(known)) == limit
 
 
 def test_the_ladder_marks_the_rung_that_loses_and_the_ceiling() -> None:
@@ -172,7 +173,7 @@ def test_the_ladder_marks_the_rung_that_loses_and_the_ceiling() -> None:
 
 
 def test_slow_drives_are_marked_beside_the_others() -> None:
-    text = verify_page.page(verified())
+    text = page_text(verified(), None)
     rows = [row.split() for row in Parsed(text).rows if row.startswith("S0")]
     assert [row[0] for row in rows] == [f"S{n:03d}" for n in range(8)]
     assert [row[1] == "(slow)" for row in rows] == [n == 5 for n in range(8)]
@@ -292,7 +293,7 @@ def test_report_fleet_takes_a_fleet_s_record_or_those_of_nodes(tmp_path: Path) -
 
 
 def test_the_provenance_names_version_commit_hash_and_machine() -> None:
-    text = verify_page.page(verified())
+    text = page_text(verified(), None)
     provenance = Parsed(text[text.index("<h2>Provenance") :]).words
     for words in ("0.1.0 commit cccc", "sha256 5555", "AMD EPYC 9654, 192 cores", "8 x KCD8XPUG7T68 0106", "fio 3.33"):
         assert words in provenance

@@ -14,8 +14,8 @@ from rich.console import Console
 import printed
 from builders import PROVEN, measurement, record, sampled
 from tunetool.record import CheckResult, Expectation, Measurement, Node, Verdict
+from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
-from tunetool.report.table import print_verdict
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools/dev"))
@@ -73,7 +73,7 @@ def page() -> str:
     )
     stream = io.StringIO()
     path = Path("/var/lib/tunetool/runs/20261123T144535Z-fleet-vm/hosts/node3.json")
-    print_verdict(shown, path, Console(file=stream, width=WIDTH, highlight=False))
+    print_record(shown, path, Console(file=stream, width=WIDTH, highlight=False))
     return stream.getvalue()
 
 

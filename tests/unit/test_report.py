@@ -14,7 +14,7 @@ from tunetool.record import CheckResult, Confidence, FleetHost, Measurement, Nod
 from tunetool.report import kinds
 from tunetool.report.page import WIDTH, new_table
 from tunetool.report.progress import BarProgress, PlainProgress
-from tunetool.report.table import print_fleet, print_fleet_verdict, print_verdict, slowest
+from tunetool.report.table import print_fleet, print_fleet_verdict, slowest
 
 
 def figure(direction: str, value: float) -> Measurement:
@@ -50,7 +50,7 @@ def record(read: float = 51.2e9, status: Status = "fail", host: str = "n1") -> R
 
 def text_of(page: Record, width: int = WIDTH) -> str:
     stream = io.StringIO()
-    print_verdict(
+    kinds.print_record(
         page, Path("/var/lib/tunetool/runs/x/record.json"), Console(file=stream, width=width, highlight=False)
     )
     return stream.getvalue()
@@ -154,5 +154,5 @@ def test_a_name_with_line_breaks_makes_no_line_of_progress(capsys: pytest.Captur
 
 def test_every_kind_s_table_and_page_are_there() -> None:
     named = {*kinds.PRINTERS.values(), *kinds.PAGES.values(), "table.print_hosts", "table.print_fleet_verdict"}
-    for name in (*named, "table.print_verdict"):
+    for name in named:
         assert callable(kinds.function(name)), name

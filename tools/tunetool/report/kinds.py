@@ -37,24 +37,20 @@ VIEWS: Mapping[str, str] = {
     "bench.strategies": "tunetool.bench.strategies.view",
     "stage": "tunetool.stage.view",
     "tune": "tunetool.tune.view",
+    "verify": "tunetool.verify.view",
 }
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
 ``directory``: where the record lies, for what lies beside it."""
 
-PRINTERS: Mapping[str, str] = {
-}
-"""Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
-
 PAGES: Mapping[str, str] = {
     "fleet": "fleet_page.write_page",
-    "verify": "verify_page.write_page",
 }
 """Functions that write a page, and return its path; None where the record has nothing to show. A command that makes a
 record of such a kind writes it."""
 ASKED_FOR = ("stage",)
 """Kinds whose page is written where somebody asks for it alone: a copy may take less time than its page."""
 ANY_VIEW = "tunetool.view.figures"
-"""For all other kinds, where somebody asks for a page."""
+"""For all other kinds, where somebody asks for a page; a terminal shows of them what it shows of ``verify``."""
 
 
 def function(name: str) -> Any:
@@ -63,9 +59,9 @@ def function(name: str) -> Any:
     return getattr(importlib.import_module(f"tunetool.report.{module}"), attribute)
 
 
-def view_of(record: Record, path: Path | None) -> View:
-    """What is shown of a record, on a page alone where its kind is not in ``VIEWS``; ``path`` is where it lies."""
-    module = importlib.import_module(VIEWS.get(record.kind, ANY_VIEW))
+def view_of(record: Record, path: Path | None, any_view: str = ANY_VIEW) -> View:
+    """What is shown of a record; ``path`` is where it lies, ``any_view`` the module for kinds that have none."""
+    module = importlib.import_module(VIEWS.get(record.kind, any_view))
     made: View = module.view(record, path.parent if path is not None else None)
     return made
 
@@ -78,13 +74,12 @@ def page_text(record: Record, path: Path | None) -> str:
 
 def print_record(record: Record, path: Path | None, console: Console) -> None:
     """The record for people, by its kind; ``path`` is where it lies."""
-    if record.kind in VIEWS:
-        function("render_terminal.print_view")(view_of(record, path), record, path, console)
-    elif record.hosts is not None and record.kind not in PRINTERS:
+    if record.hosts is not None and record.kind not in VIEWS:
         function("table.print_hosts")(record, console)
         function("table.print_fleet_verdict")(record, path, console)
     else:
-        function(PRINTERS.get(record.kind, "table.print_verdict"))(record, path, console)
+        shown = view_of(record, path, VIEWS["verify"])
+        function("render_terminal.print_view")(shown, record, path, console)
 
 
 def write_page(record: Record, path: Path | None) -> Path | None:
@@ -110,15 +105,7 @@ def _write(record: Record, path: Path) -> Path | None:
         text = page_text(record, path)
         return _replace(path, text) if text else None
     write = function(PAGES[record.kind])
-<<<<<<< HEAD
-    page: Path | None
-    if record.kind == "bench.reference":
-        page = write(record, _beside(path), _pages_of_parts(record, path.parent))
-    else:
-        page = write(record, _beside(path))
-=======
     page: Path | None = write(record, path.parent if record.kind == "bench.finetune" else _beside(path))
->>>>>>> 082a3cd4 (refactor(bench reference): what is shown is one view; the figures stand by part on the terminal too)
     return page
 
 

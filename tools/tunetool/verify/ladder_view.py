@@ -1,72 +1,73 @@
-"""The ladder for people: the rungs from the bottom up with their shares, the first loss, and random reads."""
+"""What is shown of the ladder: the rungs from the bottom up with their shares, the first loss, and random reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator, Sequence
 
 from tunetool.node.units import format_rate
-from tunetool.record import Measurement, Record, Rung, chosen
-from tunetool.report.page import new_table, print_block
+from tunetool.record import Ladder, Measurement, Record, Rung, chosen
+from tunetool.verify.ladder_picture import ladder as picture_of
+from tunetool.view.limits import ceiling_of
+from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table
 from tunetool.view.text import number
 
-RUNG_TITLES = ("rung", "GB/s", "GiB/s", "keeps", "of", "at least", "evidence")
-RATE_TITLES = ("random", "rate", "from", "to", "p50", "p99", "p99.9", "depth", "expected", "verdict")
+_INTRODUCTION = (
+    "each rung does a little more than the one below; the mark on a bar is what the rung is expected to keep of it"
+)
 
 
-def print_ladder(record: Record, console: Console) -> None:
-    """Print the ladder's tables and its first loss; nothing for a record without a ladder."""
-    if record.ladder is None:
-        return
-    console.print(_rungs_table(record, [rung for rung in record.ladder.rungs if rung.skipped is None]))
-    for reason, titles in skipped(record.ladder.rungs).items():
-        print_block(console, f"skipped: {'; '.join(titles)}: {reason}", 2)
-    _print_drives(record, console)
-    rates = [m for m in record.measurements if m.quantity == "rate"]
-    if rates:
-        console.print(Text())
-        console.print(_rates_table(record, rates))
-    loss = record.ladder.loss
-    if loss is None:
-        print_block(console, no_loss(record.ladder.rungs), 2)
-        return
-    print_block(console, f"first loss, {loss.cause}: {loss.found}", 2)
-    print_block(console, f"  remedy: {loss.remedy}", 4)
+def ladder(record: Record) -> list[Section]:
+    """The section of the ladder, where there is one."""
+    return [Section("The ladder", list(_ladder(record, record.ladder)))] if record.ladder is not None else []
 
 
-def falls_short(rung: Rung) -> bool:
-    """Whether it keeps less than it should, lost or not."""
-    return rung.share is not None and rung.least is not None and rung.share < rung.least
+def random_reads(record: Record) -> list[Section]:
+    """The section of the rates, where there are any."""
+    wanted = {expectation.name: expectation for expectation in record.expectations}
+    rows: list[Cells] = []
+    for m in (m for m in record.measurements if m.quantity == "rate"):
+        expectation = wanted.get(m.name)
+        status = expectation.status if expectation else None
+        rows.append(
+            [
+                m.labels["block"],
+                format_rate(m.value),
+                scaled_as(m.value, m.confidence.low) if m.confidence else "",
+                scaled_as(m.value, m.confidence.high) if m.confidence else "",
+                *(latency((m.percentiles or {}).get(name)) for name in ("p50", "p99", "p99.9")),
+                f"{m.parameters.get('jobs')}x{m.parameters.get('queue_depth')}",
+                format_rate(expectation.value) if expectation else "-",
+                Cell(status.upper() if status else "not judged", mark=status),
+            ]
+        )
+    titles = ("block", "rate", "from", "to", "p50", "p99", "p99.9", "depth", "expected", "verdict")
+    numbers = (*titles[1:7], "expected")
+    return [Section("Random reads", [Table(titles, rows, numbers=numbers, sortable=False)])] if rows else []
 
 
-def no_loss(rungs: Sequence[Rung]) -> str:
-    """What is said of a ladder without a loss: a rung that falls short in the median alone is not certain to lose."""
-    short = [f"{rung.title} {rung.share:.0%} of {rung.least:.0%}" for rung in rungs if falls_short(rung)]
-    if not short:
-        return "every rung keeps what is expected of it"
-    return (
-        f"not certain: {'; '.join(short)}: the median falls short, and a sample or more reaches it; measure again with "
-        "a longer `--duration`, on a quiet machine"
+def _ladder(record: Record, shown: Ladder) -> Iterator[Block]:
+    yield Notes([_INTRODUCTION], on="page")
+    yield Plot(picture_of(shown.rungs, ceiling_of(record)))
+    rungs = [rung for rung in shown.rungs if rung.skipped is None]
+    titles = ("rung", "GB/s", "GiB/s", "keeps", "of", "at least", "evidence", "result")
+    yield Table(
+        titles,
+        [_rung(record, rung) for rung in rungs],
+        numbers=(*titles[1:4], "at least"),
+        lost=frozenset(index for index, rung in enumerate(rungs) if rung.loses),
+        sortable=False,
     )
+    skipped: dict[str, list[str]] = {}
+    for rung in shown.rungs:
+        if rung.skipped is not None:
+            skipped.setdefault(rung.skipped, []).append(rung.title)
+    yield Notes([f"skipped: {'; '.join(known)}: {reason}" for reason, known in skipped.items()])
+    yield Notes(list(_on_terminals(record, shown)), on="terminal")
 
 
-def _rungs_table(record: Record, rungs: Sequence[Rung]) -> Table:
-    table = _table(RUNG_TITLES, ("GB/s", "GiB/s", "keeps", "at least"))
-    for rung in rungs:
-        cells = rung_cells(record, rung)
-        style = "bold red" if rung.loses else ""
-        mark = "LOSES" if rung.loses else "short?" if falls_short(rung) else ""
-        table.add_row(*(Text(cell, style=style) for cell in cells), Text(mark, style=style))
-    return table
-
-
-def rung_cells(record: Record, rung: Rung) -> tuple[str, ...]:
-    """A rung that was measured, for the columns ``RUNG_TITLES``."""
+def _rung(record: Record, rung: Rung) -> Cells:
     value = rung.value or 0.0
-    return (
+    return [
         rung.title,
         number(value / 1e9),
         number(value / 2**30),
@@ -74,69 +75,39 @@ def rung_cells(record: Record, rung: Rung) -> tuple[str, ...]:
         rung.below or "-",
         f"{rung.least:.0%}" if rung.least is not None else "-",
         _proof([m for m in record.measurements if m.name == rung.name]),
-    )
+        "LOSES" if rung.loses else "short?" if _falls_short(rung) else "",
+    ]
+
+
+def _falls_short(rung: Rung) -> bool:
+    """Whether it keeps less than it should, lost or not."""
+    return rung.share is not None and rung.least is not None and rung.share < rung.least
 
 
 def _proof(measurements: Sequence[Measurement]) -> str:
     ratios = [m.evidence.worst_ratio or m.evidence.ratio for m in measurements if m.evidence and m.evidence.ratio]
-    if not ratios:
-        return "none"
-    return f"{max(ratios, key=lambda ratio: abs(ratio - 1)):.4f}"
+    return f"{max(ratios, key=lambda ratio: abs(ratio - 1)):.4f}" if ratios else "none"
 
 
-def skipped(rungs: Sequence[Rung]) -> dict[str, list[str]]:
-    """The titles of the rungs that were not measured, by the reason."""
-    by_reason: dict[str, list[str]] = {}
-    for rung in rungs:
-        if rung.skipped is not None:
-            by_reason.setdefault(rung.skipped, []).append(rung.title)
-    return by_reason
-
-
-def _print_drives(record: Record, console: Console) -> None:
+def _on_terminals(record: Record, shown: Ladder) -> Iterator[str]:
+    """Each drive's speed and the first loss: a page has a table, and what limits above all."""
     drives = chosen(record.measurements, "bandwidth", subject="drive")
     if drives:
-        speeds = ", ".join(
-            f"`{m.parameters.get('serial') or m.parameters['device']}` {number(m.value / 1e9)}" for m in drives
+        speeds = (f"`{m.labels['drive']}` {number(m.value / 1e9)}" for m in drives)
+        yield f"each drive alone, GB/s: {', '.join(speeds)}"
+    if shown.loss is not None:
+        yield f"first loss, {shown.loss.cause}: {shown.loss.found}"
+        yield f"  remedy: {shown.loss.remedy}"
+        return
+    # A rung that falls short in the median alone is not certain to lose.
+    short = [f"{rung.title} {rung.share:.0%} of {rung.least:.0%}" for rung in shown.rungs if _falls_short(rung)]
+    if short:
+        yield (
+            f"not certain: {'; '.join(short)}: the median falls short, and a sample or more reaches it; measure again "
+            "with a longer `--duration`, on a quiet machine"
         )
-        print_block(console, f"each drive alone, GB/s: {speeds}", 2)
-
-
-def _rates_table(record: Record, rates: Sequence[Measurement]) -> Table:
-    table = _table(RATE_TITLES, ("rate", "from", "to", "p50", "p99", "p99.9", "expected"))
-    for cells in rate_rows(record, rates):
-        table.add_row(*map(Text, cells))
-    return table
-
-
-def rate_rows(record: Record, rates: Sequence[Measurement]) -> list[tuple[str, ...]]:
-    """The cells of each figure of random reads, for the columns ``RATE_TITLES``."""
-    wanted = {expectation.name: expectation for expectation in record.expectations}
-    rows = []
-    for m in rates:
-        expectation = wanted.get(m.name)
-        status = expectation.status if expectation else None
-        cells = (
-            m.labels["block"],
-            format_rate(m.value),
-            scaled_as(m.value, m.confidence.low) if m.confidence else "",
-            scaled_as(m.value, m.confidence.high) if m.confidence else "",
-            *(latency((m.percentiles or {}).get(name)) for name in ("p50", "p99", "p99.9")),
-            f"{m.parameters.get('jobs')}x{m.parameters.get('queue_depth')}",
-            format_rate(expectation.value) if expectation else "-",
-            status.upper() if status else "not judged",
-        )
-        rows.append(cells)
-    return rows
-
-
-def _table(titles: Sequence[str], right: Sequence[str]) -> Table:
-    table = new_table()
-    for title in titles:
-        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
-    if "rung" in titles:
-        table.add_column("", overflow="fold")
-    return table
+    else:
+        yield "every rung keeps what is expected of it"
 
 
 def scaled_as(rate: float, value: float) -> str:
