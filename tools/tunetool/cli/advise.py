@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from tunetool.cli import advise_expect, advise_io, advise_model, advise_network
-from tunetool.options import shared as options
 from tunetool.cli.groups import Group
 from tunetool.cli.output import write_text
 from tunetool.errors import UsageProblem
+from tunetool.options import shared as options
 from tunetool.options.fields import number, option, takes
 from tunetool.options.shared import AsJson
 from tunetool.options.values import BANDWIDTH, SIZE, TEXT, TIME, TIME_ABOVE_ZERO

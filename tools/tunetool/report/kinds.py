@@ -105,7 +105,7 @@ def _write(record: Record, path: Path) -> Path | None:
         text = page_text(record, path)
         return _replace(path, text) if text else None
     write = function(PAGES[record.kind])
-    page: Path | None = write(record, path.parent if record.kind == "bench.finetune" else _beside(path))
+    page: Path | None = write(record, _beside(path))
     return page
 
 
