@@ -153,6 +153,6 @@ def test_a_name_with_line_breaks_makes_no_line_of_progress(capsys: pytest.Captur
 
 
 def test_every_kind_s_table_and_page_are_there() -> None:
-    named = {*kinds.PRINTERS.values(), *kinds.PAGES.values(), "table.print_hosts", "table.print_fleet_verdict"}
+    named = {*kinds.PAGES.values(), "table.print_hosts", "table.print_fleet_verdict"}
     for name in named:
         assert callable(kinds.function(name)), name

@@ -25,7 +25,8 @@ def option(*names: str, **settings: Any) -> Any:
     make = functools.partial(click.option, *names, **settings)
     if settings.get("required"):
         return field(kw_only=True, metadata={_KEY: make})
-    return field(kw_only=True, default=_default(settings), metadata={_KEY: make})
+    # A default in words is read when it is needed: its reader may load what a help text does not need.
+    return field(kw_only=True, default_factory=functools.partial(_default, settings), metadata={_KEY: make})
 
 
 def _default(settings: Mapping[str, Any]) -> Any:
