@@ -1,5 +1,7 @@
 """What a wheel has beside the packages: the files at the root of the collection, for the collection that it carries.
 
+A wheel of tools/dev/dist.py also has the reference pages, from the directory that ``TUNETOOL_REFERENCE`` names.
+
 The addresses of the project come from galaxy.yml.
 
 Hatchling copies forced files also into an editable install, where they would be an incomplete collection that Ansible
@@ -8,6 +10,7 @@ takes for an installed one.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -40,3 +43,5 @@ class CollectionFiles(BuildHookInterface):
         """See hatchling: ``version`` is the kind of the build."""
         if version != "editable":
             build_data["force_include"].update({name: f"{COLLECTION}/{name}" for name in FILES})
+            if pages := os.environ.get("TUNETOOL_REFERENCE"):
+                build_data["force_include"][pages] = f"{COLLECTION}/docs/reference"

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 import dist
+import reference
 from tunetool.node.common import node_wheel
 from tunetool.node.common.commands import CommandError
 from tunetool.node.common.control_pip import package_wheel
@@ -32,6 +33,8 @@ from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 INSIDE = f"{node_wheel.COLLECTION}/"
+REFERENCE = [*reference.MADE, "docs/reference/manifest.schema.json", "docs/reference/record.schema.json"]
+"""Pages of the documents that whoever has no clone gets."""
 MOST_BYTES = 2_300_000
 
 
@@ -105,20 +108,32 @@ def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: 
         expected |= {f"{INSIDE}{folder}/{name}" for name in tree(ROOT / folder)}
     at_the_root = ("ansible.cfg", "constraints.txt", "hatch_build.py", "pyproject.toml", "site.yml")
     expected |= {f"{INSIDE}{name}" for name in at_the_root}
+    expected |= {f"{INSIDE}{name}" for name in REFERENCE}
     assert names == expected
     assert wheel.stat().st_size < MOST_BYTES
 
 
-def test_the_collection_s_archive_has_its_changelog_in_antsibull_s_form(tmp_path: Path) -> None:
+def test_the_wheel_s_reference_says_what_its_commands_and_roles_say(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        pages = {name: archive.read(f"{INSIDE}{name}").decode() for name in REFERENCE}
+    assert {name for name, text in pages.items() if not text.strip()} == set()
+    assert "## tunetool bench checkpoint\n" in pages["docs/reference/commands.md"]
+    assert "| `raid_array_adopt` |" in pages["docs/reference/roles.md"]
+    titles = {name: json.loads(text)["title"] for name, text in pages.items() if name.endswith(".json")}
+    assert len(set(titles.values())) == 4
+
+
+def test_the_collection_s_archive_has_the_reference_and_its_changelog_in_antsibull_s_form(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
     dist.build_collection(tmp_path)
-    assert not (ROOT / "changelogs").exists()
+    assert [name for name in [*reference.MADE, "changelogs"] if (ROOT / name).exists()] == []
     (archive,) = tmp_path.iterdir()
     with tarfile.open(archive) as tar:
         member = tar.extractfile("changelogs/changelog.yaml")
         assert member is not None
         document = yaml.safe_load(member.read())
+        assert set(REFERENCE) <= set(tar.getnames())
     text = (ROOT / "CHANGELOG.md").read_text()
     version = yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
     assert set(document) == {"ancestor", "releases"}

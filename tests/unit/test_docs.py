@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 import printed
+import reference
 from tunetool.cli.main import cli
 from waiting import PATIENCE
 
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "perf/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted({*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in reference.MADE if name.endswith(".md"))}),
 ]
 GENERATED = ROOT / "docs/reference/commands.md"
-"""Pages that tools/dev/docs.py generates from the commands."""
+"""The page that tools/dev/reference.py makes of the commands."""
 FOLDERS = "docs|inventory|molecule|perf|playbooks|plugins|roles|templates|tests|tools"
 MADE_BY_READERS = ("inventory/mycluster", "inventory/lab/hosts.yml")
 """Paths of a copy that a reader makes, and of files that `tunetool lab` writes: they are not in the repository."""
@@ -80,13 +81,22 @@ class Block:
     text: str
 
 
+def made(page: Path) -> bool:
+    """Whether the page is made and not in git."""
+    return page.is_relative_to(ROOT) and str(page.relative_to(ROOT)) in reference.MADE
+
+
+def text_of(page: Path) -> str:
+    return reference.page(str(page.relative_to(ROOT))) if made(page) else page.read_text()
+
+
 def blocks(page: Path) -> list[Block]:
-    return [Block(match[2], match[3]) for match in FENCE.finditer(page.read_text())]
+    return [Block(match[2], match[3]) for match in FENCE.finditer(text_of(page))]
 
 
 def prose(page: Path) -> str:
     """A page without its fenced blocks, paragraphs unwrapped."""
-    return re.sub(r"\n(?=[^\n])", " ", FENCE.sub("", page.read_text()))
+    return re.sub(r"\n(?=[^\n])", " ", FENCE.sub("", text_of(page)))
 
 
 def command_lines(block: Block) -> Iterator[str]:
@@ -173,27 +183,27 @@ def problem(words: list[str], whole: bool = False) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_to_a_heading_that_is_there(page: Path) -> None:
     broken = []
-    for target in LINK.findall(FENCE.sub("", page.read_text())):
+    for target in LINK.findall(FENCE.sub("", text_of(page))):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
-        if not file.exists() or (anchor and anchor not in anchors(file)):
+        if not (made(file) or file.exists()) or (anchor and anchor not in anchors(file)):
             broken.append(target)
     assert not broken
 
 
 def anchors(page: Path) -> set[str]:
     """The headings of a page as GitHub links to them."""
-    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(page)), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
     # Links are checked above, relative to the page's folder.
-    text = re.sub(r"\]\([^)]*\)", "]", page.read_text())
-    named = {path for path in PATH.findall(text) if not path.startswith(MADE_BY_READERS)}
+    text = re.sub(r"\]\([^)]*\)", "]", text_of(page))
+    named = {path for path in PATH.findall(text) if not path.startswith(MADE_BY_READERS)} - set(reference.MADE)
     missing = sorted(path for path in named if not any(ROOT.glob(path.rstrip("/"))))
     assert not missing
 
@@ -403,7 +413,7 @@ def test_what_follows_two_dashes_are_options_of_ansible_playbook() -> None:
 
 
 def quoted(page: Path) -> list[str]:
-    rows = "".join(QUOTING.findall(page.read_text()))
+    rows = "".join(QUOTING.findall(text_of(page)))
     return [both or plain for both, plain in SYMPTOM.findall(rows)]
 
 

@@ -2,8 +2,8 @@
 
     dist.py [DIR]     into DIR, by default dist/
 
-The names depend on the version alone. The build backend comes from pip's index for the time of the build, as for any
-`pip install` from sources.
+Wheel and archive have the reference pages that git lacks (reference.py). The names depend on the version alone. The
+build backend comes from pip's index for the time of the build, as for any `pip install` from sources.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import changelog
+import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("sdist", "wheel")
+CONTRACTS = ("manifest.schema.json", "record.schema.json")
+"""Reference pages that git has; the wheel carries them beside the others."""
 
 
 def backend() -> list[str]:
@@ -33,33 +38,56 @@ def backend() -> list[str]:
 def build(directory: Path, forms: Sequence[str] = FORMS) -> None:
     """Sdist and wheel of this tree."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    with tempfile.TemporaryDirectory(prefix="tunetool-dist-") as tools:
+    with tempfile.TemporaryDirectory(prefix="tunetool-dist-") as made:
+        tools, pages = f"{made}/tools", Path(made) / "reference"
+        pages.mkdir()
+        for name, text in made_pages().items():
+            (pages / name).write_text(text)
+        for name in CONTRACTS:
+            shutil.copy(ROOT / reference.FOLDER / name, pages)
         subprocess.run([*pip, "install", "--target", tools, *backend()], check=True)
         targets = [each for form in forms for each in ("--target", form)]
         subprocess.run(
             [sys.executable, "-m", "hatchling", "build", "--directory", str(directory), *targets],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": tools},
+            env={**os.environ, "PYTHONPATH": tools, "TUNETOOL_REFERENCE": str(pages)},  # hatch_build.py reads it
             stdout=subprocess.DEVNULL,
             check=True,
         )
 
 
+def made_pages() -> dict[str, str]:
+    """The reference pages that git lacks, by their names."""
+    return {Path(name).name: reference.page(name) for name in reference.MADE}
+
+
+@contextmanager
+def in_place(files: dict[Path, str]) -> Iterator[None]:
+    """Files of the clone that are there only while this goes on; git ignores them."""
+    folders = {path.parent for path in files if not path.parent.exists()}
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        yield
+    finally:
+        for path in files:
+            path.unlink(missing_ok=True)
+        for folder in folders:
+            folder.rmdir()
+
+
 def build_collection(directory: Path) -> None:
-    """The archive that ansible-galaxy installs; its changelog is made of CHANGELOG.md for the time of the build."""
+    """The archive that ansible-galaxy installs, with the reference pages and a changelog made of CHANGELOG.md."""
     import yaml
 
     galaxy = Path(sys.executable).with_name("ansible-galaxy")
     command = [str(galaxy), "collection", "build", "--force", "--output-path", str(directory)]
     made = ROOT / "changelogs/changelog.yaml"
     document = changelog.changelog((ROOT / "CHANGELOG.md").read_text(), datetime.date.today().isoformat())
-    made.parent.mkdir(exist_ok=True)
-    made.write_text(yaml.safe_dump(document, width=120))
-    try:
+    pages = {ROOT / reference.FOLDER / name: text for name, text in made_pages().items()}
+    with in_place({made: yaml.safe_dump(document, width=120), **pages}):
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    finally:
-        made.unlink()
-        made.parent.rmdir()
 
 
 def main() -> int:

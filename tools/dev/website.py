@@ -1,6 +1,7 @@
 """Build the documents as a site, build/site, strictly; then look whether each page needs nothing but the site itself.
 
-Its home page is README.md; the pages that README names beside docs/ are pages of the site too.
+Its home page is README.md; the pages that README names beside docs/ are pages of the site too, and so are those that
+reference.py makes. The menu is the index in docs/README.md.
 
 Ends with 1 where a link leads nowhere, a page asks another machine for something, or the search lacks a page.
 """
@@ -13,8 +14,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from html.parser import HTMLParser
 from pathlib import Path
+
+import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
@@ -49,6 +53,8 @@ class Loaded(HTMLParser):
             self.addresses.append(given[LOADING[tag]] or "")
 
 
+TITLED = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
+"""A page in the index."""
 LINKED = re.compile(r"(\]\()([^)#\s]+)(?=[)#])")
 """The file of a link in Markdown."""
 RENAMED = {"docs/README.md": INDEX, "README.md": "index.md", "LICENSE": "LICENSE.txt"}
@@ -73,10 +79,30 @@ def moved(text: str, name: str) -> str:
     return LINKED.sub(link, text)
 
 
+def menu(index: str, pages: Collection[str]) -> str:
+    """The sections and pages of the index, as mkdocs.yml has them. A page that the index lacks ends this program."""
+    lines, listed = ["nav:", '  - "Home": index.md', f'  - "Documents": {INDEX}'], {"README.md"}
+    for line in index[index.index("\n## ") :].splitlines():
+        if line.startswith("## "):
+            lines.append(f"  - {json.dumps(line[3:])}:")
+        for title, page in TITLED.findall(line):
+            if page not in listed:
+                lines.append(f"      - {json.dumps(title)}: {page}")
+                listed.add(page)
+    if missing := set(pages) - listed:
+        raise SystemExit(
+            f"error: docs/README.md has no line for `{min(missing)}`\nhint: add one to the section where it belongs"
+        )
+    lines += [f'      - "{name.capitalize()}": {name}.md' for name in ("SECURITY", "CONTRIBUTING", "CHANGELOG")]
+    return "\n".join(lines) + "\n"
+
+
 def stage() -> Path:
     """Lay out what the site is made of; returns the settings file for it."""
     shutil.rmtree(STAGED, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", STAGED)
+    # dist.py puts those that are made there for the time of a build, which may be this moment.
+    made = {Path(name).name for name in reference.MADE}
+    shutil.copytree(ROOT / "docs", STAGED, ignore=lambda _, names: made.intersection(names))
     (STAGED / "README.md").unlink()
     for name in ["docs/README.md", *TOP]:
         text = (ROOT / name).read_text()
@@ -85,17 +111,15 @@ def stage() -> Path:
         name = f"docs/{page.relative_to(STAGED)}"
         if (ROOT / name).is_file():
             page.write_text(moved(page.read_text(), name))
+    for name in reference.MADE:
+        (STAGED / placed(name)).write_text(reference.page(name))
+    pages = {str(page.relative_to(STAGED)) for page in STAGED.rglob("*.md")}
+    pages -= {placed(name) for name in ("docs/README.md", *TOP)}
     settings = (ROOT / "mkdocs.yml").read_text()
-    for old, new in (
-        ("site_dir: build/site", "site_dir: site"),
-        ('  - "Documents": README.md\n', f'  - "Home": index.md\n  - "Documents": {INDEX}\n'),
-    ):
-        assert old in settings, old  # tools/dev/docs.py writes the menu
-        settings = settings.replace(old, new)
-    more = ("SECURITY", "CONTRIBUTING", "CHANGELOG")
-    menu = "".join(f'      - "{name.capitalize()}": {name}.md\n' for name in more)
+    assert "site_dir: build/site" in settings
     file = ROOT / "build/mkdocs.yml"
-    file.write_text(settings + menu)
+    nav = menu((ROOT / "docs/README.md").read_text(), pages)
+    file.write_text(settings.replace("site_dir: build/site", "site_dir: site") + nav)
     return file
 
 

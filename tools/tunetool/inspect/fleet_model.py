@@ -1,4 +1,4 @@
-"""The document of ``tunetool inspect -i``. docs/reference/inspect-fleet.schema.json is generated from this module."""
+"""The document of ``tunetool inspect -i``. Its JSON Schema, a page of the reference, is made from this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document of ``tunetool inspect``. docs/reference/inspect.schema.json is generated from this module."""
+"""The document of ``tunetool inspect``. Its JSON Schema, a page of the reference, is made from this module."""
 
 from __future__ import annotations
 
