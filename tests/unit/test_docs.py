@@ -28,7 +28,7 @@ from waiting import PATIENCE
 pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "perf/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "perf/README.md")),
     *sorted({*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in reference.MADE if name.endswith(".md"))}),
 ]
 GENERATED = ROOT / "docs/reference/commands.md"

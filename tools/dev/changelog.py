@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-KINDS = {
-    "Commands and options renamed": "breaking_changes",
-    "What users notice": "minor_changes",
-    "What there is": "major_changes",
-}
-"""antsibull's section of each heading."""
+KIND = "major_changes"
+"""antsibull's section of all entries: the headings of CHANGELOG.md are subjects."""
 _RELEASE = re.compile(r"^## (\S+)(?: \((.*)\))?$")
-_HEADING = re.compile(r"^### (.*)$")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
@@ -23,7 +18,7 @@ def as_rst(text: str) -> str:
 
 
 def changelog(text: str, today: str) -> dict[str, Any]:
-    """antsibull's document of a CHANGELOG.md. A heading that is not in ``KINDS`` ends this program.
+    """antsibull's document of a CHANGELOG.md.
 
     ``today``: the date of a version that has none yet, since antsibull wants one of each.
     """
@@ -32,18 +27,12 @@ def changelog(text: str, today: str) -> dict[str, Any]:
     for line in text.splitlines():
         if match := _RELEASE.match(line):
             dated = match[2] is not None and _DATE.fullmatch(match[2])
-            release: dict[str, Any] = {"changes": {}, "release_date": match[2] if dated else today}
-            releases[match[1]] = release
             entries = []
-        elif match := _HEADING.match(line):
-            if match[1] not in KINDS:
-                raise SystemExit(f"error: `{line}` of CHANGELOG.md has no kind\nhint: add it to tools/dev/changelog.py")
-            entries = release["changes"].setdefault(KINDS[match[1]], [])
+            releases[match[1]] = {"changes": {KIND: entries}, "release_date": match[2] if dated else today}
         elif line.startswith("- "):
             entries.append(line[2:])
         elif line.startswith("  ") and entries:
             entries[-1] += f" {line.strip()}"
     for release in releases.values():
-        for kind, listed in release["changes"].items():
-            release["changes"][kind] = [as_rst(each) for each in listed]
+        release["changes"][KIND] = [as_rst(each) for each in release["changes"][KIND]]
     return {"ancestor": None, "releases": releases}
