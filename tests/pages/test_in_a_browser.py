@@ -32,7 +32,7 @@ NEWER = ("tune", "stage", "ds-io", "trend", "inspect")
 GUIDE = [
     ("verify", 900, "svg"),
     ("fleet", 900, "#nodes tbody tr:nth-child(2)"),
-    ("tune", 900, "details:nth-of-type(2)"),
+    ("tune", 900, "section:nth-of-type(2) details"),
 ]
 """Pictures of docs/guides/pages.md: the page, the width of the window, and what is the last in the picture."""
 SPACE = [
