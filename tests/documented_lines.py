@@ -54,8 +54,8 @@ HERE: Mapping[str, Here] = {
     "tunetool verify --target /mnt/data --expect read=5GBps,write=2GBps": Here(JUDGED, _RECORD),
     "tunetool verify --target /mnt/scratch": Here((1, 3), f"no expectation to compare with|{_BUSY}"),
     "tunetool verify --target /mnt/scratch --expect read=1GBps,write=1GBps": Here(JUDGED, _RECORD),
-    "tunetool verify --target /mnt/data --level full": Here(JUDGED, f"rung|{_BUSY}"),
-    "tunetool verify --target /mnt/scratch --level full": Here(JUDGED, f"rung|{_BUSY}"),
+    "tunetool verify --target /mnt/data --level full": Here(JUDGED, f"The ladder|{_BUSY}"),
+    "tunetool verify --target /mnt/scratch --level full": Here(JUDGED, f"The ladder|{_BUSY}"),
     "tunetool build-ops --python /opt/venv/bin/python": Here((0, 3), TORCH_OR_3),
     "tunetool tune --target /mnt/scratch --python /opt/venv/bin/python -o aio.json": Here((0, 3), TORCH_OR_3),
     "tunetool ds-config zero3-nvme --model phi3-mini --target /mnt/scratch --aio aio.json --world-size 1 "
