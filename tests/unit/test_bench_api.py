@@ -234,7 +234,7 @@ def test_a_wrong_call_does_nothing(tmp_path: Path, arguments: tuple[str, ...], s
 
 def test_more_parts_in_flight_than_a_file_has_are_named(tmp_path: Path) -> None:
     with pytest.raises(CannotJudge, match="399999996 parts in flight need a file of 419") as caught:
-        preflight.plan(Request(tmp_path, parallelism=4, pending=99_999_999), None, os.environ)
+        preflight.plan(Request(target=tmp_path, parallelism=4, pending=99_999_999), os.environ)
     assert "`--pending`" in str(caught.value.hint)
 
 

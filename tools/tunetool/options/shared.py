@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from tunetool.options.values import DIRECTORY, DURATION, JSON_FILE, NAMES, SIZE,
 
 if TYPE_CHECKING:
     from tunetool.measure.session import Run
+    from tunetool.training_python import TrainingPython
 
 
 def seed(of: str) -> Any:
@@ -201,3 +203,17 @@ class Measuring(AsJson, InRuns, Dry):
         from tunetool.measure.session import Run
 
         return Run(self.runs_dir, self.allow_busy, self.dry_run, command_line())
+
+
+@dataclass(frozen=True)
+class StartingPython(Measuring):
+    """What a command takes that runs under tunetool's own Python, and starts the one with torch and DeepSpeed."""
+
+    python: str | None = python()
+
+    @cached_property
+    def chosen(self) -> TrainingPython:
+        """The Python that is started. Raises ``UsageProblem`` where ``python`` is not a program."""
+        from tunetool.training_python import choose
+
+        return choose(self.python)

@@ -19,7 +19,6 @@ from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_count, format_size
-from tunetool.training_python import TrainingPython
 
 OP = "async_io"
 GUESS = 1e9
@@ -58,7 +57,7 @@ class Plan:
             directory=directory,
             io_bytes=self.io_bytes,
             intra_op_parallelism=way.parallelism,
-            python=request.python,
+            python=request.chosen.path,
             samples=request.samples,
             seconds=None,
             call=way.call,
@@ -66,10 +65,10 @@ class Plan:
         )
 
 
-def plan(request: Request, chosen: TrainingPython | None, environment: Mapping[str, str]) -> Plan:
+def plan(request: Request, environment: Mapping[str, str]) -> Plan:
     """Raises ``UsageProblem`` for a wrong call, ``CannotJudge`` for a target that answers no I/O.
 
-    ``chosen``: how the Python was chosen. What it lacks is a reason to skip the rows, not an error.
+    What the chosen Python lacks is a reason to skip the rows, not an error.
     """
     check_target(request.target)
     stack = read_stack(str(request.target.resolve()))
@@ -88,7 +87,7 @@ def plan(request: Request, chosen: TrainingPython | None, environment: Mapping[s
             check_shape(planned.spec(request, way, request.target), sector)
         except Failed as error:
             raise UsageProblem(f"`--size {io_bytes}`: {error.message}", error.hint) from None
-    return _with_libraries(planned, request, chosen, environment)
+    return _with_libraries(planned, request, environment)
 
 
 def _io_bytes(request: Request, free: int, parts: int) -> int:
@@ -113,14 +112,10 @@ def _io_bytes(request: Request, free: int, parts: int) -> int:
     return request.io_bytes
 
 
-def _with_libraries(
-    planned: Plan, request: Request, chosen: TrainingPython | None, environment: Mapping[str, str]
-) -> Plan:
+def _with_libraries(planned: Plan, request: Request, environment: Mapping[str, str]) -> Plan:
     known = {name: getattr(planned, name) for name in ("stack", "sector", "io_bytes", "ways")}
     try:
-        if chosen is not None:
-            chosen.need()
-        installed = probe(request.python, environment)
+        installed = probe(request.chosen.need().path, environment)
         need(installed, OP)
     except CannotJudge as error:
         return Plan(**known, installed=None, missing=error.message, remedy=error.hint or "")

@@ -1,29 +1,43 @@
-"""The request of `bench api`."""
+"""What `bench api` is asked: its options, and the help text."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
-from tunetool.measure.session import Run
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option
+from tunetool.options.shared import StartingPython
+from tunetool.options.values import SIZE
 
 KIND = "bench.api"
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of the call."""
+class Request(StartingPython):
+    """Make every documented call of DeepNVMe, and see whether it does here what the documents say.
 
-    target: Path
-    io_bytes: int | None = None
-    """Of the file whose transfers are timed; None: as large as space and memory allow, 1 GiB at most."""
-    parallelism: int | None = None
-    """Threads of one operation of the parallel handle; None: by the number of cores."""
-    pending: int = 4
-    """Operations that are in flight at once in the asynchronous rows."""
-    samples: int = CHECKPOINT_ROUNDS
-    """Of each figure."""
-    python: Path = Path(sys.executable)
-    run: Run = field(default_factory=Run)
+    Locked CPU tensors, synchronous and asynchronous reads and writes, file offsets, parallel handles, getters,
+    GPU memory, and tensors as bytes: each in a process of its own, each compared bit for bit. Wrong uses too: which
+    are refused, and which report a success that is none; these are shown and not judged. Then the speed of
+    synchronous, asynchronous and parallel calls, proven by the drives' counters. Writes a record and a page into the
+    runs directory.
+
+    Exit codes: 0 every call that could be made does what is documented; 1 one does not; 2 the call was wrong; 3 it
+    could not be judged, such as without DeepSpeed 0.17.1.
+    """
+
+    target: Path = options.target("Directory on drives for the files, which are removed at the end.", required=True)
+    io_bytes: int | None = option(
+        "--size",
+        type=SIZE,
+        help="Bytes of the file that is timed. Default: 1 GiB, or a tenth of the free space or of the memory.",
+    )
+    parallelism: int | None = number(
+        "--parallelism", help="Number of threads of the parallel handle. Default: 8, or 4 on fewer cores."
+    )
+    pending: int = number("--pending", default=4, help="Number of asynchronous operations in flight at once.")
+    samples: int = number(
+        "--samples", default=CHECKPOINT_ROUNDS, help="Number of samples of a figure. 95 % confidence needs 6."
+    )

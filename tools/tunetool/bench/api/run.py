@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Missing, Worker, child_command, foreign_code
-from tunetool.training_python import TrainingPython
 
 _CHILD = Path(__file__).with_name("child.py")
 _START, _ROW = 120.0, 60.0
@@ -31,31 +31,22 @@ _MODULES = {"call": "calls.py", "cast": "calls.py", "misuse": "misuses.py"}
 _OPS = (OP, "gds", "utils")
 
 
-def bench(
-    request: Request,
-    progress: Progress,
-    chosen: TrainingPython | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Result:
-    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start.
-
-    ``chosen``: how the request's Python was chosen.
-    """
-    return session.run(KIND, request.run, _Api(request, chosen), progress, environment)
+def bench(request: Request, progress: Progress) -> Result:
+    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
+    return session.run(KIND, request.run, _Api(request), progress, request.chosen.environment(os.environ))
 
 
 @dataclass
 class _Api:
     request: Request
-    chosen: TrainingPython | None
     gathered: Gathered = field(default_factory=Gathered)
     doubts: list[str] = field(default_factory=list)
     plan: Plan = field(init=False)
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
-        self.plan = preflight.plan(self.request, self.chosen, session.environment)
-        if self.plan.installed is None and self.request.run.dry_run:
+        self.plan = preflight.plan(self.request, session.environment)
+        if self.plan.installed is None and self.request.dry_run:
             raise CannotJudge(f"nothing can be called: {self.plan.missing}", self.plan.remedy)
         for line in preflight.announcement(self.request, self.plan):
             session.progress.say(line)
@@ -80,7 +71,7 @@ class _Api:
             transfer.spec.file.unlink()
 
     def _make_rows(self, installed: Probe, directory: Path, session: Session) -> None:
-        command = child_command(self.request.python, _CHILD)
+        command = child_command(self.request.chosen.path, _CHILD)
         order = _common_order(installed, self.plan.sector)
         try:
             with (
