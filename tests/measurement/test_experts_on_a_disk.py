@@ -18,7 +18,6 @@ from tunetool.bench.experts.blocks import write
 from tunetool.bench.experts.child import Reader
 from tunetool.bench.experts.request import Request
 from tunetool.bench.experts.run import bench as bench_experts
-from tunetool.measure.session import Run
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
 from tunetool.report.progress import PlainProgress
@@ -135,8 +134,10 @@ def test_storage_that_gives_other_bytes_than_were_written_fails(
             file.write(bytes(4096))
 
     monkeypatch.setattr("tunetool.bench.experts.blocks.write", write_and_damage)
-    run = Run(tmp_path / "runs", allow_busy=True)
-    request = Request(disk, expert_bytes=BLOCK, experts=8, top_k=2, threads=3, rounds=1, run=run)
+    runs = tmp_path / "runs"
+    request = Request(
+        target=disk, expert_bytes=BLOCK, experts=8, top_k=2, threads=3, rounds=1, runs_dir=runs, allow_busy=True
+    )
     result = bench_experts(request, PlainProgress())
     assert result.code == 1
     assert result.record is not None

@@ -382,22 +382,22 @@ def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_a_disk")
 def test_a_plan_takes_what_is_not_given_from_the_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
-    made = preflight.plan(Request(tmp_path, config=tmp_path))
+    made = preflight.plan(Request(target=tmp_path, config=tmp_path))
     assert (made.expert_bytes, made.top_k, made.cached, made.steps) == (352_321_536, 2, (0, 8, 16, 32), 64)
-    text = " ".join(preflight.announcement(Request(tmp_path, config=tmp_path), made))
+    text = " ".join(preflight.announcement(Request(target=tmp_path, config=tmp_path), made))
     assert "32 layers with 8 experts of 352.3 MB" in text
     assert "22.55 GB, removed afterwards" in text
-    plain = preflight.plan(Request(tmp_path, experts=20))
+    plain = preflight.plan(Request(target=tmp_path, experts=20))
     assert (plain.expert_bytes, plain.block, plain.top_k, plain.cached) == (19_000_000, 19_001_344, 8, (0, 10))
     assert block_bytes(plain.block) == plain.block
 
 
 @pytest.mark.usefixtures("on_a_disk")
 def test_what_does_not_fit_is_said_before(tmp_path: Path) -> None:
-    huge = Request(tmp_path, expert_bytes=60 << 30, experts=4096, top_k=1)
+    huge = Request(target=tmp_path, expert_bytes=60 << 30, experts=4096, top_k=1)
     with pytest.raises(CannotJudge, match="4096 experts take"):
         preflight.check_room(huge, preflight.plan(huge))
-    one = Request(tmp_path, expert_bytes=8192, experts=2, top_k=1)
+    one = Request(target=tmp_path, expert_bytes=8192, experts=2, top_k=1)
     planned = preflight.plan(one)
     preflight.check_room(one, planned)
     with pytest.raises(CannotJudge, match="of memory"):
@@ -408,9 +408,9 @@ def test_what_does_not_fit_is_said_before(tmp_path: Path) -> None:
 def test_drives_are_directories_on_one_drive_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "read_stack", lambda _: stack(tmp_path, leaves=(DISK, DISK), medium="md RAID0"))
     with pytest.raises(UsageProblem, match="lies on md RAID0, on 2 drives"):
-        preflight.plan(Request(tmp_path, drive_targets=[tmp_path]))
+        preflight.plan(Request(target=tmp_path, drive_targets=(tmp_path,)))
     with pytest.raises(UsageProblem, match="`/nonexistent` does not exist") as error:
-        preflight.plan(Request(tmp_path, drive_targets=[Path("/nonexistent")]))
+        preflight.plan(Request(target=tmp_path, drive_targets=(Path("/nonexistent"),)))
     assert error.value.hint == "`--drive-target` takes a writable directory"
 
 
