@@ -30,7 +30,6 @@ from tunetool.measure.aio import Probe
 from tunetool.measure.fio import find_fio
 from tunetool.measure.ladder.calls import raw_reads
 from tunetool.measure.ladder.source import Span
-from tunetool.measure.session import Run
 from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.record import Record
@@ -45,7 +44,7 @@ SIZE = 400 << 20
 
 def request(target: Path, runs: Path, **fields: object) -> Request:
     """As short as a sample can be: no test is about a speed."""
-    small = {"engines": ("fio-libaio",), "duration": 0.2, "rounds": 1, "run": Run(runs, allow_busy=True)}
+    small = {"engines": ("fio-libaio",), "duration": 0.2, "rounds": 1, "runs_dir": runs, "allow_busy": True}
     return Request(target=target, **{**small, **fields})  # type: ignore[arg-type]
 
 
@@ -419,7 +418,7 @@ def test_a_handle_that_does_not_work_here_is_left_out_and_the_others_are_measure
         place,
         tmp_path / "runs",
         **{"engines": ("fio-libaio", "deepspeed-cpu"), "layouts": ["xfs-per-drive"], "counts": [1]},
-        python=Path(ready.python),
+        python=str(ready.python),
     )
     result = bench_drives(wanted, PlainProgress())
     record = only(result.record)

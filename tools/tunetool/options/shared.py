@@ -212,7 +212,7 @@ class StartingPython(Measuring):
     python: str | None = python()
 
     @cached_property
-    def chosen(self) -> TrainingPython:
+    def training_python(self) -> TrainingPython:
         """The Python that is started. Raises ``UsageProblem`` where ``python`` is not a program."""
         from tunetool.training_python import choose
 

@@ -57,7 +57,7 @@ class Plan:
             directory=directory,
             io_bytes=self.io_bytes,
             intra_op_parallelism=way.parallelism,
-            python=request.chosen.path,
+            python=request.training_python.path,
             samples=request.samples,
             seconds=None,
             call=way.call,
@@ -115,7 +115,7 @@ def _io_bytes(request: Request, free: int, parts: int) -> int:
 def _with_libraries(planned: Plan, request: Request, environment: Mapping[str, str]) -> Plan:
     known = {name: getattr(planned, name) for name in ("stack", "sector", "io_bytes", "ways")}
     try:
-        installed = probe(request.chosen.need().path, environment)
+        installed = probe(request.training_python.need().path, environment)
         need(installed, OP)
     except CannotJudge as error:
         return Plan(**known, installed=None, missing=error.message, remedy=error.hint or "")

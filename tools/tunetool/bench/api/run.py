@@ -33,7 +33,7 @@ _OPS = (OP, "gds", "utils")
 
 def bench(request: Request, progress: Progress) -> Result:
     """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    return session.run(KIND, request.run, _Api(request), progress, request.chosen.environment(os.environ))
+    return session.run(KIND, request.run, _Api(request), progress, request.training_python.environment(os.environ))
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Api:
             transfer.spec.file.unlink()
 
     def _make_rows(self, installed: Probe, directory: Path, session: Session) -> None:
-        command = child_command(self.request.chosen.path, _CHILD)
+        command = child_command(self.request.training_python.path, _CHILD)
         order = _common_order(installed, self.plan.sector)
         try:
             with (

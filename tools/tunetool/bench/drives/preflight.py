@@ -255,7 +255,7 @@ def _engines(
     missing: Missing | None = None
     if any(name in HANDLES for name in chosen):
         try:
-            installed = probe(request.python, environment)
+            installed = probe(request.training_python.path, environment)
         except Missing as error:
             missing = error
     for name in chosen:

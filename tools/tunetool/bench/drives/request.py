@@ -1,41 +1,71 @@
-"""The request of `bench drives`."""
+"""What `bench drives` is asked: its options, and the help text."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS, DRIVES_SECONDS, VIRTUAL_BYTES
-from tunetool.measure.session import Run
-from tunetool.node.units import parse_size
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option
+from tunetool.options.shared import StartingPython
+from tunetool.options.values import COUNTS, DURATION, NAMES, SIZE
 
 KIND = "bench.drives"
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of the call. Exactly one of: ``target`` alone, ``serials``, ``virtual`` with ``target``."""
+class Request(StartingPython):
+    """Measure how bandwidth grows with the number of drives, and which layout and file system is faster.
 
-    target: Path | None = None
-    """A directory of a standing file system; with ``virtual``, where the files of the virtual drives are made."""
-    serials: Sequence[str] = ()
-    """Of blank drives, which get file systems."""
-    virtual: int = 0
-    """Number of virtual drives: loop devices over files of this run."""
-    virtual_bytes: int = parse_size(VIRTUAL_BYTES)
-    """Of each of these files, which is sparse."""
-    layouts: Sequence[str] = ()
-    """Names of ``layouts.LAYOUTS``; empty: ``layouts.DEFAULT``."""
-    counts: Sequence[int] = ()
-    """Numbers of drives; empty: 1, 2, 4, 8 ... and all."""
-    bytes_per_drive: int | None = None
-    """Of the run's files; None: as ``preflight`` decides."""
-    engines: Sequence[str] = ("*",)
-    duration: float = DRIVES_SECONDS
-    """Seconds of a sample."""
-    rounds: int = CHECKPOINT_ROUNDS
-    seed: int = 0
-    python: Path = Path(sys.executable)
-    run: Run = field(default_factory=Run)
+    With `--target`: reads the member drives of the array under a directory, 1, 2, 4 ... at once, where this run's own
+    files lie, and writes through files only. With `--drives`: makes RAID0 or single drives with XFS and ext4 on drives
+    that are blank, and leaves them blank. With `--virtual`: the same on loop devices. By fio and by DeepSpeed's handle,
+    to memory and, where there is a GPU, to its memory. The drives' own counters prove the bytes. Writes a record and a
+    page into the runs directory.
+
+    Exit codes: 0 measured and proven; 2 the call was wrong; 3 it could not be measured or proven.
+    """
+
+    target: Path | None = options.target(
+        "Directory on the array: its drives are read alone and together, and files are written and read. With "
+        "--virtual: directory for the files of virtual drives."
+    )
+    serials: tuple[str, ...] = option(
+        "--drives",
+        type=NAMES,
+        default="",
+        metavar="SERIAL,...",
+        show_default=False,
+        help="Serials of blank drives, which get file systems again and again and are blank afterwards. A drive that "
+        "holds anything is refused.",
+    )
+    virtual: int = number(
+        "--virtual", default=0, least=0, show_default=False, help="Number of virtual drives: loop devices over files."
+    )
+    virtual_bytes: int = option(
+        "--virtual-size", type=SIZE, default=VIRTUAL_BYTES, help="Bytes of a virtual drive, whose file is sparse."
+    )
+    layouts: tuple[str, ...] = option(
+        "--layout",
+        type=NAMES,
+        default="",
+        metavar="NAME,...",
+        show_default=False,
+        help="Layouts to make: raid0-xfs, raid0-ext4, xfs-per-drive, ext4-per-drive. Default: the first three.",
+    )
+    counts: tuple[int, ...] = option(
+        "--counts", type=COUNTS, default=(), metavar="N,...", show_default=False, help="Numbers of drives. "
+        "Default: 1, 2, 4, 8 ... and all."
+    )  # fmt: skip
+    bytes_per_drive: int | None = option(
+        "--bytes-per-drive",
+        type=SIZE,
+        help="Bytes of files on each drive. Default: 4 GiB, or less where there is less room.",
+    )
+    engines: tuple[str, ...] = options.engines("fio-*,deepspeed-cpu")
+    duration: float = option(
+        "--duration", type=DURATION, default=f"{DRIVES_SECONDS:g}s", help="Duration of one sample, such as `5s`."
+    )
+    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
+    seed: int = options.seed("the order of measurements")

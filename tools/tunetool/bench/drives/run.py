@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,9 +44,10 @@ _SLOW = 5e7
 """Bytes per second of a slow drive."""
 
 
-def bench(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
+def bench(request: Request, progress: Progress) -> Result:
     """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    return session.run(KIND, request.run, _Drives(request), progress, environment)
+    # Without torch fio measures: the handles are left out.
+    return session.run(KIND, request.run, _Drives(request), progress, request.training_python.environment(os.environ))
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,12 @@ class _Drives:
         for engine in planned.engines:
             if engine not in HANDLES or installed is None:
                 continue
-            spec = Spec(self.base, planned.io_bytes, intra_op_parallelism=planned.parallelism, python=request.python)
+            spec = Spec(
+                self.base,
+                planned.io_bytes,
+                intra_op_parallelism=planned.parallelism,
+                python=request.training_python.path,
+            )
             check_shape(spec, sector)
             environment = self.session.environment
             handles = Handles(spec_of(spec, HANDLES[engine]), installed, environment, sector)
