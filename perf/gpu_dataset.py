@@ -65,7 +65,6 @@ def compare(options: argparse.Namespace, medium: str, directory: Path) -> list[s
 
     from tunetool.bench.dataset.request import Request  # noqa: PLC0415
     from tunetool.bench.dataset.run import bench  # noqa: PLC0415
-    from tunetool.measure.session import Run  # noqa: PLC0415
     from tunetool.report.kinds import print_record  # noqa: PLC0415
     from tunetool.report.progress import PlainProgress  # noqa: PLC0415
 
@@ -80,7 +79,8 @@ def compare(options: argparse.Namespace, medium: str, directory: Path) -> list[s
         seconds=options.duration,
         engines=(GPU_DIRECT, KVIKIO, FIO),
         rounds=options.rounds,
-        run=Run(runs_dir=options.runs_dir, allow_busy=True),
+        runs_dir=options.runs_dir,
+        allow_busy=True,
     )
     result = bench(request, PlainProgress())
     record: Any = result.record

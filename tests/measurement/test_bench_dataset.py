@@ -229,7 +229,7 @@ def test_a_dataloader_hands_out_each_image_once_with_its_bytes(files: str, tmp_p
     from tunetool.bench.dataset.request import Request
     from tunetool.report.progress import PlainProgress
 
-    images = make_images(Request(tmp_path, images=20, image_side=28), tmp_path, PlainProgress())
+    images = make_images(Request(target=tmp_path, images=20, image_side=28), tmp_path, PlainProgress())
     order: dict[str, Any] = {"files": files, "workers": 0, "seed": 1}
     order |= {"images": str(images.directory), "shards": str(images.shards)}
     loader_child.answer({"do": "start", **order})

@@ -273,7 +273,7 @@ def test_a_pool_takes_half_of_the_available_memory_at_most(
     assert huge_pool.obstacle(501, str(machine)) == huge_pool.too_large(501, str(machine)) == words
     monkeypatch.setattr(huge_pool, "too_large", lambda pages: words)
     with pytest.raises(UsageProblem, match="`--huge-pages 501`: a pool of 501 huge pages takes"):
-        preflight.check_call(Request(tmp_path, huge_pages=501))
+        preflight.check_call(Request(target=tmp_path, huge_pages=501))
 
 
 def test_the_pool_needs_root_and_a_kernel_that_has_one(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,7 +523,7 @@ def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypat
 def test_engines_are_chosen_by_name(
     patterns: tuple[str, ...], chosen: int, left_out: list[str], tmp_path: Path
 ) -> None:
-    request = Request(tmp_path, engines=patterns)
+    request = Request(target=tmp_path, engines=patterns)
     assert len(preflight.chosen(request)) == chosen
     assert list(preflight.libraries(request, rows_with_workers(request.workers))) == left_out
 
@@ -573,9 +573,9 @@ def test_a_wrong_call_is_refused_before_any_work(
 
 def test_a_target_in_memory_is_never_cold() -> None:
     with pytest.raises(UsageProblem, match="`/dev/shm` with `--states cold,warm` has nothing to read"):
-        preflight.check_call(Request(Path("/dev/shm"), engines=("direct-shuffled",)))
-    preflight.check_call(Request(Path("/dev/shm"), engines=("direct-shuffled", "mmap-shuffled")))
-    assert preflight.states(Request(Path("/dev/shm")), read_stack("/dev/shm")) == ["warm"]
+        preflight.check_call(Request(target=Path("/dev/shm"), engines=("direct-shuffled",)))
+    preflight.check_call(Request(target=Path("/dev/shm"), engines=("direct-shuffled", "mmap-shuffled")))
+    assert preflight.states(Request(target=Path("/dev/shm")), read_stack("/dev/shm")) == ["warm"]
 
 
 def test_figures_from_a_tmpfs_are_not_called_those_of_the_page_cache(tmp_path: Path) -> None:

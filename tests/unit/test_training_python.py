@@ -16,6 +16,7 @@ import pytest
 
 from machines import RECORDED, lay_out
 from pythons import bare_python, python_that
+from tunetool.cli.bench import command as benchmarks
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.aio import driver
 from tunetool.measure.aio.rung import measure, prepare
@@ -271,25 +272,16 @@ def test_an_op_that_was_never_there_is_left_out_with_its_reason(tmp_path: Path) 
 
 # --- the commands ---------------------------------------------------------------------------------------------------
 
-_COMMANDS = {
-    "verify": "command",
-    "tune": "command",
-    "ds_config": "command",
-    "build_ops": "command",
-    "bench_ds_io": "ds_io",
-    "bench_checkpoint": "checkpoint",
-    "bench_finetune": "finetune",
-    "bench_staging": "staging",
-    "bench_strategies": "strategies",
-    "bench_reference": "reference",
-}
+_COMMANDS = ("verify", "tune", "ds_config", "build_ops")
+_BENCHMARKS = ("ds-io", "checkpoint", "finetune", "staging", "strategies", "reference")
 
 
 def test_every_command_spells_the_option_alike() -> None:
     """There are two texts: that of commands with -i speaks of hosts, and the other one does not."""
     texts: dict[bool, set[str | None]] = {True: set(), False: set()}
-    for module, name in _COMMANDS.items():
-        command: click.Command = getattr(importlib.import_module(f"tunetool.cli.{module}"), name)
+    commands = [importlib.import_module(f"tunetool.cli.{module}").command for module in _COMMANDS]
+    commands += [benchmarks.get_command(click.Context(benchmarks), name) for name in _BENCHMARKS]
+    for command in commands:
         (option,) = [each for each in command.params if each.name == "python"]
         assert isinstance(option, click.Option)
         texts["inventory" in {each.name for each in command.params}].add(option.help)
@@ -386,6 +378,12 @@ def test_a_lost_python_ends_every_command_alike(arguments: list[str], manifest: 
     error, hint = done.stderr.strip().splitlines()
     assert "is gone, the Python of this node's training environment" in error
     assert hint.startswith("hint: run `tunetool provision`")
+
+
+def test_a_benchmark_that_can_do_without_a_python_goes_on_under_tunetools_own(manifest: Path, tmp_path: Path) -> None:
+    (manifest.parent / "env-1/bin/python").unlink()
+    done = tunetool(manifest, "bench", "dataset", "--target", tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
 
 
 def test_workers_get_the_manifests_python_and_variables(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """The benchmarks: the one list, from which commands, views and the needs that `doctor` names are made.
 
 A benchmark is the folder ``bench/FOLDER``. Its ``request.py`` has ``Request``, a dataclass whose fields are the options
-and whose docstring is the help text, and ``NEEDS``, the packages of the Python that it runs under. ``run.py`` has
-``bench(request, progress)``, ``view.py`` has ``view(record, directory)``, and ``preflight.py`` may have
-``check_call(request)``, which refuses a wrong call before anything is started.
+and whose docstring is the help text, and ``NEEDS``, the packages of the Python that it runs under; ``REQUIRED`` there
+is False where it goes on without such a Python. ``run.py`` has ``bench(request, progress)``, ``view.py`` has
+``view(record, directory)``, and ``preflight.py`` may have ``check_call(request)``, which refuses a wrong call before
+anything is started.
 """
 
 from __future__ import annotations

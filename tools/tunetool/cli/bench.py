@@ -54,7 +54,8 @@ def _run(benchmark: Benchmark, request: Any) -> int:
         check = getattr(benchmark.module("preflight"), "check_call", None)
         if check is not None:
             check(request)
-    needs = getattr(benchmark.module("request"), "NEEDS", None)
+    asked = benchmark.module("request")
+    needs = getattr(asked, "NEEDS", None)
     if needs is not None:
-        go_on_under(request.python, needs)
+        go_on_under(request.python, needs, getattr(asked, "REQUIRED", True))
     return finish(benchmark.module("run").bench(request, best_progress()), request.json_to)
