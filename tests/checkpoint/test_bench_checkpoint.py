@@ -22,7 +22,7 @@ from calls import TUNETOOL, call
 from judged import leaves_nothing, undisturbed
 from tunetool.bench.checkpoint.figures import case, checks
 from tunetool.bench.checkpoint.rank_processes import RankProcesses
-from tunetool.bench.checkpoint.request import Request, Training
+from tunetool.bench.checkpoint.request import Request
 from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.site import Site
 from tunetool.bench.drawn_order import drawn_order
@@ -145,7 +145,7 @@ def test_two_ranks_save_their_shards_and_get_them_back(model: str, disk: Path, t
 @pytest.fixture(scope="module")
 def session(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     """Two ranks that hold their state."""
-    request = Request(model, device="cpu", ranks=2)
+    request = Request(model=model, device="cpu", ranks=2)
     folder = tmp_path_factory.mktemp("s")
     with RankProcesses(request, 30 * 10**6, os.environ, folder) as ranks:
         ranks.start()
@@ -212,7 +212,7 @@ class TimeIsUp:
 def test_a_first_round_that_is_cut_keeps_what_it_has(session: RankProcesses, disk: Path) -> None:
     engines, watch = ["torch-save-zip", "safetensors", "direct"], TimeIsUp()
     matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
-    request = replace(session.request, training=Training())
+    request = replace(session.request, train=True)
     watch.site = Site(request, session, disk, engines, matrix, watch)
     watch.site.run()
     first, *others = drawn_order(engines, 0, 1)

@@ -308,24 +308,24 @@ def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:
 
 def test_wrong_calls_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageProblem, match="no directory to write to"):
-        preflight.targets(Request("7b"))
+        preflight.targets(Request(model="7b"))
     with pytest.raises(UsageProblem, match="in memory") as caught:
-        preflight.targets(Request("7b", target=Path("/dev/shm")))
+        preflight.targets(Request(model="7b", target=Path("/dev/shm")))
     assert "--memory-target" in (caught.value.hint or "")
     for free, hint in ((75 * 10**9, "`--state-bytes 30GB`"), (10**8, "a directory with more space")):
         monkeypatch.setattr(preflight, "free_bytes", lambda _, free=free: free)
         with pytest.raises(UsageProblem, match="too little space") as caught:
-            preflight.check_space(Request("7b"), tmp_path, 10**11)
+            preflight.check_space(Request(model="7b"), tmp_path, 10**11)
         assert hint in (caught.value.hint or "")
     with pytest.raises(UsageProblem, match="too little memory"):
-        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 3 * 10**9)
-    preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 4 * 10**9)
+        preflight.check_memory(Request(model="7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 3 * 10**9)
+    preflight.check_memory(Request(model="7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 4 * 10**9)
 
 
 @pytest.mark.parametrize("asked", [8 * 10**9, 4 * 10**9])
 def test_a_smaller_state_that_is_hinted_at_is_one_that_fits(asked: int, tmp_path: Path) -> None:
     names = ["direct", "direct-async", "dcp-async-thread"]
-    request = Request("phi3-mini", state_bytes=asked, device="cpu")
+    request = Request(model="phi3-mini", state_bytes=asked, device="cpu")
     with pytest.raises(UsageProblem, match=r"needed: 5 times the state of [84] GB") as caught:
         preflight.check_memory(request, asked, names, [DISK], 16 * 10**9)
     hint = caught.value.hint or ""
@@ -340,7 +340,7 @@ def test_a_smaller_state_that_is_hinted_at_is_one_that_fits(asked: int, tmp_path
 
 def test_memory_that_checkpoints_fill_counts_as_memory() -> None:
     with pytest.raises(UsageProblem, match="too little memory"):
-        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct"], [MEMORY], 4 * 10**9)
+        preflight.check_memory(Request(model="7b", device="cpu"), 10**9, ["direct"], [MEMORY], 4 * 10**9)
 
 
 def test_training_keeps_what_it_saves_until_its_loop_is_over() -> None:
@@ -348,7 +348,7 @@ def test_training_keeps_what_it_saves_until_its_loop_is_over() -> None:
     assert loop.saves(loop.every("direct")) == 3, "none after the last step"
     assert loop.saves(loop.every("fsdp-consolidated")) == 1
     assert loop.saves(0) == 0
-    plain, trained = (preflight.space_needed(Request("7b", training=each), 10**9) for each in (None, loop))
+    plain, trained = (preflight.space_needed(Request(model="7b", train=each), 10**9) for each in (False, True))
     assert trained - plain == pytest.approx(2 * 1.02e9)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.parts import checkpoint_arguments, steps
 from tunetool.bench.reference.request import Request
 from tunetool.bench.reference.run import follow
+from tunetool.cli.bench import command as benchmarks
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.session import Run
 from tunetool.record import Measurement, Part, Status, Verdict
@@ -345,10 +347,10 @@ def test_a_state_that_no_checkpoint_can_be_made_of_is_refused_before_anything_is
 
 
 def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
-    from tunetool.cli.bench_checkpoint import checkpoint
-
     asked = request(tmp_path, cluster=Cluster(device="cpu", ranks_per_node=2), state_bytes=10**8, allow_busy=True)
     argv = checkpoint_arguments(asked)
+    checkpoint = benchmarks.get_command(click.Context(benchmarks), "checkpoint")
+    assert checkpoint is not None
     read = checkpoint.make_context("checkpoint", argv).params
     assert (read["target"], read["state_bytes"], read["ranks"], read["allow_busy"]) == (
         tmp_path,

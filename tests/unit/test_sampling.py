@@ -309,7 +309,7 @@ class _Searched(FioBest):
 
 
 def _site(bench: Bench, engines: Sequence[str], fio: FioBest | None = None) -> None:
-    request = Request("tiny", bench.target, rounds=3)
+    request = Request(model="tiny", target=bench.target, rounds=3)
     ranks: Any = _Ranks(bench)
     Site(request, ranks, bench.target, engines, Matrix(bench.stack, False, 2**30), bench.progress, fio).run()
 

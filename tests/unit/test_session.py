@@ -220,7 +220,13 @@ def bench_checkpoint(scene: Scene) -> Any:
     scene.patch.setattr(preflight, "check_space", lambda *_: None)
     scene.patch.setattr(preflight, "check_memory", lambda *_: None)
     request = checkpoint.Request(
-        "phi3-mini", target=scene.target, state_bytes=4 * GB, device="cpu", rounds=2, run=scene.run
+        model="phi3-mini",
+        target=scene.target,
+        state_bytes=4 * GB,
+        device="cpu",
+        rounds=2,
+        runs_dir=scene.runs,
+        allow_busy=True,
     )
     return checkpoint_run.bench(request, Quiet())
 

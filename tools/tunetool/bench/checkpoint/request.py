@@ -1,17 +1,19 @@
-"""The request of `bench checkpoint`."""
+"""What `bench checkpoint` is asked: its options, and the help text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
-from tunetool.measure.session import Run
+from tunetool.options import shared as options
+from tunetool.options.fields import number, option
+from tunetool.options.shared import Measuring
+from tunetool.options.values import DURATION
 
 KIND = "bench.checkpoint"
-ROUNDS = CHECKPOINT_ROUNDS
+NEEDS = ("torch",)
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -25,9 +27,9 @@ def gathers(engine: str) -> bool:
 class Training:
     """The small training loop with saves."""
 
-    steps: int = 24
-    sharded_every: int = 6
-    consolidated_every: int = 12
+    steps: int
+    sharded_every: int
+    consolidated_every: int
     loops: int = 3
     """Loops with each engine, if there are that many rounds."""
     step_seconds: float = 0.25
@@ -43,26 +45,60 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of the call."""
+class Request(Measuring):
+    """Save and restore checkpoints of a real model's shapes by every engine, in turns, on the same medium.
 
-    model: str
-    target: Path | None = None
-    """A directory on drives."""
-    memory_target: Path | None = None
-    """A directory on a memory file system: a stand-in for a medium of that speed."""
-    state_bytes: int | None = None
-    """Upper bound in bytes; whole layers are dropped until the state fits. None: the whole model."""
-    tensors: int | None = None
-    """The number of tensors into which the state is cut. None: as the model has them."""
-    device: Device = "auto"
-    ranks: int = 1
-    engines: Sequence[str] = ("*",)
-    """Glob patterns of engine names."""
-    rounds: int = ROUNDS
-    budget: float | None = None
-    """Seconds after which no further round begins; the first of each medium is cut there, and keeps what it has."""
-    against_fio: bool = False
-    training: Training | None = None
-    seed: int = 0
-    run: Run = field(default_factory=Run)
+    Measures for each engine: seconds that the training loop waits, seconds until everything is durable, seconds of a
+    restore from a cold cache, CPU seconds, host memory. The drives' own counters prove what an engine calls durable.
+    Only one thing is judged: that each restore is equal to what was saved. Writes a record and a page of plots into the
+    runs directory.
+
+    Exit codes: 0 measured, and all restores are equal; 1 a restore differs; 2 the call was wrong; 3 an engine failed,
+    or the drives prove nothing.
+    """
+
+    model: str = options.model(
+        "Model whose state is saved; also 70b-shard, one of 64 equal parts of 70b for each rank", required=True
+    )
+    target: Path | None = options.target("Directory on drives; what is written there is removed at the end.")
+    memory_target: Path | None = options.memory_target(
+        "Directory in memory, such as /dev/shm: a stand-in for a medium of that speed; every table says so."
+    )
+    state_bytes: int | None = options.state_bytes()
+    tensors: int | None = number(
+        "--tensors",
+        default=None,
+        help="Number of tensors into which the state is cut, such as 1344; the bytes stay the same.",
+    )
+    device: Device = options.device("Device that holds the state. auto: the GPU if torch has one, else the CPU.")
+    ranks: int = number("--ranks", default=1, help="Number of processes that share the state.")
+    engines: tuple[str, ...] = options.engines("direct*,torch-save-zip")
+    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
+    budget: float | None = option(
+        "--budget",
+        type=DURATION,
+        help="Time for all rounds, such as `10m`. A round that would end later does not begin; the first is cut there.",
+    )
+    against_fio: bool = option("--against-fio", is_flag=True, help="Also measure fio's best write in every round.")
+    train: bool = option(
+        "--train",
+        is_flag=True,
+        help="Also run a small training loop with each engine, for the time lost per checkpoint.",
+    )
+    steps: int = number("--steps", least=2, default=24, help="With --train: number of steps of the loop.")
+    sharded_every: int = number(
+        "--sharded-every", least=0, default=6, help="With --train: steps between two saves; 0: no saves."
+    )
+    consolidated_every: int = number(
+        "--consolidated-every",
+        least=0,
+        default=12,
+        help="With --train: steps between two saves of engines that gather the whole state on one rank; 0: no saves.",
+    )
+    python: str | None = options.python()
+    seed: int = options.seed("the state and of the order of engines")
+
+    @property
+    def training(self) -> Training | None:
+        """The small training loop; None without one."""
+        return Training(self.steps, self.sharded_every, self.consolidated_every) if self.train else None

@@ -53,7 +53,7 @@ def _verify(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float
 
 def _checkpoint(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
     state = shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
-    asked = Checkpoint(request.checkpoint_model, state_bytes=request.state_bytes, rounds=request.rounds)
+    asked = Checkpoint(model=request.checkpoint_model, state_bytes=request.state_bytes, rounds=request.rounds)
     saves = request.rounds * len(ENGINES)
     written = saves * state.bytes
     return (

@@ -87,7 +87,9 @@ def _checkpoint(request: Request, progress: MovingProgress) -> Outcome:
             ranks=request.cluster.ranks_per_node or 1,
             rounds=request.rounds,
             seed=request.material.seed,
-            run=request.run,
+            runs_dir=request.run.runs_dir,
+            allow_busy=request.run.allow_busy,
+            dry_run=request.run.dry_run,
         ),
         progress,
     )
