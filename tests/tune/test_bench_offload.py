@@ -16,10 +16,9 @@ from calls import TUNETOOL, call
 from judged import leaves_nothing, proven, undisturbed
 from tunetool.bench.offload import preflight
 from tunetool.bench.offload.request import Request
-from tunetool.bench.offload.run import bench as bench_offload
+from tunetool.bench.offload.run import train
 from tunetool.measure.aio import Probe
 from tunetool.measure.marked_processes import marked
-from tunetool.measure.session import Run
 from tunetool.record import Record, parse
 from tunetool.report.progress import PlainProgress
 from waiting import PATIENCE, until
@@ -126,10 +125,9 @@ def test_what_comes_back_wrong_from_the_disk_fails(
 
     shortfall = preflight.shortfall
     monkeypatch.setattr(preflight, "shortfall", look_and_damage)
-    run = Run(tmp_path / "runs", allow_busy=True)
-    result = bench_offload(
-        Request(str(model), target=disk, tokens=32, rounds=2, device="cpu", run=run), PlainProgress()
-    )
+    kept: dict[str, Any] = {"runs_dir": tmp_path / "runs", "allow_busy": True}
+    request = Request(model=str(model), target=disk, tokens=32, rounds=2, device="cpu", **kept)
+    result = train(request, PlainProgress(), None)
     assert result.record is not None
     by_id = {check.id: check for check in result.record.checks}
     assert by_id["offload.target.files"].status == "pass", "the sizes are right"
@@ -198,9 +196,9 @@ def test_a_disk_that_fills_while_swapping_is_an_error(
     # As one that fills up after the look at its free space.
     monkeypatch.setattr(preflight, "free_bytes", lambda _: 10**12)
     (small_tmpfs / "filler").write_bytes(bytes(100 << 20))
-    run = Run(tmp_path / "runs", allow_busy=True)
-    request = Request(str(model), memory_target=small_tmpfs, dram=False, tokens=32, rounds=1, device="cpu", run=run)
-    result = bench_offload(request, PlainProgress())
+    kept: dict[str, Any] = {"runs_dir": tmp_path / "runs", "allow_busy": True, "without_dram": True}
+    request = Request(model=str(model), memory_target=small_tmpfs, tokens=32, rounds=1, device="cpu", **kept)
+    result = train(request, PlainProgress(), None)
     assert result.code == 3
     assert result.record is not None
     assert result.record.verdict is not None

@@ -19,7 +19,7 @@ from tunetool.bench.inference.model import describe
 from tunetool.bench.inference.request import Request
 from tunetool.loading import random_weights
 from tunetool.measure.aio import Probe
-from tunetool.measure.session import Result, Run
+from tunetool.measure.session import Result
 from tunetool.record import Record, parse
 from tunetool.report.progress import PlainProgress
 from waiting import until
@@ -119,9 +119,9 @@ def bench_with(
     child.write_text(f"import runpy\nreal = runpy.run_path({str(REAL_CHILD)!r})['answer']\n{program}")
     monkeypatch.setattr(run, "_CHILD", child)
     monkeypatch.setattr(preflight, "RUNG_SECONDS", 0.05)
-    options = Run(tmp_path / "runs", allow_busy=True)
-    small: dict[str, Any] = SMALL
-    return run.bench(Request(target, str(model), weights=weights, device="cpu", run=options, **small), PlainProgress())
+    given: dict[str, Any] = {**SMALL, "runs_dir": tmp_path / "runs", "allow_busy": True}
+    request = Request(target=target, model=str(model), weights=weights, device="cpu", **given)
+    return run.bench(request, PlainProgress())
 
 
 WRONG = """

@@ -27,8 +27,7 @@ from tunetool.bench.inference.request import KIND, Request
 from tunetool.bench.inference.samples import Absent, Generation, Mode, Place, Row, Served
 from tunetool.bench.inference.view import view
 from tunetool.bench.offload.architecture import architecture
-from tunetool.cli.bench_inference import inference
-from tunetool.cli.bench_offload import offload
+from tunetool.cli.bench import command as benchmarks
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Probe
 from tunetool.measure.evidence import Counted
@@ -95,8 +94,10 @@ def test_a_name_is_the_model_of_that_name() -> None:
     assert describe("phi3-mini").config["model_type"] == "phi3"
 
 
-@pytest.mark.parametrize(("command", "make"), [(inference, describe), (offload, architecture)])
-def test_every_model_that_the_help_names_can_be_built(command: click.Command, make: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize(("bench", "make"), [("inference", describe), ("offload", architecture)])
+def test_every_model_that_the_help_names_can_be_built(bench: str, make: Callable[[str], Any]) -> None:
+    command = benchmarks.get_command(click.Context(benchmarks), bench)
+    assert command is not None
     text = next(option.help for option in command.params if isinstance(option, click.Option) and option.name == "model")
     names = re.findall(r"[a-z0-9-]+", re.sub(r"\([^)]*\)|\band\b", "", (text or "").partition("Names: ")[2]))
     assert len(names) > 8
@@ -181,7 +182,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, int]:
 
 
 def test_a_model_that_does_not_fit_is_said_before(machine: dict[str, int], tmp_path: Path) -> None:
-    request = Request(tmp_path, "70b")
+    request = Request(target=tmp_path, model="70b")
     machine["disk"] = 10**11
     with pytest.raises(CannotJudge, match=r"100.* free, but the swap files of `70b` take 141"):
         preflight.plan(request)
@@ -195,22 +196,23 @@ def test_a_model_that_does_not_fit_is_said_before(machine: dict[str, int], tmp_p
 
 def test_places_that_are_too_small_are_left_out_with_a_reason(machine: dict[str, int], tmp_path: Path) -> None:
     machine["gpu"], machine["memory"] = 150 * 10**9, 137 * 10**9
-    planned = preflight.plan(Request(tmp_path, "70b"))
+    planned = preflight.plan(Request(target=tmp_path, model="70b"))
     assert set(planned.left_out) == {"dram", "device"}
     assert any(
-        "host memory: left out, the weights take" in line for line in preflight.announcement(Request(tmp_path), planned)
+        "host memory: left out, the weights take" in line
+        for line in preflight.announcement(Request(target=tmp_path), planned)
     )
     with pytest.raises(CannotJudge, match="the weights take"):
-        preflight.plan(Request(tmp_path, "70b", weights=("device",)))
-    planned = preflight.plan(Request(tmp_path, "llama2-7b"))
+        preflight.plan(Request(target=tmp_path, model="70b", weights=("device",)))
+    planned = preflight.plan(Request(target=tmp_path, model="llama2-7b"))
     assert planned.left_out == {}
     assert planned.places == ("nvme", "dram", "device")
     # What DeepSpeed swaps is all but the norms.
     assert 0.999 < planned.swapped_bytes / planned.described.weight_bytes < 1
     assert planned.read_bytes == planned.swapped_bytes
-    vision = preflight.plan(Request(tmp_path, "7b"))
+    vision = preflight.plan(Request(target=tmp_path, model="7b"))
     assert vision.swapped_bytes - vision.read_bytes > 10**9, "text does not read the vision tower"
-    tied = preflight.plan(Request(tmp_path, "3b"))
+    tied = preflight.plan(Request(target=tmp_path, model="3b"))
     embedding = 2 * 151936 * 2048
     tower = tied.swapped_bytes + embedding - tied.read_bytes
     assert 1.2e9 < tower < 1.4e9, "the embedding is read as the output layer too"
@@ -218,8 +220,8 @@ def test_places_that_are_too_small_are_left_out_with_a_reason(machine: dict[str,
 
 def test_a_model_without_a_large_tensor_never_leaves_memory(machine: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(CannotJudge, match="DeepSpeed keeps all of them in memory"):
-        preflight.plan(Request(tmp_path, "tiny"))
-    assert preflight.plan(Request(tmp_path, "tiny", weights=("d*",))).places == ("dram", "device")
+        preflight.plan(Request(target=tmp_path, model="tiny"))
+    assert preflight.plan(Request(target=tmp_path, model="tiny", weights=("d*",))).places == ("dram", "device")
 
 
 @pytest.mark.parametrize(
@@ -233,17 +235,17 @@ def test_a_model_without_a_large_tensor_never_leaves_memory(machine: dict[str, i
 )
 def test_a_wrong_call(machine: dict[str, int], tmp_path: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageProblem, match=words):
-        preflight.plan(replace(Request(tmp_path, "llama-tiny"), **change))
+        preflight.plan(replace(Request(target=tmp_path, model="llama-tiny"), **change))
 
 
 def test_a_directory_in_memory_is_refused(tmp_path: Path) -> None:
     assert read_stack("/dev/shm").in_memory
     with pytest.raises(UsageProblem, match="in memory"):
-        preflight.plan(Request(Path("/dev/shm"), "llama-tiny", device="cpu"))
+        preflight.plan(Request(target=Path("/dev/shm"), model="llama-tiny", device="cpu"))
 
 
 def test_the_configurations_differ_in_where_parameters_lie_alone(machine: dict[str, int], tmp_path: Path) -> None:
-    planned = preflight.plan(Request(tmp_path, "llama-tiny"))
+    planned = preflight.plan(Request(target=tmp_path, model="llama-tiny"))
     drives, host = (planned.document(place, tmp_path / "run") for place in ("nvme", "dram"))
     assert drives is not None
     assert host is not None
@@ -382,7 +384,7 @@ open(asked.result_filename, "a").write(json.dumps(result) + "\\n")
 def sglang_files(machine: dict[str, int], tmp_path: Path, mode: Mode) -> Path:
     folder = tmp_path / "it's here"
     folder.mkdir()
-    request = Request(tmp_path, "llama-tiny", prompt=512, new_tokens=32)
+    request = Request(target=tmp_path, model="llama-tiny", prompt=512, new_tokens=32)
     for name, text in sglang.files(request, preflight.plan(request), mode, tmp_path / "swap").items():
         (folder / name).write_text(text)
     return folder
@@ -422,14 +424,14 @@ def test_sglang_that_fails_is_said_so(machine: dict[str, int], tmp_path: Path, p
 
 
 def test_fused_tensors_fit_the_buffers(machine: dict[str, int], tmp_path: Path) -> None:
-    planned = preflight.plan(Request(tmp_path, "llama-tiny"))
+    planned = preflight.plan(Request(target=tmp_path, model="llama-tiny"))
     offload = sglang.configuration(planned, "aio", tmp_path)["zero_optimization"]["offload_param"]
     assert offload["buffer_size"] >= 2 * 2816 * 1024, "gate and up are one tensor there"
     assert offload["nvme_path"] == str(tmp_path)
 
 
 def test_without_sglang_the_line_that_installs_it_is_said(machine: dict[str, int], tmp_path: Path) -> None:
-    request = Request(tmp_path, "llama-tiny")
+    request = Request(target=tmp_path, model="llama-tiny")
     why = sglang.absent(request, preflight.plan(request), "aio", Probe(sys.executable, "3.11"))
     assert why is not None
     assert why.why.startswith("sglang is not installed")

@@ -250,8 +250,8 @@ def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_a_disk")
 def test_files_are_laid_out_so_that_both_blocks_can_move_them(tmp_path: Path) -> None:
     other = replace(TUNED, intra_op_parallelism=4)
-    request = Request("llama-tiny", target=tmp_path, tuned=other, parameters="nvme", ranks=2)
-    planned = preflight.plan(request)
+    request = Request(model="llama-tiny", target=tmp_path, parameters="nvme", ranks=2)
+    planned = preflight.plan(request, other)
     assert planned.aio["intra_op_parallelism"] == 4
     assert planned.aio["block_size"] == MIB, "what the default swaps, the tuned block moves too"
     assert preflight.layout(
@@ -275,19 +275,19 @@ def test_files_are_laid_out_so_that_both_blocks_can_move_them(tmp_path: Path) ->
     kept = preflight.configure(replace(request, parameters="device"), planned, CPU)
     assert "offload_param" not in kept.configs["target"]["zero_optimization"]
     assert kept.file_bytes < made.file_bytes
-    assert preflight.plan(replace(request, tuned=DEFAULTS)).blocks.keys() == {"default"}
+    assert preflight.plan(request, DEFAULTS).blocks.keys() == {"default"}
 
 
 @pytest.mark.usefixtures("on_a_disk")
 def test_what_does_not_fit_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    huge = Request("70b", target=tmp_path)
+    huge = Request(model="70b", target=tmp_path)
     with pytest.raises(CannotJudge, match=r"1\.411 TB of it with its states in DRAM; 64 GB are left") as error:
         preflight.configure(huge, preflight.plan(huge), CPU)
     assert "--without-dram" in (error.value.hint or "")
-    less = replace(huge, dram=False)
+    less = replace(huge, without_dram=True)
     with pytest.raises(CannotJudge, match=r"in each node's memory|GiB"):
         preflight.configure(less, preflight.plan(less), CPU)
-    seven = Request("llama2-7b", target=tmp_path, dram=False)
+    seven = Request(model="llama2-7b", target=tmp_path, without_dram=True)
     with pytest.raises(CannotJudge, match=r"has 9\d.* GB free, but the swap files of `llama2-7b` take 12"):
         preflight.configure(seven, preflight.plan(seven), CPU)
     monkeypatch.setattr(preflight, "aio_left", lambda: 10)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pythons import bare_python
-from tunetool.bench.ds_io import Request, check_request, parse_io_size
+from tunetool.bench.ds_io.preflight import check_request
+from tunetool.bench.ds_io.request import Request
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes, need, probe
 from tunetool.measure.aio.build_ops import build_environment, clear_lock, only_build, plain_architectures
@@ -22,6 +23,7 @@ from tunetool.measure.aio.ops import STAMP, builders
 from tunetool.measure.aio.rung import prepare
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
 from tunetool.measure.worker import Worker, child_command, describe_end
+from tunetool.options.values import parse_io_size
 from tunetool.origin import install_hint
 from tunetool.report.progress import PlainProgress
 from waiting import PATIENCE, gone
@@ -115,9 +117,10 @@ def test_sizes_as_ds_io_writes_them() -> None:
     ],
 )
 def test_calls_that_ds_io_takes_and_answers_wrongly(change: dict[str, int], said: str) -> None:
-    check_request(Request(Path("/x"), MIB), 512)
+    request = Request(folder=Path("/x"), io_size=MIB)
+    check_request(request, 512)
     with pytest.raises(UsageProblem, match=said):
-        check_request(replace(Request(Path("/x"), MIB), **change), 512)  # type: ignore[arg-type]
+        check_request(replace(request, **change), 512)  # type: ignore[arg-type]
 
 
 # --- children -----------------------------------------------------------------------------------------------------

@@ -30,11 +30,12 @@ from staged import Quiet
 from staged import stage as stage_tree
 from tunetool import record as records
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
-from tunetool.bench import ds_io
 from tunetool.bench.checkpoint import preflight
 from tunetool.bench.checkpoint import rank_processes as checkpoint_ranks
 from tunetool.bench.checkpoint import request as checkpoint
 from tunetool.bench.checkpoint import run as checkpoint_run
+from tunetool.bench.ds_io import request as ds_io
+from tunetool.bench.ds_io import run as ds_io_run
 from tunetool.bench.finetune import request as finetune
 from tunetool.bench.finetune import run as finetune_run
 from tunetool.bench.reference import request as reference
@@ -188,7 +189,11 @@ def deepspeed_io(scene: Scene) -> Any:
     scene.patch.setattr(aio, "need", lambda *_: None)
     scene.patch.setattr(aio, "probe", lambda *_: aio.Probe("python", "3", "2.13", "", "0.19", ""))
     scene.patch.setattr(aio_driver._Run, "_stored", lambda run: None)
-    return ds_io.ds_io(ds_io.Request(scene.target, MIB, run=scene.run), Quiet())
+    # `--python` is not asked what it has.
+    request = ds_io.Request(
+        folder=scene.target, io_size=MIB, python=sys.executable, runs_dir=scene.runs, allow_busy=True
+    )
+    return ds_io_run.bench(request, Quiet())
 
 
 def bench_checkpoint(scene: Scene) -> Any:
@@ -373,7 +378,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, material: Material) -
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(busy, "lock_directory", lambda environment, is_root: tmp_path / "locks")
-    for module in (tune_run, ds_io, preflight):
+    for module in (tune_run, ds_io_run, preflight):
         monkeypatch.setattr(module, "read_stack", uncounted)
     return Scene(tmp_path, monkeypatch, KeyboardInterrupt(), material)
 
@@ -490,7 +495,7 @@ def test_what_cannot_be_removed_is_told_and_the_record_is_kept(scene: Scene) -> 
 
 def test_a_fault_in_what_is_handed_over_still_keeps_a_record(scene: Scene) -> None:
     scene.fault = OSError(errno.EIO, "Input/output error", "/mnt/x/file")
-    scene.patch.setattr(ds_io, "_figures", lambda *_: 1 // 0)
+    scene.patch.setattr(ds_io_run, "_figures", lambda *_: 1 // 0)
     with pytest.raises(Unforeseen, match="ZeroDivisionError"):
         deepspeed_io(scene)
     record = records.read(next(scene.runs.iterdir()))

@@ -12,6 +12,7 @@ import click
 
 from tunetool.bench.registry import BENCHMARKS, Benchmark
 from tunetool.cli.groups import Group
+from tunetool.fleet.options import HostsCommand, OnHosts
 from tunetool.options.fields import takes
 
 
@@ -41,7 +42,8 @@ def _command_of(benchmark: Benchmark) -> click.Command:
         return made
     request = benchmark.module("request").Request
     called = takes(request)(lambda given: _run(benchmark, given))
-    return click.command(benchmark.name, help=inspect.cleandoc(request.__doc__))(called)
+    kind = HostsCommand if issubclass(request, OnHosts) else click.Command
+    return click.command(benchmark.name, cls=kind, help=inspect.cleandoc(request.__doc__))(called)
 
 
 def _run(benchmark: Benchmark, request: Any) -> int:
@@ -55,7 +57,7 @@ def _run(benchmark: Benchmark, request: Any) -> int:
         if check is not None:
             check(request)
     asked = benchmark.module("request")
-    needs = getattr(asked, "NEEDS", None)
+    needs = getattr(request, "needs", getattr(asked, "NEEDS", None))
     if needs is not None:
         go_on_under(request.python, needs, getattr(asked, "REQUIRED", True))
     return finish(benchmark.module("run").bench(request, best_progress()), request.json_to)

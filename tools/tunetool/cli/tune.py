@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli.bench_ds_io import IO_SIZE
 from tunetool.cli.output import finish
 from tunetool.options import shared as options
 from tunetool.options.fields import number, option, takes
 from tunetool.options.shared import Measuring
-from tunetool.options.values import DIRECTORY, DURATION, FILE, NEW_FILE
+from tunetool.options.values import DIRECTORY, DURATION, FILE, IO_SIZE, NEW_FILE
 
 if TYPE_CHECKING:
     from tunetool.training_python import TrainingPython

@@ -16,6 +16,7 @@ from tunetool.node.units import UnitError, parse_bandwidth, parse_size
 _DURATION_HINT = "write seconds or minutes, such as `10s` or `1m`"
 _LONGEST = 3600.0
 _MOST_TOLERANCE = 50.0
+_BITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 if TYPE_CHECKING:
@@ -76,6 +77,17 @@ def _alignment(name: str, text: str) -> int:
     if text not in map(str, sizes):
         raise UsageProblem(f"`{name} {text}` is not an alignment", f"one of {', '.join(map(str, sizes))} bytes")
     return int(text)
+
+
+def parse_io_size(text: str) -> int:
+    """Bytes from ``1G`` (binary, as ds_io has it), ``1GiB`` or ``1GB``. Raises ``UsageProblem``."""
+    match = re.fullmatch(r"([0-9]+)([KMG]?)", text.strip())
+    if match:
+        return int(match[1]) << _BITS[match[2]]
+    try:
+        return parse_size(text)
+    except UnitError as error:
+        raise UsageProblem(error.message, "write `1G` or `1GiB` (2^30 bytes), or `1GB` (10^9)") from None
 
 
 def _size(name: str, text: str) -> int:
@@ -144,6 +156,8 @@ NEW_FILE = Value("file", _new_file)
 """A file that will be written."""
 JSON_FILE = Value("file", _json)
 SIZE = Value("size", _size)
+IO_SIZE = Value("size", lambda name, text: parse_io_size(text))
+"""A size with `ds_io`'s meaning: `1G` is 2^30 bytes."""
 ALIGNMENT = Value("bytes", _alignment)
 BANDWIDTH = Value("rate", _bandwidth)
 DURATION = Value("time", lambda name, text: parse_duration(text))

@@ -26,7 +26,7 @@ VIEWS: Mapping[str, str] = {
     "bench.checkpoint": "tunetool.bench.checkpoint.view",
     "bench.dataset": "tunetool.bench.dataset.view",
     "bench.drives": "tunetool.bench.drives.view",
-    "bench.ds-io": "tunetool.bench.ds_io_view",
+    "bench.ds-io": "tunetool.bench.ds_io.view",
     "bench.experts": "tunetool.bench.experts.view",
     "bench.finetune": "tunetool.bench.finetune.view",
     "bench.inference": "tunetool.bench.inference.view",

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
@@ -13,6 +14,9 @@ from rich.text import Text
 
 from tunetool.node.common.refusal import on_one_line
 from tunetool.node.units import format_size
+
+if TYPE_CHECKING:
+    from tunetool.tune.request import View
 
 _EVERY = 10.0
 """Seconds between two lines of a long step where no bar can be drawn."""
@@ -44,6 +48,12 @@ class PlainProgress:
                 self.say(f"{name}: {format_size(done)} of {format_size(total)}")
 
         yield tick
+
+    def search(self) -> View:
+        """Lines of a search."""
+        from tunetool.report.tune import PlainView  # noqa: PLC0415  (few commands search)
+
+        return PlainView()
 
 
 class BarProgress:
@@ -86,6 +96,12 @@ class BarProgress:
                 bar.refresh()
 
             yield tick
+
+    def search(self) -> View:
+        """Lines of a search that are redrawn in place."""
+        from tunetool.report.tune import LiveView  # noqa: PLC0415  (few commands search)
+
+        return LiveView()
 
 
 def best_progress() -> PlainProgress | BarProgress:

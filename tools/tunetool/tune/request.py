@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from tunetool.measure import session
 from tunetool.measure.aio.spec import Device
+from tunetool.measure.progress import Progress
 from tunetool.measure.session import Run
 from tunetool.tune.goals import Mix
 from tunetool.tune.pairs import Choice
@@ -74,3 +75,10 @@ class View:
     def open(self) -> Iterator[None]:
         """A context for the search."""
         yield
+
+
+class SearchProgress(Progress, Protocol):
+    """The progress of a measurement that begins with a search."""
+
+    def search(self) -> View:
+        """The search's view, on the same terminal or in the same log."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.bench.ds_io import DURABLE, KIND
+from tunetool.bench.ds_io.request import DURABLE, KIND
 from tunetool.measure.direction import Direction
 from tunetool.measure.figures import sequential_figures
 from tunetool.node.units import format_bandwidth, format_size_binary

@@ -28,9 +28,9 @@ from tunetool.node.machine.container import device_nodes
 from tunetool.node.machine.memory_left import bytes_left
 from tunetool.node.units import format_count, format_size
 from tunetool.tune.check import Facts
-from tunetool.tune.configs import precision_of, render
+from tunetool.tune.configs import precision_of, read_settings, render
 from tunetool.tune.pool import aio_left
-from tunetool.tune.settings import DEFAULTS
+from tunetool.tune.settings import DEFAULTS, AioSettings
 
 TARGET, MEMORY, DEFAULT, TUNED = "target", "memory", "default", "tuned"
 LEARNING_RATE = 0.03
@@ -89,8 +89,17 @@ class Configured:
         return sum(each.total for each in self.files)
 
 
-def plan(request: Request) -> Plan:
-    """Raises ``UsageProblem`` for a wrong call, ``CannotJudge`` for a target that answers no I/O."""
+def check_call(request: Request) -> AioSettings | None:
+    """The settings of ``--aio``. Raises ``UsageProblem`` for what is wrong under every Python, ``CannotJudge`` for a
+    target that answers no I/O."""
+    tuned = read_settings(request.aio) if request.aio is not None else None
+    plan(request, tuned)
+    return tuned
+
+
+def plan(request: Request, tuned: AioSettings | None = None) -> Plan:
+    """``tuned``: the settings that are compared with DeepSpeed's default. Raises ``UsageProblem`` for a wrong call,
+    ``CannotJudge`` for a target that answers no I/O."""
     shape = architecture(request.model)
     if request.tokens <= IMAGE_TOKENS:
         raise UsageProblem(
@@ -104,14 +113,14 @@ def plan(request: Request) -> Plan:
             "one rank uses one GPU: name fewer, or use `--device cpu`",
         )
     blocks = {DEFAULT: DEFAULTS.block()}
-    if request.tuned is not None and request.tuned != DEFAULTS:
-        if request.tuned.use_gds:
+    if tuned is not None and tuned != DEFAULTS:
+        if tuned.use_gds:
             raise UsageProblem(
                 "`use_gds` in the `aio` block: the optimizer's states never use it, and memory that its handle "
                 "registered cannot change to another",
                 "find a block by `tunetool tune` without `--device cuda`",
             )
-        blocks[TUNED] = request.tuned.block()
+        blocks[TUNED] = tuned.block()
     aio = {**DEFAULTS.block(), **layout(list(blocks.values()))}
     _need_requests(request, blocks)
     least = sum(zero.partitions(shape.model, request.ranks)) * zero.STATES * zero.FP32

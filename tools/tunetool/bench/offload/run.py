@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from tunetool.bench.drawn_order import drawn_order
@@ -13,18 +15,24 @@ from tunetool.bench.offload.preflight import Configured, Plan
 from tunetool.bench.offload.request import KIND, WARM_UPS, Request
 from tunetool.bench.offload.samples import DIRECTIONS, DRAM, Moved, Place, Row, Rung, Step, moved_in
 from tunetool.bench.offload.training import OPS, Training, losses_of
-from tunetool.errors import CannotJudge
+from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure import aio, session
 from tunetool.measure.direction import Direction
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.sequential import free_bytes, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.worker import foreign_code
+from tunetool.measure.worker import Missing, foreign_code
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.record import Scalar
 from tunetool.tune.check import Classes, differences
+from tunetool.tune.goals import parse_mix
+from tunetool.tune.request import Request as Search
+from tunetool.tune.request import SearchProgress
+from tunetool.tune.run import tune
+from tunetool.tune.settings import AioSettings
+from tunetool.tune.space import SWEEP, settings_of
 
 _SLACK_BYTES = 4 << 20
 """Bytes that a journal and the system's log may write besides."""
@@ -32,9 +40,42 @@ _FULL = 16 << 20
 """Free bytes below which a file system counts as full: less than a transfer."""
 
 
-def bench(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
-    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    return session.run(KIND, request.run, _Offload(request), progress, environment)
+def bench(request: Request, progress: SearchProgress, environment: Mapping[str, str] | None = None) -> Result:
+    """Search a block where there is none, and train. Without a block that was found, the result is the search's.
+
+    Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start.
+    """
+    tuned = preflight.check_call(request)
+    if request.aio is None and request.target is not None and not request.dry_run and find_spec("deepspeed"):
+        # What DeepSpeed lacks, the benchmark itself keeps in its record.
+        with suppress(Missing):
+            found = tune(_search(request, request.target), progress.search(), environment)
+            if found.choice is None or found.code != ExitCode.OK:
+                return found
+            tuned = found.choice.settings
+            progress.say(f"tuned: {tuned}, in `{found.path}`")
+    return train(request, progress, tuned, environment)
+
+
+def train(
+    request: Request, progress: Progress, tuned: AioSettings | None, environment: Mapping[str, str] | None = None
+) -> Result:
+    """Compare ``tuned`` with DeepSpeed's default; None: measure the default alone. Raises as ``bench`` does."""
+    return session.run(KIND, request.run, _Offload(request, tuned), progress, environment)
+
+
+def _search(request: Request, target: Path) -> Search:
+    """The search for a block, under the Python that runs this."""
+    return Search(
+        target=target,
+        space=settings_of(SWEEP),
+        mix=parse_mix("read=1,write=1"),
+        budget=request.budget,
+        processes=request.ranks,
+        python=Path(sys.executable),
+        seed=request.seed,
+        run=request.run,
+    )
 
 
 @dataclass
@@ -53,6 +94,7 @@ class _Site:
 @dataclass
 class _Offload:
     request: Request
+    tuned: AioSettings | None
     rows: list[Row] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     facts: dict[str, Scalar] = field(default_factory=dict)
@@ -65,7 +107,7 @@ class _Offload:
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
-        planned = self.plan = preflight.plan(self.request)
+        planned = self.plan = preflight.plan(self.request, self.tuned)
         accelerator = {"DS_ACCELERATOR": "cuda" if planned.gpu else "cpu"}
         self.environment = {**session.environment, **accelerator}
         try:
