@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
+
 from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -39,3 +41,12 @@ def imported_by(*arguments: str) -> tuple[subprocess.CompletedProcess[str], set[
     """A command of tunetool, and the modules that it imported."""
     done = call(sys.executable, "-c", _IMPORTS, *arguments, cwd=ROOT)
     return done, set(done.stderr.splitlines()[-1].split()[1:])
+
+
+def benchmark(name: str) -> click.Command:
+    """The command ``tunetool bench NAME``."""
+    from tunetool.cli.bench import command as benchmarks
+
+    made = benchmarks.get_command(click.Context(benchmarks), name)
+    assert made is not None
+    return made

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import builders
-from calls import TUNETOOL, call
+from calls import TUNETOOL, benchmark, call
 from tunetool.bench.inference import figures, preflight, published, sglang
 from tunetool.bench.inference.figures import Measured, Rung
 from tunetool.bench.inference.model import describe
@@ -27,7 +27,6 @@ from tunetool.bench.inference.request import KIND, Request
 from tunetool.bench.inference.samples import Absent, Generation, Mode, Place, Row, Served
 from tunetool.bench.inference.view import view
 from tunetool.bench.offload.architecture import architecture
-from tunetool.cli.bench import command as benchmarks
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Probe
 from tunetool.measure.evidence import Counted
@@ -96,9 +95,8 @@ def test_a_name_is_the_model_of_that_name() -> None:
 
 @pytest.mark.parametrize(("bench", "make"), [("inference", describe), ("offload", architecture)])
 def test_every_model_that_the_help_names_can_be_built(bench: str, make: Callable[[str], Any]) -> None:
-    command = benchmarks.get_command(click.Context(benchmarks), bench)
-    assert command is not None
-    text = next(option.help for option in command.params if isinstance(option, click.Option) and option.name == "model")
+    params = benchmark(bench).params
+    text = next(option.help for option in params if isinstance(option, click.Option) and option.name == "model")
     names = re.findall(r"[a-z0-9-]+", re.sub(r"\([^)]*\)|\band\b", "", (text or "").partition("Names: ")[2]))
     assert len(names) > 8
     assert [make(name).model.numel > 0 for name in names] == [True] * len(names)

@@ -10,26 +10,27 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from rich.console import Console
 
 from builders import measurement, record
+from calls import benchmark
 from staged import Quiet
 from tunetool import record as records
+from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX
 from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.parts import checkpoint_arguments, steps
-from tunetool.bench.reference.request import Request
+from tunetool.bench.reference.request import MAIN_STATE_BYTES, Complete
 from tunetool.bench.reference.run import follow
 from tunetool.cli.bench import command as benchmarks
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.measure.session import Run
 from tunetool.record import Measurement, Part, Status, Verdict
 from tunetool.report.kinds import print_record, write_page
 from tunetool.report.page import WIDTH
-from tunetool.training.settings import Cluster, Material
 from tunetool.view.plots import Bar, bars
 from waiting import PATIENCE
 
@@ -59,10 +60,9 @@ def raising(error: Exception) -> Callable[[], Outcome]:
     return run
 
 
-def request(tmp_path: Path, **more: object) -> Request:
-    material = Material("tiny", target=tmp_path)
-    asked = Run(tmp_path / "runs", allow_busy=bool(more.pop("allow_busy", False)), command=["tunetool"])
-    return replace(Request(material, tmp_path, run=asked), **more)  # type: ignore[arg-type]
+def request(tmp_path: Path, **more: Any) -> Complete:
+    asked = {"model": "tiny", "target": tmp_path, "runs_dir": tmp_path / "runs", "state_bytes": MAIN_STATE_BYTES}
+    return Complete(**{**asked, "checkpoint_model": CHECKPOINT_MODEL, "matrix": MATRIX, **more})
 
 
 def test_a_pass_of_every_part_is_one_record_with_their_ids(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_dry_run_says_why_a_part_cannot_run_and_is_not_0(tmp_path: Path) -> No
         Step("staging", lambda: (None, None)),
     ]
     progress = Quiet()
-    asked = replace(request(tmp_path), run=Run(tmp_path / "runs", dry_run=True))
+    asked = request(tmp_path, dry_run=True)
     with pytest.raises(CannotJudge, match="`checkpoint` cannot run here") as caught:
         follow(asked, wanted, progress)
     assert "--skip" in str(caught.value.hint)
@@ -342,16 +342,14 @@ def test_a_state_that_no_checkpoint_can_be_made_of_is_refused_before_anything_is
     with pytest.raises(UsageProblem, match="`--state-bytes 20000000` is too little for `--model phi3-mini`"):
         steps(small, Quiet())
     assert len(steps(replace(small, skip=("checkpoint",)), Quiet())) == 3
-    assert len(steps(replace(small, cluster=Cluster(inventory=tmp_path / "hosts.yml")), Quiet())) == 4
+    assert len(steps(replace(small, inventory=tmp_path / "hosts.yml"), Quiet())) == 4
     assert len(steps(replace(small, checkpoint_model="tiny"), Quiet())) == 4
 
 
 def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
-    asked = request(tmp_path, cluster=Cluster(device="cpu", ranks_per_node=2), state_bytes=10**8, allow_busy=True)
+    asked = request(tmp_path, device="cpu", ranks_per_node=2, state_bytes=10**8, allow_busy=True)
     argv = checkpoint_arguments(asked)
-    checkpoint = benchmarks.get_command(click.Context(benchmarks), "checkpoint")
-    assert checkpoint is not None
-    read = checkpoint.make_context("checkpoint", argv).params
+    read = benchmark("checkpoint").make_context("checkpoint", argv).params
     assert (read["target"], read["state_bytes"], read["ranks"], read["allow_busy"]) == (
         tmp_path,
         10**8,

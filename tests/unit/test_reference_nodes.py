@@ -19,17 +19,16 @@ from tunetool.bench.reference import nodes as looking
 from tunetool.bench.reference import run as chain_run
 from tunetool.bench.reference.choice import complete, matrix_for
 from tunetool.bench.reference.nodes import Nodes
-from tunetool.bench.reference.request import Asked
-from tunetool.bench.reference.run import reference
+from tunetool.bench.reference.request import Request
+from tunetool.bench.reference.run import bench
 from tunetool.bench.strategies.matrix import parse
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.fleet.capacity import Answers
-from tunetool.measure.session import Result, Run
+from tunetool.measure.session import Result
 from tunetool.node.machine.capacity import Capacity, capacity_of, read_capacity
 from tunetool.record import FleetHost, Record, Status, Verdict
 from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
-from tunetool.training.settings import Cluster
 
 GB = 10**9
 TB = 10**12
@@ -53,7 +52,7 @@ VIRTUAL = Capacity(
 
 
 def test_the_largest_model_where_everything_is_there() -> None:
-    request, said = complete(Asked(), {"node1": H100, "node2": H100})
+    request, said = complete(Request(), {"node1": H100, "node2": H100})
     assert request.target == Path("/mnt/nvme_raid0")
     assert request.verify_target is None
     assert (request.material.model, request.material.images) == ("7b", 200)
@@ -79,7 +78,7 @@ def test_the_largest_model_where_everything_is_there() -> None:
     ],
 )
 def test_the_least_of_the_nodes_decides_on_the_model(change: dict[str, int], model: str, why: str) -> None:
-    request, said = complete(Asked(), {"node1": H100, "node2": replace(H100, **change)})  # type: ignore[arg-type]
+    request, said = complete(Request(), {"node1": H100, "node2": replace(H100, **change)})  # type: ignore[arg-type]
     assert request.material.model == model
     assert why in said[1]
     if "gpus" not in change and "accelerator" not in change:
@@ -87,7 +86,7 @@ def test_the_least_of_the_nodes_decides_on_the_model(change: dict[str, int], mod
 
 
 def test_small_nodes_without_gpus_get_what_fits() -> None:
-    request, _ = complete(Asked(), {"node1": VIRTUAL, "node2": VIRTUAL})
+    request, _ = complete(Request(), {"node1": VIRTUAL, "node2": VIRTUAL})
     assert (request.material.model, request.material.images) == ("tiny", 32)
     # Six copies of Phi-3's first layer alone do not fit into the memory.
     assert (request.checkpoint_model, request.state_bytes) == ("tiny", None)
@@ -96,9 +95,9 @@ def test_small_nodes_without_gpus_get_what_fits() -> None:
 
 
 def test_what_was_asked_for_is_not_chosen() -> None:
-    asked = Asked(
+    asked = Request(
         model="3b", target=Path("/x"), images=7, checkpoint_model="13b", state_bytes=9 * GB, matrix="1x1:z0",
-        cluster=Cluster(ranks_per_node=2, device="cuda"),
+        ranks_per_node=2, device="cuda",
     )  # fmt: skip
     request, said = complete(asked, {"node1": VIRTUAL})
     assert (request.material.model, request.material.images, request.target) == ("3b", 7, Path("/x"))
@@ -109,12 +108,12 @@ def test_what_was_asked_for_is_not_chosen() -> None:
 
 def test_nodes_with_different_volumes_need_a_word() -> None:
     with pytest.raises(UsageProblem, match=r"different volumes.*`/mnt/nvme_raid0` on node1; `/mnt/b` on node2"):
-        complete(Asked(), {"node1": H100, "node2": replace(H100, target="/mnt/b")})
+        complete(Request(), {"node1": H100, "node2": replace(H100, target="/mnt/b")})
 
 
 def test_no_room_for_any_checkpoint_is_said_before_the_work() -> None:
     with pytest.raises(CannotJudge, match="too little memory or free space for any checkpoint"):
-        complete(Asked(), {"node1": replace(VIRTUAL, memory_bytes=10**6)})
+        complete(Request(), {"node1": replace(VIRTUAL, memory_bytes=10**6)})
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (1, 8), (2, 1), (2, 8), (16, 8)])
@@ -126,7 +125,7 @@ def test_strategies_use_the_nodes_that_are_there(nodes: int, ranks: int) -> None
 
 @pytest.mark.parametrize("node", [H100, VIRTUAL])
 def test_it_says_first_what_it_writes_where_and_how_long(node: Capacity) -> None:
-    request, _ = complete(Asked(), {"node1": node, "node2": node})
+    request, _ = complete(Request(), {"node1": node, "node2": node})
     *parts, everything = estimate.lines(request, {"node1": node, "node2": node}, ["verify", "checkpoint", "staging"])
     assert [line.partition(":")[0] for line in parts] == ["verify", "checkpoint", "staging"]
     assert "written in all on each node" in parts[1]
@@ -228,15 +227,14 @@ class Site:
     def run(self, **more: object) -> tuple[Result, Quiet]:
         """Run the chain without the parts that need ranks."""
         progress = Quiet()
-        dry = bool(more.pop("dry_run", False))
-        asked = Asked(
+        asked = Request(
             model="tiny",
             target=self.folder,
-            cluster=Cluster(inventory=self.inventory),
+            inventory=self.inventory,
             skip=("staging", "strategies"),
-            run=Run(self.folder / "runs", dry_run=dry, command=["tunetool"]),
+            runs_dir=self.folder / "runs",
         )
-        return reference(replace(asked, **more), progress), progress  # type: ignore[arg-type]
+        return bench(replace(asked, **more), progress), progress  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -284,7 +282,7 @@ def test_a_node_that_is_lost_between_two_parts_is_named_and_the_rest_is_kept(sit
     site.node("node1")
     site.node("node2", dies=True)
     python = "/opt/other/bin/python"
-    result, _ = site.run(cluster=Cluster(inventory=site.inventory, python=python))
+    result, _ = site.run(python=python)
     assert result.code == ExitCode.NOT_JUDGED
     assert statuses(result)["checkpoint"] == "pass"
     calls = (site.folder / "node1/calls").read_text().splitlines()
@@ -318,7 +316,7 @@ def test_a_dry_run_stops_after_it_said_what_it_would_do(site: Site) -> None:
 
 
 def nodes_after_verify(statuses: dict[str, Status], **more: bool) -> Nodes:
-    request, _ = complete(Asked(cluster=Cluster(inventory=Path("/inventory"))), {"node1": H100})
+    request, _ = complete(Request(inventory=Path("/inventory")), {"node1": H100})
     nodes = Nodes(replace(request, **more), dict.fromkeys(statuses, H100), Quiet())  # type: ignore[arg-type]
     hosts = [
         FleetHost(host=host, record_id=None if status == "error" else "1", status=status, reasons=[f"{host} is slow"])
@@ -374,7 +372,7 @@ def test_a_node_whose_python_is_gone_is_left_out_with_that_reason(monkeypatch: p
     nodes.before("checkpoint", [])
     monkeypatch.setattr(looking, "ask_hosts", lambda *_: Answers({"node1": H100, "node2": GONE}, {}))
     # Another Python than the manifest's was named: what became of that one does not matter.
-    other = replace(nodes.request, cluster=replace(nodes.request.cluster, python="/opt/other/python"))
+    other = replace(nodes.request, python="/opt/other/python")
     for request, left in ((other, ["node1", "node2"]), (nodes.request, ["node1"])):
         nodes.request, nodes._looked = request, False
         assert nodes.before("staging", []) is None
@@ -388,9 +386,9 @@ def test_a_node_whose_python_is_gone_does_not_count_at_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(chain_run, "ask_hosts", lambda *_: Answers({"node1": H100, "node2": GONE}, {}))
-    asked = Asked(cluster=Cluster(inventory=tmp_path), run=Run(tmp_path / "runs", dry_run=True, command=["tunetool"]))
+    asked = Request(inventory=tmp_path, runs_dir=tmp_path / "runs", dry_run=True)
     progress = Quiet()
-    reference(asked, progress)
+    bench(asked, progress)
     said = "\n".join(progress.lines)
     assert f"node2 is left out: {GONE.python_problem}" in said
     assert "on node1: about " in said

@@ -41,7 +41,7 @@ from tunetool.bench.finetune import run as finetune_run
 from tunetool.bench.reference import request as reference
 from tunetool.bench.reference.chain import Step
 from tunetool.bench.reference.run import follow
-from tunetool.bench.staging import node_task, scenarios
+from tunetool.bench.staging import node_task
 from tunetool.bench.staging import request as staging
 from tunetool.bench.staging import run as staging_run
 from tunetool.bench.strategies import hooks, matrix, network
@@ -60,7 +60,7 @@ from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Record
 from tunetool.training.preparation import prepare
 from tunetool.training.rank.recorder import keep_result
-from tunetool.training.settings import Cluster, Material, Settings
+from tunetool.training.settings import Material
 from tunetool.training.workload import rank_directory
 from tunetool.tune import fio_driver
 from tunetool.tune import request as tuning
@@ -112,6 +112,13 @@ class Scene:
     def seam(self, well: int) -> Seam:
         self.seams.append(Seam(self.fault, well))
         return self.seams[-1]
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What every benchmark with a training is asked."""
+        material = {"model": self.material.model, "images": self.material.images, "target": self.material.target}
+        kept = {"runs_dir": self.runs, "allow_busy": True}
+        return {**material, **kept, "device": "cpu", "ranks_per_node": 1, "steps": 10}
 
     @property
     def run(self) -> Run:
@@ -264,9 +271,7 @@ def launching(scene: Scene, well: int) -> None:
 
 def bench_finetune(scene: Scene) -> Any:
     launching(scene, 0)
-    request = finetune.Request(
-        scene.material, Cluster(device="cpu", ranks_per_node=1), Settings(steps=10), run=scene.run
-    )
+    request = finetune.Request(**scene.training)
     return finetune_run.bench(request, Quiet())
 
 
@@ -278,28 +283,13 @@ def bench_staging(scene: Scene) -> Any:
     scene.patch.setattr(
         importlib.util, "find_spec", lambda name, real=importlib.util.find_spec: real(name) or name == "torch"
     )
-    request = staging.Request(
-        scene.material,
-        Cluster(device="cpu", ranks_per_node=1),
-        Settings(steps=10),
-        memory=memory,
-        scenarios=scenarios.parse("single"),
-        rounds=2,
-        run=scene.run,
-    )
+    request = staging.Request(**scene.training, memory=memory, scenarios=("single",), rounds=2)
     return staging_run.bench(request, Quiet())
 
 
 def bench_strategies(scene: Scene) -> Any:
     launching(scene, 3)  # one rank alone, its probe of hooks, one cell
-    request = strategies.Request(
-        scene.material,
-        Cluster(device="cpu", ranks_per_node=1),
-        Settings(steps=10),
-        matrix=matrix.parse("1x1:z2,1x1:z3"),
-        rounds=1,
-        run=scene.run,
-    )
+    request = strategies.Request(**scene.training, matrix=tuple(matrix.parse("1x1:z2,1x1:z3")), rounds=1)
     return strategies_run.bench(request, Quiet())
 
 
@@ -329,7 +319,8 @@ def bench_reference(scene: Scene) -> Any:
         )
         return record, scene.folder / "verify" / "record.json"
 
-    request = reference.Request(scene.material, scene.target, run=scene.run)
+    given = {**scene.training, "target": scene.target}
+    request = reference.Complete(**given, checkpoint_model="tiny", matrix="1x1:z2")
     return follow(request, [Step("verify", run), Step("checkpoint", run)], Quiet())
 
 

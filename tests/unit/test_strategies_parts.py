@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from builders import record
+from calls import benchmark
 from tunetool.advise.communication import Call, Kind, Module, Parameter, Zero, parameters, trained
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Ask, Wait, Work
@@ -30,7 +31,6 @@ from tunetool.bench.strategies.predict import LEFT_OUT, Hooks, Job, Layouts, Pre
 from tunetool.bench.strategies.replay import compute_of, replay
 from tunetool.bench.strategies.samples import Row, Sample, Study, sample
 from tunetool.bench.strategies.view import view
-from tunetool.cli.bench_strategies import strategies
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.record import Node, Record
 from tunetool.report.kinds import page_text, print_record
@@ -60,7 +60,7 @@ def net(bandwidth: float, latency: float = 1e-3) -> Network:
 
 def test_the_default_matrix_is_the_published_experiment() -> None:
     assert [str(each) for each in parse(MATRIX)] == ["1x1:z2", "1x8:z2", "2x8:z2", "2x8:z3", "1x8:z3"]
-    option = next(each for each in strategies.params if each.name == "matrix")
+    option = next(each for each in benchmark("strategies").params if each.name == "matrix")
     assert option.default == MATRIX
 
 
@@ -521,7 +521,7 @@ def test_the_cure_of_a_loss_that_is_no_number_names_an_option_of_its_own_command
     checks = {check.id: check for check in figures.checks(made, job)}
     failed = checks["strategies.2x1.z3"]
     assert failed.status == "fail"
-    own = {name for option in strategies.params for name in option.opts}
+    own = {name for option in benchmark("strategies").params for name in option.opts}
     named = re.findall(r"`(--[a-z-]+)`", failed.remedy or "")
     assert [name for name in named if name not in own] == []
     assert "`tunetool bench finetune --learning-rate`" in (failed.remedy or "")
@@ -551,7 +551,7 @@ def test_predictions_of_another_model_prove_nothing() -> None:
     [(["--steps", "2"], "`--steps 2`"), (["--epochs", "1"], "`--epochs`"), (["--matrix", "8:z3"], "`8:z3`")],
 )
 def test_a_wrong_call_is_refused_before_any_work(more: list[str], named: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(strategies, ["--model", "tiny", "--target", str(tmp_path / "new"), *more])
+    done = CliRunner().invoke(benchmark("strategies"), ["--model", "tiny", "--target", str(tmp_path / "new"), *more])
     assert isinstance(done.exception, UsageProblem)
     assert named in done.exception.message
     assert not (tmp_path / "new").exists()

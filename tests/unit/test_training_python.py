@@ -14,9 +14,9 @@ from typing import Any
 import click
 import pytest
 
+from calls import benchmark
 from machines import RECORDED, lay_out
 from pythons import bare_python, python_that
-from tunetool.cli.bench import command as benchmarks
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.aio import driver
 from tunetool.measure.aio.rung import measure, prepare
@@ -280,7 +280,7 @@ def test_every_command_spells_the_option_alike() -> None:
     """There are two texts: that of commands with -i speaks of hosts, and the other one does not."""
     texts: dict[bool, set[str | None]] = {True: set(), False: set()}
     commands = [importlib.import_module(f"tunetool.cli.{module}").command for module in _COMMANDS]
-    commands += [benchmarks.get_command(click.Context(benchmarks), name) for name in _BENCHMARKS]
+    commands += map(benchmark, _BENCHMARKS)
     for command in commands:
         (option,) = [each for each in command.params if each.name == "python"]
         assert isinstance(option, click.Option)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli import training_options
 from tunetool.cli.output import write_text
 from tunetool.errors import UsageProblem
 from tunetool.options import shared as options
 from tunetool.options.fields import number, option, takes
 from tunetool.options.shared import AsJson
 from tunetool.options.values import TIME, Value
+from tunetool.training import request as training
 
 if TYPE_CHECKING:
     from tunetool.advise.network import WhatIf
@@ -47,8 +47,8 @@ class Options(AsJson):
     )
     gpus: int = number("--gpus", least=2, required=True, help="Number of GPUs of the whole job.")
     model: str = options.model("Model that is trained", default="7b")
-    lora_rank: int = training_options.lora_rank()
-    full: bool = training_options.full()
+    lora_rank: int = training.lora_rank()
+    full: bool = training.full()
     step: float | None = option(
         "--step", type=TIME, metavar="TIME", help="Time of a step on one GPU alone, such as 2s."
     )

@@ -118,13 +118,14 @@ def state_bytes(**settings: Any) -> Any:
     )
 
 
-def matrix(default: str) -> Any:
+def matrix(default: str, **settings: Any) -> Any:
     """``--matrix`` of ZeRO strategies."""
     return option(
         "--matrix",
         default=default,
         metavar="CELL,...",
         help="Strategies as NODESxGPUS:zSTAGE, with the GPUs of one node. Scaled down to the machines in use.",
+        **settings,
     )
 
 

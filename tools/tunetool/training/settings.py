@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from tunetool.errors import UsageProblem
 from tunetool.training.data.conversations import split_name
 from tunetool.training.workload import BATCH_SIZE, Device, Training, Workload
 
-__all__ = ["BATCH_SIZE", "IMAGES", "Cluster", "Material", "Settings", "TrainingRequest"]
+__all__ = ["BATCH_SIZE", "IMAGES", "Cluster", "Material", "Settings"]
 
 IMAGES = 200
 
@@ -94,12 +94,3 @@ class Settings(Training):
             checkpoint=str(self.checkpoint) if self.checkpoint is not None else None,
             **{each.name: getattr(self, each.name) for each in fields(Training)},
         )
-
-
-@dataclass(frozen=True)
-class TrainingRequest:
-    """The options that every benchmark with a training has: model and data, ranks, settings."""
-
-    material: Material
-    cluster: Cluster = field(default_factory=Cluster)
-    settings: Settings = field(default_factory=Settings)

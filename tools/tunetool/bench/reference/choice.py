@@ -8,14 +8,14 @@ from pathlib import Path
 
 from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.defaults import CHECKPOINT_MODEL
-from tunetool.bench.reference.request import MAIN_STATE_BYTES, Asked, Common, Request
+from tunetool.bench.reference.request import MAIN_STATE_BYTES, Complete, Request
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.machine.capacity import Capacity
 from tunetool.node.units import format_size
 from tunetool.training.data import pictures
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import HEIGHT, TINY, WIDTH
-from tunetool.training.settings import IMAGES, Cluster, Material
+from tunetool.training.settings import IMAGES, Cluster
 
 _MODELS: Sequence[tuple[str, int]] = (("7b", 40 * 10**9), ("3b", 20 * 10**9))
 """The largest model first, each with the memory that a GPU needs for LoRA on it; ``tiny`` runs anywhere."""
@@ -32,9 +32,9 @@ the tensors that it is restored into."""
 
 
 def complete(
-    asked: Asked, nodes: Mapping[str, Capacity], verify_target: Path | None = None
-) -> tuple[Request, list[str]]:
-    """The complete request, and a line for each choice. ``verify_target``: see ``Request``.
+    asked: Request, nodes: Mapping[str, Capacity], verify_target: Path | None = None
+) -> tuple[Complete, list[str]]:
+    """The complete request, and a line for each choice. ``verify_target``: see ``Complete``.
 
     Raises ``UsageProblem`` if a person must decide, ``CannotJudge`` if nothing can be measured.
     """
@@ -46,16 +46,18 @@ def complete(
     checkpoint_model, state_bytes = _state(asked, nodes, on_gpu)
     ranks = cluster.ranks_per_node or (min(node.gpus for node in nodes.values()) if on_gpu else 1)
     matrix = asked.matrix or matrix_for(len(nodes), ranks)
-    request = Request(
-        material=Material(model=model, dataset=asked.dataset, images=images, target=target, seed=asked.seed),
-        target=target,
-        verify_target=verify_target,
-        cluster=cluster,
-        checkpoint_model=checkpoint_model,
-        state_bytes=state_bytes,
-        matrix=matrix,
-        **{option.name: getattr(asked, option.name) for option in fields(Common)},
-    )
+    decided = {
+        "model": model,
+        "images": images,
+        "target": target,
+        "verify_target": verify_target,
+        "device": cluster.device,
+        "ansible": cluster.ansible,
+        "checkpoint_model": checkpoint_model,
+        "state_bytes": state_bytes,
+        "matrix": matrix,
+    }
+    request = Complete(**{**{each.name: getattr(asked, each.name) for each in fields(asked)}, **decided})
     compute = f"{ranks} GPU(s) of each node" if on_gpu else f"CPUs, {ranks} rank(s) on each node"
     return request, [
         f"target: `{target}`" + ("" if asked.target else ", from the manifest"),
@@ -111,7 +113,7 @@ def material_bytes(model: str, images: int) -> int:
     return reference_model.room(model) + pictures.room(images, *size)
 
 
-def _state(asked: Asked, nodes: Mapping[str, Capacity], on_gpu: bool) -> tuple[str, int | None]:
+def _state(asked: Request, nodes: Mapping[str, Capacity], on_gpu: bool) -> tuple[str, int | None]:
     """Model and upper bound of the checkpoints: as in the call, or as much as every node has room for."""
     if asked.state_bytes is not None:
         return asked.checkpoint_model or CHECKPOINT_MODEL, asked.state_bytes

@@ -10,7 +10,7 @@ from tunetool.bench.checkpoint.request import Request as Checkpoint
 from tunetool.bench.checkpoint.site import GUESS
 from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.reference.choice import material_bytes
-from tunetool.bench.reference.request import Request
+from tunetool.bench.reference.request import Complete
 from tunetool.bench.strategies.matrix import parse
 from tunetool.bench.strategies.request import STEPS
 from tunetool.measure.sequential import plan
@@ -23,7 +23,7 @@ _START = 30.0
 _STEP_ON_GPU, _STEP_ON_CPU = 0.5, 2.0
 
 
-def lines(request: Request, nodes: Mapping[str, Capacity], parts: Sequence[str]) -> list[str]:
+def lines(request: Complete, nodes: Mapping[str, Capacity], parts: Sequence[str]) -> list[str]:
     """A line for every part, then one for all of them. Raises ``UsageProblem`` if there is too little space."""
     said, seconds = [], 0.0
     for name in parts:
@@ -44,14 +44,14 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _verify(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+def _verify(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
     least = min(nodes.values(), key=lambda node: node.free_bytes)
     shaped = plan(request.verify_target or request.target, "", least.free_bytes, least.cpus, request.duration, None)
     where = f" in `{request.verify_target}`" if request.verify_target else " on the volume of the manifest"
     return f"reads and writes files of at most {format_size(shaped.space_bytes)}{where}", shaped.seconds + 30
 
 
-def _checkpoint(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+def _checkpoint(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
     state = shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
     asked = Checkpoint(model=request.checkpoint_model, state_bytes=request.state_bytes, rounds=request.rounds)
     saves = request.rounds * len(ENGINES)
@@ -63,7 +63,7 @@ def _checkpoint(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, f
     )
 
 
-def _staging(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+def _staging(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
     files = _files(request)
     ranks = max(1, min(node.gpus for node in nodes.values()) if _on_gpu(request, nodes) else 1)
     ranks = request.cluster.ranks_per_node or ranks
@@ -77,7 +77,7 @@ def _staging(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, floa
     )
 
 
-def _strategies(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+def _strategies(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
     cells = parse(request.matrix)
     steps = request.settings.steps or STEPS
     each = _START + _files(request) / GUESS + steps * _step(request, nodes)
@@ -85,23 +85,23 @@ def _strategies(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, f
     return f"{runs} runs of {steps} steps ({request.matrix}), nothing written", (runs + len(cells)) * each
 
 
-def _files(request: Request) -> int:
+def _files(request: Complete) -> int:
     material = request.material
     if material.model not in reference_model.SIZES or material.dataset is not None:
         return 0
     return material_bytes(material.model, material.images)
 
 
-def _steps(request: Request) -> float:
+def _steps(request: Complete) -> float:
     settings = request.settings
     return settings.steps or settings.epochs * request.material.images / settings.batch_size
 
 
-def _on_gpu(request: Request, nodes: Mapping[str, Capacity]) -> bool:
+def _on_gpu(request: Complete, nodes: Mapping[str, Capacity]) -> bool:
     return request.cluster.device != "cpu" and all(node.gpus for node in nodes.values())
 
 
-def _step(request: Request, nodes: Mapping[str, Capacity]) -> float:
+def _step(request: Complete, nodes: Mapping[str, Capacity]) -> float:
     return _STEP_ON_GPU if _on_gpu(request, nodes) else _STEP_ON_CPU
 
 

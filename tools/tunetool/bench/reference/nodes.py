@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tunetool.bench.reference.request import VERIFY, Request
+from tunetool.bench.reference.request import VERIFY, Complete
 from tunetool.fleet.capacity import ask_hosts
 from tunetool.fleet.playbook import HostSelection
 from tunetool.measure.progress import Progress
@@ -45,7 +45,7 @@ class Gate:
 class Nodes(Gate):
     """The same for the hosts of an inventory: only hosts that fail ``verify`` or do not answer are left out."""
 
-    request: Request
+    request: Complete
     capacities: dict[str, Capacity]
     """Capacities of the nodes that still take part, in the inventory's order."""
     progress: Progress
@@ -62,9 +62,9 @@ class Nodes(Gate):
         return list(self.capacities)
 
     @property
-    def current(self) -> Request:
+    def current(self) -> Complete:
         """The request for the nodes that still take part."""
-        return replace(self.request, cluster=replace(self.request.cluster, limit=",".join(self.names)))
+        return replace(self.request, limit=",".join(self.names))
 
     def leave_out(self, host: str, status: Status, when: str, reasons: Sequence[str], lost: bool = False) -> None:
         """Let the chain continue without ``host``."""

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tunetool.bench.checkpoint.request import KIND as CHECKPOINT
 from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
-from tunetool.bench.reference.request import Request, parts_without
+from tunetool.bench.reference.request import Complete, parts_without
 from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import Call, HostCommand, record_over, run_everywhere
 from tunetool.measure.progress import MovingProgress
 from tunetool.record import Record
+from tunetool.training.request import TrainingRequest
 from tunetool.training_python import choose
 
 _CHECKPOINT_SECONDS = 300.0
 """Title of the progress bar over all hosts."""
 
 
-def steps(request: Request, progress: MovingProgress, current: Callable[[], Request] | None = None) -> list[Step]:
+def steps(request: Complete, progress: MovingProgress, current: Callable[[], Complete] | None = None) -> list[Step]:
     """The parts that are not left out. ``current``: the request when a part begins. Raises ``UsageProblem``."""
     asked = current or (lambda: request)
     chosen = parts_without(request.skip)
@@ -37,7 +39,7 @@ def steps(request: Request, progress: MovingProgress, current: Callable[[], Requ
     return [Step(name, partial(run, name), _HEADLINES[name]) for name in chosen]
 
 
-def _verify(request: Request, progress: MovingProgress) -> Outcome:
+def _verify(request: Complete, progress: MovingProgress) -> Outcome:
     from tunetool.fleet.verify import FleetRequest, verify_fleet  # noqa: PLC0415  (each part loads its own)
     from tunetool.verify.request import Request as Verify  # noqa: PLC0415
     from tunetool.verify.run import verify  # noqa: PLC0415
@@ -47,7 +49,7 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
         fleet = verify_fleet(
             FleetRequest(
                 selection=HostSelection(cluster.inventory, cluster.limit, ansible=cluster.ansible),
-                expect=request.expect,
+                expect=request.expected,
                 duration=request.duration,
                 target=str(target) if target is not None else None,
                 python=cluster.python,
@@ -59,7 +61,7 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
     chosen = choose(cluster.python)
     alone = verify(
         Verify(
-            expect=request.expect,
+            expect=request.expected,
             duration=request.duration,
             target=target,
             python=chosen.path,
@@ -72,7 +74,7 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
     return alone.record, alone.path
 
 
-def _checkpoint(request: Request, progress: MovingProgress) -> Outcome:
+def _checkpoint(request: Complete, progress: MovingProgress) -> Outcome:
     from tunetool.bench.checkpoint.request import Request as Checkpoint  # noqa: PLC0415
     from tunetool.bench.checkpoint.run import bench  # noqa: PLC0415
 
@@ -96,7 +98,7 @@ def _checkpoint(request: Request, progress: MovingProgress) -> Outcome:
     return result.record, result.path
 
 
-def checkpoint_arguments(request: Request) -> list[str]:
+def checkpoint_arguments(request: Complete) -> list[str]:
     """The request as arguments of `tunetool bench checkpoint`, for the hosts of an inventory."""
     argv = ["--target", str(request.target), "--model", request.checkpoint_model]
     argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
@@ -107,7 +109,7 @@ def checkpoint_arguments(request: Request) -> list[str]:
     return argv + (["--allow-busy"] if request.run.allow_busy else [])
 
 
-def _checkpoint_on_hosts(request: Request, inventory: Path, progress: MovingProgress) -> Outcome:
+def _checkpoint_on_hosts(request: Complete, inventory: Path, progress: MovingProgress) -> Outcome:
     wanted = HostCommand("run_tunetool", checkpoint_arguments(request), command=["bench", "checkpoint"])
     selection = HostSelection(inventory, request.cluster.limit, ansible=request.cluster.ansible)
     words = "`tunetool bench checkpoint --dry-run` on a host says what would be written there"
@@ -126,39 +128,29 @@ def _kind(record: Record) -> list[str]:
     return [CHECKPOINT] if record.kind == CHECKPOINT else []
 
 
-def _staging(request: Request, progress: MovingProgress) -> Outcome:
+def _training(request: Complete) -> dict[str, Any]:
+    """What every benchmark with a training is asked."""
+    return {each.name: getattr(request, each.name) for each in fields(TrainingRequest)}
+
+
+def _staging(request: Complete, progress: MovingProgress) -> Outcome:
     from tunetool.bench.staging.request import Request as Staging  # noqa: PLC0415
     from tunetool.bench.staging.run import bench  # noqa: PLC0415
 
     result = bench(
-        Staging(
-            material=request.material,
-            cluster=request.cluster,
-            settings=request.settings,
-            memory=request.memory,
-            rounds=request.rounds,
-            run=request.run,
-        ),
+        Staging(**_training(request), memory=request.memory, rounds=request.rounds),
         progress,
     )
     return result.record, result.path
 
 
-def _strategies(request: Request, progress: MovingProgress) -> Outcome:
+def _strategies(request: Complete, progress: MovingProgress) -> Outcome:
     from tunetool.bench.strategies.matrix import parse  # noqa: PLC0415
-    from tunetool.bench.strategies.request import STEPS  # noqa: PLC0415
     from tunetool.bench.strategies.request import Request as Strategies  # noqa: PLC0415
     from tunetool.bench.strategies.run import bench  # noqa: PLC0415
 
     result = bench(
-        Strategies(
-            material=request.material,
-            matrix=parse(request.matrix),
-            cluster=request.cluster,
-            settings=replace(request.settings, steps=request.settings.steps or STEPS),
-            rounds=request.rounds,
-            run=request.run,
-        ),
+        Strategies(**_training(request), matrix=tuple(parse(request.matrix)), rounds=request.rounds),
         progress,
     )
     return result.record, result.path

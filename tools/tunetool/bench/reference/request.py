@@ -1,57 +1,92 @@
-"""The request of `bench reference`."""
+"""What `bench reference` is asked: its options, and the help text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX, STATE_BYTES
-from tunetool.bench.staging.request import ROUNDS, SHM
+from tunetool.bench.defaults import CHECKPOINT_MODEL, SHM, STAGING_ROUNDS, STATE_BYTES
 from tunetool.errors import UsageProblem
-from tunetool.measure.session import Run
+from tunetool.fleet.options import need_inventory
 from tunetool.node.units import parse_size
-from tunetool.training.settings import Cluster, Material, Settings
+from tunetool.options import shared as options
+from tunetool.options.fields import option, repeatable
+from tunetool.options.values import SIZE, TEXT
+from tunetool.training.request import TrainingRequest
+from tunetool.training_python import DEEPSPEED
+from tunetool.verify.expectable import parse_expectations
 
 KIND = "bench.reference"
+NEEDS = DEEPSPEED
+REQUIRED = False
+"""Without such a Python `verify` still says what the storage is worth."""
 VERIFY = "verify"
 PARTS = (VERIFY, "checkpoint", "staging", "strategies")
 """The parts in their order: verify first, since benchmarks mean nothing on faulty storage."""
 MAIN_STATE_BYTES = parse_size(STATE_BYTES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Common:
-    """The options that do not depend on the nodes."""
-
-    expect: Mapping[str, float] = field(default_factory=dict)
-    duration: float = 4.0
-    """Seconds of one sample of ``verify``."""
-    settings: Settings = field(default_factory=Settings)
-    memory: Path = SHM
-    rounds: int = ROUNDS
-    skip: Sequence[str] = ()
-    """Parts to leave out."""
-    anyway: bool = False
-    """Continue after a FAIL of ``verify``."""
-    all_or_nothing: bool = False
-    """Stop instead of leaving a node out."""
-    run: Run = field(default_factory=Run)
-
-
 @dataclass(frozen=True)
-class Asked(Common):
-    """The options of the call; None: chosen by the nodes' capacities."""
+class Request(TrainingRequest):
+    """Run everything in one go: verify, then checkpoints, staging and strategies.
 
-    model: str | None = None
-    dataset: Path | None = None
-    images: int | None = None
-    target: Path | None = None
-    seed: int = 0
-    cluster: Cluster = field(default_factory=Cluster)
-    checkpoint_model: str | None = None
-    state_bytes: int | None = None
-    matrix: str | None = None
+    Without other options the nodes decide: --target is the volume of the manifest, --model the largest that the GPUs
+    and the memory of every node take, --matrix what the nodes can run. Says first what it will write, where, and how
+    long it takes; --dry-run stops there.
+
+    Each part writes a record of its own, and one record over all parts follows. A node of -i that fails verify, or does
+    not answer any more, is left out with its reason, and the others go on. On one machine nothing else is measured
+    after a FAIL of verify, unless --anyway is given. A part that cannot run is listed with its reason, and the others
+    go on.
+
+    Exit codes, over all parts: 1 a part falls short; else 3 a part could not be judged, or a node was lost; else 0. 2
+    the call was wrong.
+    """
+
+    expect: tuple[str, ...] = options.expect()
+    duration: float = options.duration_of_sample()
+    anyway: bool = option(
+        "--anyway", is_flag=True, help="Go on after a FAIL of verify; with -i: keep nodes that fail it."
+    )
+    all_or_nothing: bool = option(
+        "--all-or-nothing", is_flag=True, help="With -i: stop where a node fails verify or does not answer."
+    )
+    skip: tuple[str, ...] = repeatable(
+        "--skip",
+        metavar="PART",
+        help="Part to leave out: verify, checkpoint, staging or strategies. Repeatable.",
+    )
+    memory: Path = options.memory_target("Directory in memory on each node, to which files are staged.", default=SHM)
+    rounds: int = options.rounds(STAGING_ROUNDS)
+    checkpoint_model: str | None = option(
+        "--checkpoint-model",
+        type=TEXT,
+        metavar="NAME",
+        help=f"Model whose state is saved, as for `bench checkpoint --model`. Default: {CHECKPOINT_MODEL}, or "
+        "tiny where there is too little room.",
+    )
+    state_bytes: int | None = option(
+        "--state-bytes",
+        type=SIZE,
+        help=f"Upper bound of the state, such as `2GB`. Default: {STATE_BYTES}, or what every node has room for.",
+    )
+    matrix: str | None = option(
+        "--matrix",
+        metavar="CELL,...",
+        help="Strategies as NODESxGPUS:zSTAGE. Default: one GPU, one node, all nodes; as the nodes allow.",
+    )
+
+    def check(self) -> None:
+        """Raises ``UsageProblem`` for options that contradict each other."""
+        need_inventory(self.inventory, all_or_nothing=self.all_or_nothing)
+        _ = self.expected
+        super().check()
+
+    @property
+    def expected(self) -> Mapping[str, float]:
+        """What ``verify`` is to reach. Raises ``UsageProblem``."""
+        return parse_expectations(self.expect)
 
     @property
     def parts(self) -> list[str]:
@@ -59,18 +94,15 @@ class Asked(Common):
         return parts_without(self.skip)
 
 
-@dataclass(frozen=True)
-class Request(Common):
-    """The complete options. ``target``: directory on every node for checkpoints, model and data."""
+@dataclass(frozen=True, kw_only=True)
+class Complete(Request):
+    """The same with what the nodes decide. ``target``: directory on every node for checkpoints, model and data."""
 
-    material: Material
     target: Path
     verify_target: Path | None = None
     """Target of ``verify``; None: the manifest's mount point."""
-    cluster: Cluster = field(default_factory=Cluster)
-    checkpoint_model: str = CHECKPOINT_MODEL
-    state_bytes: int | None = MAIN_STATE_BYTES
-    matrix: str = MATRIX
+    checkpoint_model: str
+    matrix: str
 
 
 def parts_without(skip: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from tunetool.bench.reference.chain import Chain, Step
 from tunetool.bench.reference.choice import complete
 from tunetool.bench.reference.nodes import Gate, Nodes, cannot_train
 from tunetool.bench.reference.parts import steps
-from tunetool.bench.reference.request import KIND, PARTS, Asked, Request
+from tunetool.bench.reference.request import KIND, PARTS, Complete, Request
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.fleet.capacity import ask_hosts
 from tunetool.fleet.playbook import HostSelection
@@ -26,12 +26,12 @@ from tunetool.record import Part
 from tunetool.verdict import Case
 
 
-def reference(asked: Asked, progress: MovingProgress) -> Result:
+def bench(asked: Request, progress: MovingProgress) -> Result:
     """Run the chain. Raises ``UsageProblem`` before any work if the call is wrong; ``CannotJudge`` if it cannot run."""
     return session.run(KIND, asked.run, _Reference(asked, asked.parts, progress), progress)
 
 
-def follow(request: Request, wanted: Sequence[Step], progress: MovingProgress) -> Result:
+def follow(request: Complete, wanted: Sequence[Step], progress: MovingProgress) -> Result:
     """The same with a complete request and the given parts."""
     work = _Reference(None, [step.name for step in wanted], progress, request, wanted, Gate(request.anyway))
     return session.run(KIND, request.run, work, progress)
@@ -39,10 +39,10 @@ def follow(request: Request, wanted: Sequence[Step], progress: MovingProgress) -
 
 @dataclass
 class _Reference:
-    asked: Asked | None
+    asked: Request | None
     parts: Sequence[str]
     progress: MovingProgress
-    request: Request | None = None
+    request: Complete | None = None
     wanted: Sequence[Step] = ()
     gate: Gate = field(default_factory=lambda: Gate(False))
     chain: Chain = field(default_factory=Chain)
@@ -58,7 +58,7 @@ class _Reference:
                 names = ", ".join(f"`{part.name}`" for part in unable)
                 raise CannotJudge(f"{names} cannot run here, as said above", "leave them out with `--skip PART`")
 
-    def _decide(self, asked: Asked) -> None:
+    def _decide(self, asked: Request) -> None:
         """Ask the nodes, choose what the call leaves open, print what will be done. Raises ``TunetoolError``."""
         capacities, silent = _look(asked, self.progress)
         groups = reasons.by_reason((host, "", why) for host, why in silent.items())
@@ -119,7 +119,7 @@ class _Reference:
         )
 
 
-def _look(asked: Asked, progress: MovingProgress) -> tuple[Mapping[str, Capacity], Mapping[str, str]]:
+def _look(asked: Request, progress: MovingProgress) -> tuple[Mapping[str, Capacity], Mapping[str, str]]:
     """Capacities of the nodes, and why other nodes cannot take part. Raises ``TunetoolError``."""
     target, cluster = str(asked.target or ""), asked.cluster
     if cluster.inventory is None:

@@ -1,27 +1,63 @@
-"""The request of `bench staging`."""
+"""What `bench staging` is asked: its options, and the help text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tunetool.bench import defaults
-from tunetool.bench.defaults import STAGING_ROUNDS
-from tunetool.bench.staging.published import SCENARIOS, Scenario
-from tunetool.measure.session import Run
-from tunetool.training.settings import TrainingRequest
+from tunetool.bench.defaults import SHM, STAGING_ROUNDS
+from tunetool.bench.staging.published import Scenario
+from tunetool.bench.staging.scenarios import parse
+from tunetool.options import shared as options
+from tunetool.options.fields import option
+from tunetool.options.values import Value
+from tunetool.training import request as training
+from tunetool.training.request import TrainingRequest
+from tunetool.training_python import DEEPSPEED
+
+if TYPE_CHECKING:
+    from tunetool.training.settings import Settings
+    from tunetool.training.workload import Loader
 
 KIND = "bench.staging"
-ROUNDS = STAGING_ROUNDS
-SHM = Path(defaults.SHM)
+NEEDS = DEEPSPEED
+_SCENARIOS: Any = Value("names", lambda name, text: tuple(parse(text)))
 
 
 @dataclass(frozen=True)
 class Request(TrainingRequest):
-    """The options of the call. ``material`` is on bulk storage; ``memory``: the directory to which it is staged."""
+    """Compare the reference fine-tune with its files in memory and on bulk storage.
 
-    memory: Path = SHM
-    scenarios: Sequence[Scenario] = SCENARIOS
-    rounds: int = ROUNDS
-    run: Run = field(default_factory=Run)
+    Path A copies model and data to --memory-target and reads them there; path B reads them at --target. Both have the
+    same seed and steps and cold caches, in a random order in each round. The time of staging counts for path A.
+    Only one thing is judged: that both paths have equal losses. Writes a record and a page of plots into the runs
+    directory.
+
+    Exit codes: 0 measured, and losses are equal; 1 losses differ; 2 the call was wrong, or memory is too small; 3 a run
+    failed, or the cache was not cold.
+    """
+
+    memory: Path = options.memory_target("Directory in memory on each node, to which path A stages.", default=SHM)
+    scenarios: tuple[Scenario, ...] = option(
+        "--scenarios",
+        type=_SCENARIOS,
+        default="single,node,nodes",
+        metavar="NAME,...",
+        help="Scenarios: one GPU, all GPUs of one node, all nodes. One that this machine cannot run is left out, with "
+        "the reason.",
+    )
+    rounds: int = options.rounds(STAGING_ROUNDS)
+    zero: int = training.zero()
+    loader: Loader = training.loader()
+    workers: int = training.workers()
+
+    def check(self) -> None:
+        """Raises ``UsageProblem`` for options that contradict each other."""
+        super().check()
+        _ = self.material
+
+    @property
+    def settings(self) -> Settings:
+        """The training, on both paths."""
+        return replace(super().settings, zero_stage=self.zero, loader=self.loader, workers=self.workers)

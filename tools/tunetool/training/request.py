@@ -1,8 +1,10 @@
-"""Options that every command around the fine-tune shares."""
+"""What every benchmark around the fine-tune is asked: the model and the data, the ranks, the training."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,12 @@ from tunetool.fleet.options import OnHosts, need_inventory
 from tunetool.options.fields import number, option, repeatable
 from tunetool.options.shared import Measuring, device, model_files, precision, python, seed, target
 from tunetool.options.values import DATASET
+from tunetool.training_python import DEEPSPEED
 
 if TYPE_CHECKING:
     from tunetool.advise.precision import Asked
     from tunetool.training.settings import Cluster, Material, Settings
+    from tunetool.training.workload import Device
 
 LAUNCHERS = ("auto", "local", "ssh", "deepspeed", "slurm")
 LOADERS = ("parallel", "transformers")
@@ -54,8 +58,8 @@ def full() -> Any:
 
 
 @dataclass(frozen=True)
-class TrainingOptions(Measuring, OnHosts):
-    """The options as given. None: not given, so that a command's own defaults and presets apply."""
+class TrainingRequest(Measuring, OnHosts):
+    """The options as given. None: not given, so that ``presets`` and a benchmark's own defaults apply."""
 
     model: str | None = model_files("Qwen2.5-VL of that size with random weights, or a directory that holds one.")
     dataset: Path | None = option(
@@ -79,7 +83,7 @@ class TrainingOptions(Measuring, OnHosts):
     ranks_per_node: int | None = number(
         "--ranks-per-node", help="Number of ranks on each node. Default: its number of GPUs, or 1."
     )
-    device: str = device("Device of the ranks. auto: GPUs if there are any, else the CPU.")
+    device: Device = device("Device of the ranks. auto: GPUs if there are any, else the CPU.")
     precision: Asked = precision()
     steps: int | None = number("--steps", help="Number of steps, instead of --epochs.")
     epochs: int | None = number("--epochs", help="Number of passes over the data. Default: 1.")
@@ -94,6 +98,11 @@ class TrainingOptions(Measuring, OnHosts):
 
         refuse_on_cpu(self.precision, self.device)
         need_inventory(self.inventory, limit=self.limit)
+        self._check_paths()
+        # Passwords are asked for now.
+        _ = self.cluster
+
+    def _check_paths(self) -> None:
         if self.inventory is None:
             return
         from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
@@ -105,8 +114,19 @@ class TrainingOptions(Measuring, OnHosts):
                     f"`--{name} {value}` is not absolute", "on other hosts there is no current directory"
                 )
 
+    @property
+    def needs(self) -> Sequence[str] | None:
+        """Packages of the Python that it goes on under; None where it asks other hosts."""
+        return DEEPSPEED if self.inventory is None else None
+
+    @property
+    def presets(self) -> Mapping[str, Any]:
+        """Values of ``model``, ``images``, ``epochs`` and ``batch_size`` where the call has none."""
+        return {}
+
+    @cached_property
     def cluster(self) -> Cluster:
-        """Where the ranks run."""
+        """Where the ranks run. Raises ``UsageProblem`` for words that Ansible does not get."""
         from tunetool.training.settings import Cluster
 
         return Cluster(
@@ -117,31 +137,28 @@ class TrainingOptions(Measuring, OnHosts):
             limit=self.limit,
             ansible=self.ansible_options(),
             ranks_per_node=self.ranks_per_node,
-            device=self.device,  # type: ignore[arg-type]  # click holds it to the choices
+            device=self.device,
         )
 
-    def material(self, model: str | None = None, images: int | None = None) -> Material:
-        """The model and the data; ``model`` and ``images`` are defaults. Raises ``UsageProblem`` without a model."""
+    @property
+    def material(self) -> Material:
+        """The model and the data. Raises ``UsageProblem`` without a model, or without a place to make it."""
         from tunetool.training.settings import IMAGES, Material
 
-        chosen = self.model or model
-        if chosen is None:
+        model = self.model or self.presets.get("model")
+        if model is None:
             raise UsageProblem("nothing to train", "give `--model 7b|3b|tiny|PATH`")
-        return Material(
-            model=chosen,
-            dataset=self.dataset,
-            images=self.images or images or IMAGES,
-            target=self.target,
-            seed=self.seed,
-        )
+        images = self.images or (self.presets.get("images") if self.dataset is None else None) or IMAGES
+        return Material(model=model, dataset=self.dataset, images=images, target=self.target, seed=self.seed)
 
-    def settings(self, epochs: int = 1, batch_size: int | None = None) -> Settings:
-        """The training; ``epochs`` and ``batch_size`` are defaults. A command replaces what it has options for."""
+    @property
+    def settings(self) -> Settings:
+        """The training. A benchmark replaces what it has options for."""
         from tunetool.training.settings import BATCH_SIZE, Settings
 
         return Settings(
-            epochs=self.epochs or epochs,
+            epochs=self.epochs or self.presets.get("epochs", 1),
             steps=self.steps,
-            batch_size=self.micro_batch or batch_size or BATCH_SIZE,
+            batch_size=self.micro_batch or self.presets.get("batch_size", BATCH_SIZE),
             precision=self.precision,
         )
