@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tunetool.measure.rounds import FEWEST_ROUNDS
 from tunetool.measure.statistics import estimate
 
 HELD, MISSED, OPEN = "held", "missed", "not decided"
-ROUNDS = 5
-"""Fewest rounds that decide anything: the range of five holds the median with a probability of 94 %."""
 VERDICT = re.compile(rf": ({HELD}|{MISSED}|{OPEN})$")
 """The end of a goal's line."""
 
@@ -29,9 +28,9 @@ def figure(title: str, values: Sequence[float], digits: int = 2) -> str:
 
 
 def line(title: str, values: Sequence[float], goal: float, at_least: bool = True) -> str:
-    """Print the line of a goal; returns its verdict, which is not decided before ``ROUNDS`` values."""
+    """Print the line of a goal; returns its verdict, which is not decided before ``FEWEST_ROUNDS`` values."""
     interval = estimate(values)
-    word = verdict(interval.low, interval.high, goal, at_least) if len(values) >= ROUNDS else OPEN
+    word = verdict(interval.low, interval.high, goal, at_least) if len(values) >= FEWEST_ROUNDS else OPEN
     print(f"{figure(title, values)}; goal: {'at least' if at_least else 'at most'} {goal:g}: {word}")
     return word
 
@@ -40,7 +39,7 @@ def line_within(title: str, values: Sequence[float], least: float, most: float) 
     """As ``line``, for a figure that has to lie between two bounds."""
     interval = estimate(values)
     words = {verdict(interval.low, interval.high, least, True), verdict(interval.low, interval.high, most, False)}
-    word = OPEN if len(values) < ROUNDS else next(each for each in (MISSED, OPEN, HELD) if each in words)
+    word = OPEN if len(values) < FEWEST_ROUNDS else next(each for each in (MISSED, OPEN, HELD) if each in words)
     print(f"{figure(title, values, digits=3)}; goal: {least:g} to {most:g}: {word}")
     return word
 

@@ -35,8 +35,9 @@ from statistics import median
 from typing import Any
 
 from entry import program
-from goals import ROUNDS, figure, line, status
+from goals import figure, line, status
 from installed import keep_compiled
+from tunetool.measure.rounds import FEWEST_ROUNDS
 from tunetool.measure.statistics import estimate
 from tunetool.node.units import parse_size
 
@@ -207,7 +208,7 @@ def report(size: int, speeds: dict[str, list[float]], reads: list[float], writes
         print(f"not installed, so not compared: {', '.join(absent)}")
     limits = [min(pair) / theirs for theirs, *pair in zip(speeds[best], reads, writes, strict=True)]
     print(figure(f"the slower of fio's read and write, times {best}", limits))
-    if len(limits) >= ROUNDS and estimate(limits).high < TIMES:
+    if len(limits) >= FEWEST_ROUNDS and estimate(limits).high < TIMES:
         print(f"so no program could reach {TIMES:g} times {best} here")
     words = [line(f"times the best other ({best})", times, TIMES)]
     words.append(line("share of the slower of fio's read and write", shares, SHARE))

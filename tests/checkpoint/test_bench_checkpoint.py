@@ -25,8 +25,8 @@ from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request
 from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.site import Site
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
+from tunetool.measure.rounds import drawn_order
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
 from tunetool.verdict import judge

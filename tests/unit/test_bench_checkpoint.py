@@ -19,16 +19,16 @@ from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
 from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioSample, counts
 from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
-from tunetool.bench.checkpoint.ratios import best_other, ratio
+from tunetool.bench.checkpoint.ratios import FEWEST_PAIRS, best_other
 from tunetool.bench.checkpoint.request import KIND, Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
 from tunetool.bench.checkpoint.view import view
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.errors import UsageProblem
 from tunetool.launch.local import rank_environment
 from tunetool.measure import page_cache
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio_result import Outcome
+from tunetool.measure.rounds import drawn_order, ratio
 from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
@@ -154,15 +154,15 @@ def test_the_limits_of_fio_itself_are_in_the_record() -> None:
 
 
 def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
-    near = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.9, 2: 1.1, 3: 0.8})
+    near = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.9, 2: 1.1, 3: 0.8}, FEWEST_PAIRS)
     assert near is not None
     assert not near.decided
     assert near.pairs == 3
-    clear = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0, 9: 1.0}, {1: 0.5, 2: 0.6, 3: 0.6, 4: 0.1})
+    clear = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0, 9: 1.0}, {1: 0.5, 2: 0.6, 3: 0.6, 4: 0.1}, FEWEST_PAIRS)
     assert clear is not None
     assert clear.decided
     assert clear.pairs == 3, "only rounds that have both"
-    single = ratio("other", {1: 1.0}, {1: 0.5})
+    single = ratio("other", {1: 1.0}, {1: 0.5}, FEWEST_PAIRS)
     assert single is not None
     assert not single.decided, "one pair has no interval"
     assert ratio("other", {1: 1.0}, {2: 1.0}) is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tunetool.bench import equality
-from tunetool.bench.checkpoint.ratios import Ratio, base, best_other, of_fio, restoring, saving
+from tunetool.bench.checkpoint.ratios import base, best_other, of_fio, restoring, saving
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
-from tunetool.bench.equality import Compared, Part
-from tunetool.measure import tester
+from tunetool.measure import equality, tester
 from tunetool.measure.direction import Direction
+from tunetool.measure.equality import Compared, Part
 from tunetool.measure.evidence import obstacles, summed
-from tunetool.measure.figure import Quantity, What, computed, figure
+from tunetool.measure.figure import Quantity, What, figure
+from tunetool.measure.rounds import Ratio, compared
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
 from tunetool.verdict import Case
@@ -67,9 +67,8 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
     peaks = [float(each.peak_bytes) for each in samples if each.peak_bytes is not None]
     if peaks:
         yield figure(_of(matrix, row, "peak_memory", "memory", common), peaks)
-    for name, ratio in ratios(matrix, row).items():
-        parameters = {**common, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs}
-        yield computed(_of(matrix, row, name, "ratio", parameters), ratio.value, ratio.interval)
+    for name, to_base in ratios(matrix, row).items():
+        yield from compared(_of(matrix, row, name, "ratio", common), to_base)
 
 
 def _size(matrix: Matrix, row: Row, sizes: Sequence[int], common: dict[str, Scalar]) -> Measurement:
@@ -79,19 +78,19 @@ def _size(matrix: Matrix, row: Row, sizes: Sequence[int], common: dict[str, Scal
     return figure(what, [size / matrix.state_bytes for size in sizes])
 
 
-def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio]:
+def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio | None]:
     """The ratios of a row to torch.save, to fio and, for `direct` engines, to the best other engine."""
     write, read = of_fio(matrix, row)
-    compared = {
+    figures = {
         "versus_torch_save": saving(matrix, row, base(matrix)),
         "restore_versus_torch_load": restoring(matrix, row, base(matrix)),
         "of_fio_write": write,
         "of_fio_read": read,
     }
     if row.direct:
-        compared["versus_best_other"] = saving(matrix, row, best_other(matrix, row))
-        compared["restore_versus_best_other"] = restoring(matrix, row, best_other(matrix, row, "restore"))
-    return {name: ratio for name, ratio in compared.items() if ratio is not None}
+        figures["versus_best_other"] = saving(matrix, row, best_other(matrix, row))
+        figures["restore_versus_best_other"] = restoring(matrix, row, best_other(matrix, row, "restore"))
+    return figures
 
 
 def _fio(matrix: Matrix, fio: FioRows, common: dict[str, Scalar]) -> Iterator[Measurement]:

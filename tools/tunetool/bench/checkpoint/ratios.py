@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 
 from tunetool.bench.checkpoint.engines import REFERENCE
 from tunetool.bench.checkpoint.samples import Matrix, Row
-from tunetool.measure.statistics import Estimate, estimate
+from tunetool.measure.rounds import Ratio, ratio
 
 FEWEST_PAIRS = 3
 """Fewest pairs for an interval: the range of three contains the true median with 75 %."""
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How many times as fast one engine is, per pair."""
-
-    against: str
-    interval: Estimate
-    pairs: int
-
-    @property
-    def value(self) -> float:
-        """Median over the pairs."""
-        return self.interval.value
-
-    @property
-    def decided(self) -> bool:
-        """Whether there is an interval and it does not contain 1."""
-        return self.pairs >= FEWEST_PAIRS and not self.interval.low <= 1 <= self.interval.high
-
-
-def ratio(against: str, theirs: Mapping[int, float], ours: Mapping[int, float]) -> Ratio | None:
-    """Ratio from seconds by round: theirs divided by ours. None if no round has both."""
-    shared = sorted(theirs.keys() & ours.keys())
-    if not shared:
-        return None
-    return Ratio(against, estimate([theirs[number] / ours[number] for number in shared]), len(shared))
-
-
 def saving(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
     """Durable saves of ``row`` against another engine's."""
-    return ratio(rival.name, rival.durable(), row.durable()) if rival and rival is not row else None
+    return ratio(rival.name, rival.durable(), row.durable(), FEWEST_PAIRS) if rival and rival is not row else None
 
 
 def restoring(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
     """Restores of ``row`` against another engine's."""
-    return ratio(rival.name, rival.restores(), row.restores()) if rival and rival is not row else None
+    return ratio(rival.name, rival.restores(), row.restores(), FEWEST_PAIRS) if rival and rival is not row else None
 
 
 def base(matrix: Matrix) -> Row | None:
@@ -76,7 +48,7 @@ def of_fio(matrix: Matrix, row: Row) -> tuple[Ratio | None, Ratio | None]:
         taken = matrix.fio.samples["write" if direction == "write" else "read"]
         # Bytes per second, since fio's files are whole MiB: not to the byte what the state has.
         fio = {number: matrix.state_bytes / sample.bandwidth for number, sample in taken.items()}
-        ratios.append(ratio("fio", fio, seconds))
+        ratios.append(ratio("fio", fio, seconds, FEWEST_PAIRS))
     return ratios[0], ratios[1]
 
 

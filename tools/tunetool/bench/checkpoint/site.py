@@ -14,13 +14,13 @@ from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioBest
 from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
 from tunetool.measure import page_cache
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import FioFailed
 from tunetool.measure.progress import Progress
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again
 
 FIO = "fio"

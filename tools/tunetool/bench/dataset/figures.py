@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tunetool.bench import equality
-from tunetool.bench.checkpoint.ratios import Ratio, ratio
 from tunetool.bench.dataset.engines import BatchEngine, DaliEngine, FioEngine, ImageEngine, RecordEngine, TokenEngine
 from tunetool.bench.dataset.samples import EngineRow, StateTable
-from tunetool.bench.equality import Compared, Part
+from tunetool.measure import equality
+from tunetool.measure.equality import Compared, Part
 from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
-from tunetool.measure.figure import Quantity, What, computed, figure
+from tunetool.measure.figure import Quantity, What, figure
+from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.measure.tester import cpu_share
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
 from tunetool.verdict import TESTER_CEILING, Case
 
 RATE, READ, FETCHED, VERSUS = "samples", "read", "fetched", "versus_base"
-FEWEST_ROUNDS = 5
-"""Fewest rounds that decide between two engines: the range of five holds the median with 94 %."""
 SLACK_BYTES = 8 << 20
 """Bytes that an engine's library, a journal and the system's log may read besides."""
 EXPECTED = "as in the files: each image, and samples of tokens, spread over the pass, that are read again after it"
@@ -62,15 +60,7 @@ def _figures_of(table: StateTable, row: EngineRow, conditions: Mapping[str, Scal
     fetched = [each.fetched / each.bytes for each in passes if each.fetched is not None]
     if fetched:
         yield figure(_what(table, row, FETCHED, "ratio", shared, is_cost=True), fetched)
-    compared = versus_base(table, row)
-    if compared is not None:
-        parameters = {
-            **shared,
-            "against": compared.against,
-            "decided": compared.decided and compared.pairs >= FEWEST_ROUNDS,
-            "pairs": compared.pairs,
-        }
-        yield computed(_what(table, row, VERSUS, "ratio", parameters), compared.value, compared.interval)
+    yield from compared(_what(table, row, VERSUS, "ratio", shared), versus_base(table, row))
 
 
 def _details(row: EngineRow, threads: int) -> dict[str, Scalar]:

@@ -29,11 +29,11 @@ from tunetool.bench.dataset.files import Images
 from tunetool.bench.dataset.megatron import TokenFiles
 from tunetool.bench.dataset.request import KIND, Request
 from tunetool.bench.dataset.samples import EngineRow, Pass, State, StateTable
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.measure import page_cache, session
 from tunetool.measure.evidence import LOWEST
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.residency import resident_bytes
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.stored import incomplete

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal
 
 from tunetool.bench.dataset.engines import Engine
-from tunetool.bench.transfer import Transfer
+from tunetool.measure.rounds import Transfer
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Scalar

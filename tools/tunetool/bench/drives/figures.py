@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tunetool.bench.checkpoint.ratios import Ratio, ratio
 from tunetool.bench.drives.layouts import COMPARED, FILES, RAW
 from tunetool.bench.drives.samples import Cell, Row
 from tunetool.measure.evidence import doubt, obstacles
-from tunetool.measure.figure import What, computed, measured
+from tunetool.measure.figure import What, measured
+from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.measure.tester import ceiling_of, cpu_share
 from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.verdict import Case
 
 BANDWIDTH, EFFICIENCY = "bandwidth", "efficiency"
 FORM = "scaling.{layout}.{drives}.{io_engine}.{direction}.{figure}"
-FEWEST_ROUNDS = 5
-"""Fewest rounds that decide: the range of five holds the median with 94 %."""
 Rows = Mapping[Cell, Row]
 
 
@@ -60,14 +58,12 @@ def _compared(name: str, rows: Rows, conditions: Mapping[str, Scalar]) -> Iterat
         for cell, row in rows.items():
             other = rows.get(cell._replace(layout=theirs)) if cell.layout == ours else None
             if other is not None:
-                compared = ratio(other.cell.key, other.seconds_a_byte(), row.seconds_a_byte())
-                yield from _ratio(name, row, compared, conditions)
+                to_other = ratio(other.cell.key, other.seconds_a_byte(), row.seconds_a_byte())
+                yield from _ratio(name, row, to_other, conditions)
 
 
-def _ratio(name: str, row: Row, compared: Ratio | None, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
+def _ratio(name: str, row: Row, to_base: Ratio | None, conditions: Mapping[str, Scalar]) -> list[Measurement]:
     """In pairs of the same round."""
-    if compared is None:
-        return
     cell = row.cell
     parameters: dict[str, Scalar] = {
         **conditions,
@@ -75,12 +71,9 @@ def _ratio(name: str, row: Row, compared: Ratio | None, conditions: Mapping[str,
         "drives": cell.drives,
         "io_engine": cell.engine,
         "direction": cell.direction,
-        "against": compared.against,
-        "pairs": compared.pairs,
-        "decided": compared.decided and compared.pairs >= FEWEST_ROUNDS,
     }
     what = What(FORM, "ratio", row.program, row.stack.medium, name, cell.labels, parameters=parameters)
-    yield computed(what, compared.value, compared.interval)
+    return compared(what, to_base)
 
 
 def taken_down(mode: str, count: int, problems: Sequence[str]) -> list[CheckResult]:

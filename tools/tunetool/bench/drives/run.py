@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.drives import calls, figures, preflight
 from tunetool.bench.drives.handle import Handles, spec_of
 from tunetool.bench.drives.layouts import ARRAY, LAYOUTS, RAW
@@ -29,6 +28,7 @@ from tunetool.measure.ladder.raw import by_slot, sub_stack
 from tunetool.measure.ladder.shots import Call, Part, Shooter
 from tunetool.measure.ladder.source import RawData, Span, unmoved
 from tunetool.measure.progress import Progress
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again, judgement, judgement_of_fio
 from tunetool.measure.sequential import Sample, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tunetool.bench.checkpoint.ratios import Ratio, ratio
 from tunetool.bench.experts.model import StoredExperts
 from tunetool.bench.experts.samples import MODES, Row
 from tunetool.measure.evidence import doubt, obstacles
-from tunetool.measure.figure import Quantity, What, computed, figure, measured
+from tunetool.measure.figure import Quantity, What, figure, measured
+from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
 from tunetool.verdict import Case
 
 ENGINE = "preadv by threads"
-FEWEST_ROUNDS = 5
-"""Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
 
 
 def measurements(rows: Sequence[Row], conditions: dict[str, Scalar], model: StoredExperts | None) -> list[Measurement]:
@@ -42,11 +40,7 @@ def _of_row(
     if row.pattern is not None:
         rates = [reading.hits / reading.wanted for reading in readings]
         yield figure(what("hit_rate", "ratio", expected=row.expected), rates)
-    compared = against_base(row, rows)
-    if compared is not None:
-        decided = compared.decided and compared.pairs >= FEWEST_ROUNDS
-        about = what("gain", "ratio", against=compared.against, decided=decided, pairs=compared.pairs)
-        yield computed(about, compared.value, compared.interval)
+    yield from compared(what("gain", "ratio"), against_base(row, rows))
     if model is not None and row.pattern is not None:
         # What reads a layer's experts as fast as this reads a step's gives no more tokens.
         about = what("tokens", "rate", bytes_per_token=model.bytes_per_token)

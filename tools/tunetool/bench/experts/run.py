@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.experts import blocks, figures, preflight
 from tunetool.bench.experts.preflight import Place, Plan
 from tunetool.bench.experts.request import KIND, Request
@@ -20,6 +19,7 @@ from tunetool.measure import session
 from tunetool.measure.page_cache import drop_file
 from tunetool.measure.progress import Progress
 from tunetool.measure.residency import resident_bytes
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again, judgement
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session

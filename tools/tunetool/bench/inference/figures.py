@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from tunetool.bench.checkpoint.ratios import ratio
 from tunetool.bench.defaults import SGLANG_BATCH
 from tunetool.bench.inference.predict import Work
 from tunetool.bench.inference.samples import TITLES, Place, Row, Served, compare, reference
 from tunetool.measure.evidence import doubt, obstacles
 from tunetool.measure.figure import Quantity, What, computed, figure, measured
+from tunetool.measure.rounds import compared, ratio
 from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
 from tunetool.verdict import Case
-
-FEWEST_ROUNDS = 5
-"""Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +92,8 @@ def _what(
 def _versus(row: Row, run: Measured, what: Any) -> Iterator[Measurement]:
     """Times the speed of the drives, in pairs of a round."""
     drives = next((each for each in run.rows if each.place == "nvme" and each.readings), None)
-    compared = ratio("nvme", drives.seconds(), row.seconds()) if drives is not None and drives is not row else None
-    if compared is not None:
-        decided = compared.decided and compared.pairs >= FEWEST_ROUNDS
-        about = what("versus_nvme", "ratio", against="nvme", decided=decided, pairs=compared.pairs)
-        yield computed(about, compared.value, compared.interval)
+    if drives is not None and drives is not row:
+        yield from compared(what("versus_nvme", "ratio"), ratio("nvme", drives.seconds(), row.seconds()))
 
 
 def _of_drives(row: Row, run: Measured, what: Any) -> Iterator[Measurement]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.inference import figures, preflight, sglang
 from tunetool.bench.inference.preflight import Plan
 from tunetool.bench.inference.request import KIND, Request
@@ -19,6 +18,7 @@ from tunetool.errors import CannotJudge
 from tunetool.measure import aio, session
 from tunetool.measure.aio import Probe
 from tunetool.measure.progress import Progress
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again, judgement
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, Worker, child_command, foreign_code

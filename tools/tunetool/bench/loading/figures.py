@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from tunetool.bench import equality
-from tunetool.bench.checkpoint.ratios import Ratio, ratio
-from tunetool.bench.equality import Compared, Part
 from tunetool.bench.loading.samples import Load, Matrix, Row
+from tunetool.measure import equality
+from tunetool.measure.equality import Compared, Part
 from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
-from tunetool.measure.figure import Quantity, What, computed, figure
+from tunetool.measure.figure import Quantity, What, figure
+from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
 from tunetool.verdict import Case
 
 PINNED, FIO = "pinned", "fio"
-FEWEST_ROUNDS = 5
-"""Fewest rounds that decide which of two engines is faster: the range of five holds the median with 94 %."""
-
-
 SLACK_BYTES = 8 << 20
 """Bytes that the engine's library, a journal and the system's log may read and write besides."""
 
@@ -49,14 +45,11 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
         yield figure(what, [load.bytes / load.seconds for load in taken], evidence=_evidence(matrix, taken))
         what = _what(matrix, row.name, f"{which}_time", "duration", common, row.name)
         yield figure(what, [load.seconds for load in taken])
-        for name, compared in ratios(matrix, row, which).items():
-            decided = compared.decided and compared.pairs >= FEWEST_ROUNDS
-            parameters = {**common, "against": compared.against, "decided": decided, "pairs": compared.pairs}
-            what = _what(matrix, row.name, f"{which}_{name}", "ratio", parameters, row.name)
-            yield computed(what, compared.value, compared.interval)
+        for name, to_base in ratios(matrix, row, which).items():
+            yield from compared(_what(matrix, row.name, f"{which}_{name}", "ratio", common, row.name), to_base)
 
 
-def ratios(matrix: Matrix, row: Row, which: str) -> dict[str, Ratio]:
+def ratios(matrix: Matrix, row: Row, which: str) -> dict[str, Ratio | None]:
     """The ratios of a row to copies from pinned memory, to fio's read, and to the fastest other engine."""
     loads = row.first if which == "first" else row.warm
 
@@ -65,12 +58,11 @@ def ratios(matrix: Matrix, row: Row, which: str) -> dict[str, Ratio]:
         return ratio(name, seconds, row.seconds(which))
 
     rival = best_other(matrix, row, which)
-    compared = {
+    return {
         "of_pinned": limit(PINNED, matrix.pinned),
         "of_fio": limit(FIO, matrix.fio),
         "versus_best_other": ratio(rival.name, rival.seconds(which), row.seconds(which)) if rival else None,
     }
-    return {name: each for name, each in compared.items() if each is not None}
 
 
 def best_other(matrix: Matrix, row: Row, which: str) -> Row | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.loading import figures, files_by_fio, preflight
 from tunetool.bench.loading.engines import ENGINES
 from tunetool.bench.loading.preflight import Medium
@@ -20,6 +19,7 @@ from tunetool.measure import page_cache, session
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio, FioFailed
 from tunetool.measure.progress import Progress
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, foreign_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tunetool.bench.transfer import Transfer
+from tunetool.measure.rounds import Transfer
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack
 

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tunetool.bench.checkpoint.ratios import Ratio, ratio
-from tunetool.bench.experts.figures import FEWEST_ROUNDS
 from tunetool.bench.offload.samples import DIRECTIONS, DRAM, NEAR, Place, Row
 from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import doubt, obstacles
-from tunetool.measure.figure import Quantity, What, computed, figure, measured
+from tunetool.measure.figure import Quantity, What, figure, measured
+from tunetool.measure.rounds import compared, ratio
 from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.tune.settings import from_block
 from tunetool.verdict import Case
@@ -60,9 +59,8 @@ def _of_row(row: Row, rows: Sequence[Row], conditions: Mapping[str, Scalar], blo
     for direction in DIRECTIONS:
         yield from _of_direction(row, direction, what)
     for name, base in (("gain", _default_of(row, rows)), ("against_dram", _dram_of(row, rows))):
-        compared = ratio(base.key, base.seconds(), row.seconds()) if base is not None else None
-        if compared is not None:
-            yield _ratio(what(name, "ratio", _decision(compared)), compared)
+        if base is not None:
+            yield from compared(what(name, "ratio"), ratio(base.key, base.seconds(), row.seconds()))
 
 
 def _of_direction(row: Row, direction: Direction, what: Any) -> Iterator[Measurement]:
@@ -93,17 +91,7 @@ def _of_direction(row: Row, direction: Direction, what: Any) -> Iterator[Measure
         if step.moved[direction].bandwidth
     }
     share = ratio("rung", {number: 1 / each.bandwidth for number, each in rungs.items()}, swap)
-    if share is not None:
-        yield _ratio(what("share", "ratio", _decision(share), direction=direction), share)
-
-
-def _decision(compared: Ratio) -> dict[str, Scalar]:
-    decided = compared.decided and compared.pairs >= FEWEST_ROUNDS
-    return {"against": compared.against, "decided": decided, "pairs": compared.pairs}
-
-
-def _ratio(what: What, compared: Ratio) -> Measurement:
-    return computed(what, compared.value, compared.interval)
+    yield from compared(what("share", "ratio", direction=direction), share)
 
 
 def _default_of(row: Row, rows: Sequence[Row]) -> Row | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.offload import figures, preflight
 from tunetool.bench.offload.preflight import Configured, Plan
 from tunetool.bench.offload.request import KIND, WARM_UPS, Request
@@ -19,6 +18,7 @@ from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure import aio, session
 from tunetool.measure.direction import Direction
 from tunetool.measure.progress import Progress
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.sequential import free_bytes, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session

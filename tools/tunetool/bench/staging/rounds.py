@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.staging import samples
 from tunetool.bench.staging.ask_nodes import Nodes
 from tunetool.bench.staging.node_task import DATASET, MODEL, Task
@@ -17,6 +16,7 @@ from tunetool.bench.staging.scenarios import Planned
 from tunetool.errors import TunetoolError
 from tunetool.launch.local import RankFailed
 from tunetool.measure.progress import MovingProgress
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.session import reason
 from tunetool.record import CheckResult, Series
 from tunetool.training.rank.curve_files import gather
