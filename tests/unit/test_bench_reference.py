@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from rich.console import Console
 
@@ -26,7 +25,6 @@ from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.parts import checkpoint_arguments, steps
 from tunetool.bench.reference.request import MAIN_STATE_BYTES, Complete
 from tunetool.bench.reference.run import follow
-from tunetool.cli.bench import command as benchmarks
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.record import Measurement, Part, Status, Verdict
 from tunetool.report.kinds import print_record, write_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 from functools import cache
@@ -35,11 +34,6 @@ def command() -> None:
 
 @cache
 def _command_of(benchmark: Benchmark) -> click.Command:
-    """The benchmark's command: its own where it has one, which does more than to ask and to show."""
-    own = f"tunetool.cli.bench_{benchmark.folder}"
-    if importlib.util.find_spec(own) is not None:
-        made: click.Command = getattr(importlib.import_module(own), benchmark.folder)
-        return made
     request = benchmark.module("request").Request
     called = takes(request)(lambda given: _run(benchmark, given))
     kind = HostsCommand if issubclass(request, OnHosts) else click.Command

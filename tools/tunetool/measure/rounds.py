@@ -11,7 +11,7 @@ from typing import TypeVar
 from tunetool.measure.evidence import Counted, Judgement
 from tunetool.measure.figure import What, computed
 from tunetool.measure.statistics import Estimate, estimate
-from tunetool.record import Measurement
+from tunetool.record import Measurement, Scalar
 
 FEWEST_ROUNDS = 5
 """Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
@@ -79,6 +79,6 @@ def compared(what: What, to_base: Ratio | None) -> list[Measurement]:
     """The figure of a ratio, which says to what and whether it is decided; none where no round has both."""
     if to_base is None:
         return []
-    decision = {"against": to_base.against, "decided": to_base.decided, "pairs": to_base.pairs}
+    decision: dict[str, Scalar] = {"against": to_base.against, "decided": to_base.decided, "pairs": to_base.pairs}
     about = replace(what, parameters={**what.parameters, **decision})
     return [computed(about, to_base.value, to_base.interval)]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunetool.bench.registry import BENCHMARKS
 from tunetool.node.common.files import replace_file
 from tunetool.record import FILE, Record, read
 from tunetool.regular_files import below
@@ -22,19 +23,7 @@ if TYPE_CHECKING:
     from tunetool.view.model import View
 
 VIEWS: Mapping[str, str] = {
-    "bench.api": "tunetool.bench.api.view",
-    "bench.checkpoint": "tunetool.bench.checkpoint.view",
-    "bench.dataset": "tunetool.bench.dataset.view",
-    "bench.drives": "tunetool.bench.drives.view",
-    "bench.ds-io": "tunetool.bench.ds_io.view",
-    "bench.experts": "tunetool.bench.experts.view",
-    "bench.finetune": "tunetool.bench.finetune.view",
-    "bench.inference": "tunetool.bench.inference.view",
-    "bench.loading": "tunetool.bench.loading.view",
-    "bench.offload": "tunetool.bench.offload.view",
-    "bench.reference": "tunetool.bench.reference.view",
-    "bench.staging": "tunetool.bench.staging.view",
-    "bench.strategies": "tunetool.bench.strategies.view",
+    **{each.kind: f"tunetool.bench.{each.folder}.view" for each in BENCHMARKS},
     "stage": "tunetool.stage.view",
     "tune": "tunetool.tune.view",
     "verify": "tunetool.verify.view",
