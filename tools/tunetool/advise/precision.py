@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tunetool.errors import UsageProblem
-from tunetool.record import Scalar
+
+if TYPE_CHECKING:
+    from tunetool.record import Scalar
 
 Format = Literal["bf16", "fp16", "fp32"]
 Asked = Literal["auto", "bf16", "fp16"]
