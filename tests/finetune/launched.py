@@ -9,6 +9,7 @@ import contextlib
 import json
 import mmap
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -120,6 +121,16 @@ def buffers() -> None:
     time.sleep(600)
 
 
+def compiling(seconds: str) -> None:
+    """As torch does where an op is first used: one rank's compiler computes, and no rank beats."""
+    if RANK == "1":
+        compiler = shutil.copy("/bin/sh", rank.out() / "cc1plus")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run([compiler, "-c", "while :; do :; done"], timeout=float(seconds), check=False)
+        Path(compiler).unlink()
+    tell()
+
+
 def control(name: str, inventory: str, directory: str, *what: str) -> int:
     from tunetool.errors import TunetoolError
     from tunetool.launch.choose import launcher
@@ -144,6 +155,8 @@ def main(what: str, *more: str) -> int:
         gather(*more)
     elif what == "buffers":
         buffers()
+    elif what == "compiling":
+        compiling(*more)
     else:
         tell(**leave())
         if what == "wait":

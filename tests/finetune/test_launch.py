@@ -85,6 +85,12 @@ def test_ranks_that_hang_are_ended_and_the_one_that_never_came_is_named_with_its
     assert running(str(LAUNCHED)) == []
 
 
+@pytest.mark.slow  # longer than the stall time
+def test_ranks_that_wait_for_a_compiler_are_not_taken_for_ones_that_hang(tmp_path: Path) -> None:
+    launcher("local", None, None, Said()).run(job(tmp_path, "compiling", "30", stall=10.0), lambda: None)
+    assert [reported(tmp_path, rank)["RANK"] for rank in (0, 1)] == ["0", "1"]
+
+
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_interrupted_or_killed_outright_nothing_is_left_on_this_machine(tmp_path: Path, how: signal.Signals) -> None:
     with _control("local", "", str(tmp_path), "wait", log=tmp_path / "log") as control:

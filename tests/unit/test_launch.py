@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tunetool.errors import UsageProblem
 from tunetool.fleet.playbook import HostSelection
 from tunetool.launch.agent import first
 from tunetool.launch.choose import launcher
+from tunetool.launch.compilers import Compilers
 from tunetool.launch.decision import Decision, Limits, Moments, Report, decide, first_cause
 from tunetool.launch.deepspeed import command, hostfile, ssh_settings
 from tunetool.launch.hosts import Host, from_inventory, host_of
@@ -32,7 +34,7 @@ from tunetool.launch.spec import SPEC, VERDICT, Failure, NodeSpec, Verdict, read
 from tunetool.launch.ssh import unpack
 from tunetool.launch.watchdog import Beat, Stuck, innermost, to_blame
 from tunetool.measure.marked_processes import end_marked, has_mark, marked, naming
-from waiting import PATIENCE, until
+from waiting import PATIENCE, stopped, until
 
 ROOT = Path(__file__).parents[2]
 TWO = Limits(("a", "b"), 2, timeout=100, stall=30)
@@ -85,6 +87,47 @@ def test_ranks_that_go_on_while_they_are_asked_are_left_alone() -> None:
     assert decide(TWO, both(report(0, 31, 32), report(1, 33, 34)), {}, 50, moments).do == "dump"
     assert decide(TWO, both(report(0, 0, 32), report(1, 33, 34)), {}, 50.2, moments).do == "go"
     assert decide(TWO, both(report(0, 31, 32), report(1, 33, 34)), {}, 81, moments).do == "dump"
+
+
+def test_a_run_whose_op_is_being_compiled_goes_on_until_the_compilers_stand_still() -> None:
+    moments = Moments()
+    assert decide(TWO, both(report(0, 31, 32), report(1, 33, 34, compiling=2.0)), {}, 50, moments).do == "go"
+    assert decide(TWO, both(report(0, 90, 91), report(1, 92, 93, compiling=30.5)), {}, 99, moments).do == "dump"
+    assert moments.why == "no rank made progress for 30 s"
+
+
+def test_only_a_compiler_that_computes_is_progress(tmp_path: Path) -> None:
+    compiler, other = tmp_path / "clang-16", tmp_path / "train"
+    for program in (compiler, other):
+        shutil.copy("/bin/sh", program)
+    compilers, loop = Compilers(), ["-c", "while :; do :; done"]
+    with subprocess.Popen([str(other), *loop]) as rank, subprocess.Popen([str(compiler), *loop]) as compiling:
+        try:
+            until(lambda: used(rank.pid) > 5, "the rank to compute", rank)
+            compilers.look([rank.pid])
+            assert compilers.age() is None
+            until(lambda: used(compiling.pid) > 5, "the compiler to compute", compiling)
+            compilers.look([rank.pid, compiling.pid])
+            first = compilers.age()
+            assert first is not None
+            compiling.send_signal(signal.SIGSTOP)
+            until(lambda: stopped(compiling.pid), "the compiler to stop", compiling)
+            compilers.look([rank.pid, compiling.pid])  # what it did until it stopped
+            before = compilers.age()
+            compilers.look([rank.pid, compiling.pid])
+            after = compilers.age()
+            assert before is not None
+            assert after is not None
+            assert after >= before, "it stands still"
+        finally:
+            compiling.kill()
+            rank.kill()
+    compilers.look([rank.pid, compiling.pid])
+
+
+def used(pid: int) -> int:
+    """A process's time in the kernel's ticks."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
 def test_a_rank_that_never_started_is_behind_all_others() -> None:
@@ -392,9 +435,11 @@ def test_what_a_run_left_in_memory_goes_and_what_others_have_there_stays(tmp_pat
 
     buffer = f"deepspeed_allreduce_buffer_{os.getuid()}"
     ours, theirs = file("nccl-ours"), file("nccl-theirs")
+    # Of ranks that a rank started, which meet at a port of their own.
+    inner = file(f"{buffer}_10.0.0.1_777_0")
     staged, shared = file("model.safetensors"), file(f"{buffer}_10.0.0.1_500_1")
     (tmp_path / "torch_1_a_0").mkdir()
-    with mapping(ours, staged, shared) as rank, mapping(theirs, shared) as foreign:
+    with mapping(ours, inner, staged, shared) as rank, mapping(theirs, shared) as foreign:
         for name in (f"{buffer}_10.0.0.1_500_0", f"torch_{rank.pid}_77_0"):
             file(name)
         kept = [f"{buffer}_10.0.0.1_501_0", f"{buffer}_10.0.0.1_500_2", f"torch_{foreign.pid}_77_0", "torch_2_1_0"]

@@ -24,13 +24,15 @@ _CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True)
 class Report:
-    """The state of one node. ``stuck``: the code position of each rank; None until the stacks were dumped."""
+    """The state of one node. ``stuck``: the code position of each rank; None until the stacks were dumped.
+    ``compiling``: seconds since a compiler of the run last computed there; None: none did."""
 
     node: int
     state: Literal["running", "done", "failed"] = "running"
     failure: Failure | None = None
     beats: Mapping[int, Beat] = field(default_factory=dict)
     stuck: Mapping[int, Stuck] | None = None
+    compiling: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def decide(
 
 def _watch(limits: Limits, reports: Mapping[int, Report], now: float, moments: Moments) -> Decision:
     beats = {rank: beat for report in reports.values() for rank, beat in report.beats.items()}
-    quiet = min([now, *(beat.age for beat in beats.values())])
+    # Whoever waits for an op to be compiled does not beat.
+    compiling = [report.compiling for report in reports.values() if report.compiling is not None]
+    quiet = min([now, *(beat.age for beat in beats.values()), *compiling])
     if moments.dumped is not None and now <= limits.timeout and quiet <= limits.stall:
         moments.dumped = None  # the ranks continued while their stacks were dumped
     if moments.dumped is None:

@@ -3,7 +3,8 @@
 DeepSpeed's shared buffers are ``deepspeed_allreduce_buffer_UID_ADDRESS_PORT_RANK`` with the run's MASTER_ADDR and
 MASTER_PORT (deepspeed 0.19, ops/csrc/cpu/comm/shm.cpp; it never unlinks them); torch's are ``torch_PID_RANDOM_NUMBER``
 of the process that made them (torch 2.13, torch/csrc/StorageSharing.cpp). NCCL and Python's shared memory have random
-names (``nccl-*``, ``psm_*``): those that processes of the run had mapped belong to the run.
+names (``nccl-*``, ``psm_*``), and ranks that a rank starts, as LLaMA-Factory's, meet at a port of their own: those that
+processes of the run had mapped belong to the run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 SHM = Path("/dev/shm")
 _TORCH = re.compile(r"torch_(\d+)_")
-_NAMELESS = ("nccl-", "psm_")
+_BUFFER = "deepspeed_allreduce_buffer_"
+_MAPPED = ("nccl-", "psm_", _BUFFER)
 
 
 class Leftovers:
@@ -31,11 +33,11 @@ class Leftovers:
         """Record these processes of the run and the files that they have mapped."""
         for pid in pids:
             self._pids.add(pid)
-            self._mapped |= {name for name in mapped_names(pid, self._shm) if name.startswith(_NAMELESS)}
+            self._mapped |= {name for name in mapped_names(pid, self._shm) if name.startswith(_MAPPED)}
 
     def expect_buffers(self, address: str, port: str, world: int) -> None:
         """Add the names of DeepSpeed's buffers, which contain the address and port of the rendezvous."""
-        begin = f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_"
+        begin = f"{_BUFFER}{os.getuid()}_{address}_{port}_"
         self._buffers |= {f"{begin}{rank}" for rank in range(world)}
 
     def remove(self) -> list[str]:

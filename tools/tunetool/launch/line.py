@@ -236,4 +236,5 @@ def _report(message: Mapping[str, Any]) -> Report:
         None if failure is None else Failure(**failure),
         {int(rank): Beat(**beat) for rank, beat in message["beats"].items()},
         None if stuck is None else {int(rank): Stuck(**where) for rank, where in stuck.items()},
+        message["compiling"],
     )

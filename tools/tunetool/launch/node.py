@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from tunetool.launch import rank as ranks
+from tunetool.launch.compilers import Compilers
 from tunetool.launch.decision import Report
 from tunetool.launch.engines import Adopted, Engine, Torchrun, started
 from tunetool.launch.leftovers import Leftovers
@@ -30,7 +31,7 @@ from tunetool.launch.watchdog import Stuck, innermost, read_beats
 from tunetool.measure.marked_processes import end_marked, has_mark, marked
 
 _TICK = 0.1
-_NOTE_EVERY = 2.0
+_LOOK_EVERY = 2.0
 _DUMP_SECONDS = 3.0
 """Seconds to wait for stacks. faulthandler writes them at once, unless the process is stuck in the kernel."""
 
@@ -42,7 +43,8 @@ class Guard:
         self._directory = directory
         self._spec = spec
         self._leftovers = Leftovers()
-        self._noted_at = 0.0
+        self._compilers = Compilers()
+        self._looked_at = 0.0
         self._stuck: dict[int, Stuck] | None = None
         self._hung_up = False
 
@@ -64,7 +66,7 @@ class Guard:
                     with engine:
                         try:
                             while True:
-                                self._note_leftovers()
+                                self._look()
                                 decision = line.exchange(self._report(engine))
                                 if decision.do == "end":
                                     failure = decision.failure
@@ -78,7 +80,7 @@ class Guard:
                                     self._stuck = self._dump()
                         finally:
                             # Also after a signal: the files in shared memory are known only now.
-                            self._note_leftovers(now=True)
+                            self._look(now=True)
                 finally:
                     end_marked(RUN, spec.run)
         except OSError as error:
@@ -93,23 +95,25 @@ class Guard:
         """Whether the launcher has ended, so that nobody waits for a verdict."""
         return self._hung_up
 
-    def _note_leftovers(self, now: bool = False) -> None:
-        if not now and time.monotonic() - self._noted_at < _NOTE_EVERY:
+    def _look(self, now: bool = False) -> None:
+        if not now and time.monotonic() - self._looked_at < _LOOK_EVERY:
             return
-        self._noted_at = time.monotonic()
+        self._looked_at = time.monotonic()
         ranks_here = started(self._directory).values()
+        running = marked(RUN, self._spec.run)
+        self._compilers.look(running)
         # A rank that has ended has reported its id; its child processes are known only while they run.
-        self._leftovers.look([*marked(RUN, self._spec.run), *(rank_file["pid"] for rank_file in ranks_here)])
+        self._leftovers.look([*running, *(rank_file["pid"] for rank_file in ranks_here)])
         for rank_file in ranks_here:
             address, port = rank_file["master"]
             self._leftovers.expect_buffers(address, port, self._spec.world)
 
     def _report(self, engine: Engine) -> Report:
-        beats = read_beats(self._directory)
+        beats, compiling = read_beats(self._directory), self._compilers.age()
         failure = engine.failure()
         if failure is not None:
-            return Report(self._spec.node, "failed", failure, beats, self._stuck)
-        return Report(self._spec.node, "done" if engine.done() else "running", None, beats, self._stuck)
+            return Report(self._spec.node, "failed", failure, beats, self._stuck, compiling)
+        return Report(self._spec.node, "done" if engine.done() else "running", None, beats, self._stuck, compiling)
 
     def _wait(self) -> bool:
         """Wait a moment. Returns whether the launcher has closed standard input."""
