@@ -16,6 +16,7 @@ import yaml
 from tunetool.training.data import pictures
 from tunetool.training.model import reference_model
 from tunetool.training.rank.curve_files import gather
+from tunetool.training.trainers import llamafactory
 from tunetool.training.workload import RankResult, Workload, as_environment, read_result
 
 if not find_spec("deepspeed") or not find_spec("peft"):
@@ -136,8 +137,8 @@ def test_without_llamafactory_its_files_are_left_for_the_user(material: Path, tm
     assert settings["image_max_pixels"] == 112 * 112
 
 
-# Stands for LLaMA-Factory, which wants a torchvision that does not go with a CPU's torch: takes what it is told, and
-# leaves the files that version 0.9.5 leaves.
+# Stands for LLaMA-Factory, which itself runs in test_llamafactory.py: takes what it is told, and leaves the files that
+# version 0.9.5 leaves.
 STAND_IN = textwrap.dedent("""
     #!{python}
     import json, os, sys, time
@@ -199,6 +200,26 @@ def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tm
     series = {(each.name, each.rank) for each in gather(tmp_path).series}
     assert {("loss", 0), ("loss", 1), ("node.cpu", 0)} <= series
     assert ("data_time", 0) not in series
+
+
+def test_a_lock_of_a_dead_build_is_removed_and_that_of_a_running_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "named/deepspeed_shm_comm/lock"
+    built, other = (
+        tmp_path / "cache/torch_extensions" / name / "lock"
+        for name in ("py311_cpu/deepspeed_shm_comm", "py311_cpu/async_io")
+    )
+    for lock in (named, built, other):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with built.open():
+        llamafactory.clear_dead_locks({})
+    assert built.exists(), "who builds keeps it open"
+    llamafactory.clear_dead_locks({})
+    llamafactory.clear_dead_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path / "named")})
+    assert [lock.exists() for lock in (named, built, other)] == [False, False, True], "no other op is loaded"
 
 
 @pytest.mark.slow

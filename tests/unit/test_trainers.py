@@ -16,7 +16,7 @@ from tunetool.errors import CannotJudge
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.trainers.lightning import configuration
 from tunetool.training.trainers.llamafactory_files import DEEPSPEED, SETTINGS, RunFiles, real, render, write
-from tunetool.training.trainers.llamafactory_results import last_error, outcome
+from tunetool.training.trainers.llamafactory_results import cure, last_error, outcome
 from tunetool.training.workload import Workload
 
 ODD = '/data/a model\'s "name": #1 \\ äöü'
@@ -208,3 +208,8 @@ subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '1']' returned 
 def test_the_error_is_the_rank_s_and_not_that_of_who_started_it(log: str, message: str) -> None:
     # As version 0.9.5 under torchrun prints it: the reason is followed by two reports that a process failed.
     assert last_error(log) == message
+
+
+def test_a_temporary_directory_with_too_long_a_path_has_its_cure() -> None:
+    assert "set TMPDIR to a short path" in cure(FAILED + "OSError: AF_UNIX path too long\n")
+    assert "TMPDIR" not in cure(FAILED)

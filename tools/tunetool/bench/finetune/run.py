@@ -20,6 +20,7 @@ from tunetool.training.preflight import need_absent, need_memory
 from tunetool.training.preparation import Ready, prepare, stacks_of
 from tunetool.training.rank.curve_files import Gathered, gather
 from tunetool.training.run_workload import run_workload
+from tunetool.training.trainers.llamafactory_files import LOG, LOGS
 from tunetool.training.workload import RankResult
 from tunetool.verdict import Case
 
@@ -106,6 +107,8 @@ class _FineTune:
             for file in sorted(self.directory.glob("rank-*/stack.txt")):
                 if text := file.read_text(errors="replace"):
                     self.raw[f"stacks/{file.parent.name}.txt"] = text
+            for file in sorted(self.directory.glob(f"rank-*/{LOG}")):
+                self.raw[f"{LOGS}/{file.parent.name}.log"] = file.read_text(errors="replace")
         local = bool(self.ready) and not self.machines.hosts
         return Findings(
             figures.case(self.measured) if self.measured is not None else Case(judged="checks"),

@@ -24,6 +24,7 @@ from tunetool.advise import precision as formats
 from tunetool.advise.precision import Capability, Precision, need
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch import rank as launched
+from tunetool.measure.aio.ops import LOCK, builders
 from tunetool.training.data.conversations import choose
 from tunetool.training.model import reference_model
 from tunetool.training.rank import nvml
@@ -31,32 +32,31 @@ from tunetool.training.rank.recorder import Recorder
 from tunetool.training.trainers import llamafactory_files as files
 from tunetool.training.trainers.deepspeed import Trainer, note_precision
 from tunetool.training.trainers.group import Group
-from tunetool.training.trainers.llamafactory_results import Outcome, last_error, read_outcome
+from tunetool.training.trainers.llamafactory_results import Outcome, cure, last_error, read_outcome
 from tunetool.training.workload import Workload
 
 PROGRAM = "llamafactory-cli"
-VARIABLE = "TUNETOOL_LLAMAFACTORY"
-"""Environment variable with the directory of LLaMA-Factory's virtual environment, or the program, on each node."""
-_LOG = "llamafactory.log"
 _LOOK = 0.5
 _PATIENCE = 30.0
 _OURS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_", "MASTER_", "PYTHONPATH", "OMP_NUM_THREADS")
 """Prefixes of variables that LLaMA-Factory must not inherit: torchrun's for this rank, and our module path."""
+_OP = "deepspeed_shm_comm"
+"""DeepSpeed's op that ranks on CPUs load, and compile where it is missing."""
 _LIBRARIES = ("llamafactory", "torch", "deepspeed", "transformers", "peft")
 
 
 def find_program(environment: Mapping[str, str]) -> Path | None:
-    """Path of `llamafactory-cli`: as ``VARIABLE`` says, or beside this Python, or on PATH; None where there is none.
+    """Path of `llamafactory-cli`: as ``files.VARIABLE`` says, beside this Python, or on PATH; None where there is none.
 
-    Raises ``UsageProblem`` where ``VARIABLE`` is wrong.
+    Raises ``UsageProblem`` where ``files.VARIABLE`` is wrong.
     """
-    configured = environment.get(VARIABLE)
+    configured = environment.get(files.VARIABLE)
     if configured:
         for program in (Path(configured), Path(configured) / "bin" / PROGRAM):
             if program.is_file() and os.access(program, os.X_OK):
                 return program.absolute()
         raise UsageProblem(
-            f"`{configured}` has no `{PROGRAM}` ({VARIABLE})", "set it to LLaMA-Factory's virtual environment"
+            f"`{configured}` has no `{PROGRAM}` ({files.VARIABLE})", "set it to LLaMA-Factory's virtual environment"
         )
     beside = Path(sys.executable).with_name(PROGRAM)
     located = str(beside) if beside.is_file() else shutil.which(PROGRAM, path=environment.get("PATH"))
@@ -96,6 +96,8 @@ class LlamaFactory:
         began = time.monotonic()
         try:
             if self.recorder.local_rank == 0:
+                if not cuda:
+                    clear_dead_locks(os.environ)
                 self._start(files.write(self.workload, run_files), port)
             self._wait(group)
         finally:
@@ -152,7 +154,7 @@ class LlamaFactory:
         return chosen if cuda and not known else need(chosen, known)
 
     def _missing(self, run_files: files.RunFiles) -> CannotJudge:
-        hint = f"`pip install llamafactory` into its own virtual environment, and set {VARIABLE} to that"
+        hint = f"`pip install llamafactory` into its own virtual environment, and set {files.VARIABLE} to that"
         try:
             script = files.write(self.workload, _kept(self.workload, run_files))
         except OSError as error:
@@ -166,7 +168,7 @@ class LlamaFactory:
             "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
             "MASTER_PORT": str(port),
         }
-        with (self.directory / _LOG).open("wb") as log:
+        with (self.directory / files.LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
             )
@@ -184,7 +186,7 @@ class LlamaFactory:
                 self.recorder.beat()
             if failed:
                 log = self._log_text()
-                failure = (f"LLaMA-Factory ended with status {status}: {last_error(log)}", _hint(log))
+                failure = (f"LLaMA-Factory ended with status {status}: {last_error(log)}", cure(log))
                 # Which rank ends first is random: all report the same failure.
                 raise CannotJudge(*next(each for each in group.all(failure if status else None) if each))
             if not running:
@@ -204,11 +206,11 @@ class LlamaFactory:
 
     def _size(self) -> int:
         # The log includes the progress bar, so that each step changes its size.
-        path = self.directory / _LOG
+        path = self.directory / files.LOG
         return path.stat().st_size if path.is_file() else 0
 
     def _log_text(self) -> str:
-        path = self.directory / _LOG
+        path = self.directory / files.LOG
         return path.read_text(errors="replace") if path.is_file() else ""
 
     def _note(self, outcome: Outcome, libraries: Mapping[str, str]) -> None:
@@ -228,6 +230,16 @@ class LlamaFactory:
         if recorder.precision == "fp16":
             count = outcome.overflows or "no"
             recorder.notes.append(f"LLaMA-Factory's log names {count} updates that loss scaling skipped")
+
+
+def clear_dead_locks(environment: Mapping[str, str]) -> None:
+    """Remove the locks that killed builds left on ``_OP``: torch's loader waits for them for ever."""
+    named = environment.get("TORCH_EXTENSIONS_DIR")
+    root = Path(named) if named else user_directories.cache().parent / "torch_extensions"
+    # Below the user's own directory there is one for each Python and torch.
+    for lock in root.glob(f"{'' if named else '*/'}{_OP}/{LOCK}"):
+        if not builders(lock):
+            lock.unlink(missing_ok=True)
 
 
 def versions(program: Path) -> dict[str, str]:
@@ -270,12 +282,6 @@ def _pixels(model: Path) -> int:
         return min(int(size["size"]["longest_edge"]), reference_model.PIXELS)
     except (OSError, ValueError, KeyError, TypeError):
         return reference_model.PIXELS
-
-
-def _hint(log: str) -> str:
-    if "No module named" in log or "ImportError" in log:
-        return f"a package is missing in LLaMA-Factory's environment ({VARIABLE})"
-    return f"the whole log is `{_LOG}` in the rank's directory"
 
 
 def train(workload: Workload, recorder: Recorder) -> None:

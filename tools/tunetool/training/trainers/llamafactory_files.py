@@ -16,6 +16,10 @@ from tunetool.training.workload import Workload
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates/launch"
 SETTINGS, DEEPSPEED, SCRIPT = "llamafactory.yaml", "llamafactory.ds.json", "llamafactory.sh"
 OUTPUT, EVENTS = "output", "events"
+LOG, LOGS = "llamafactory.log", "llamafactory"
+"""Its log in the rank's directory, and where the logs are kept beside the record."""
+VARIABLE = "TUNETOOL_LLAMAFACTORY"
+"""Environment variable with the directory of LLaMA-Factory's virtual environment, or the program, on each node."""
 _CUTOFF = 8192
 """Limit in tokens, above the length of any sample, so that no sample is truncated."""
 _ALPHA = 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from tunetool.errors import CannotJudge
 from tunetool.training.rank.events import NoTensorBoard, read_scalars
-from tunetool.training.trainers.llamafactory_files import EVENTS, OUTPUT
+from tunetool.training.trainers.llamafactory_files import EVENTS, LOGS, OUTPUT, VARIABLE
 
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", re.MULTILINE)
 _REPORTS = ("ChildFailedError", "CalledProcessError")
@@ -101,6 +101,15 @@ def last_error(log: str) -> str:
     errors = [line for line in _ERROR.findall(log) if not line.partition(":")[0].endswith(_REPORTS)]
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return str((errors or lines or ["the log is empty"])[-1])
+
+
+def cure(log: str) -> str:
+    """What to do about a failure, by the log."""
+    if "No module named" in log or "ImportError" in log:
+        return f"a package is missing in LLaMA-Factory's environment ({VARIABLE})"
+    if "AF_UNIX path too long" in log:
+        return "its processes make sockets in the temporary directory: set TMPDIR to a short path such as `/tmp`"
+    return f"its whole log is in `{LOGS}/` beside the record"
 
 
 def _json(path: Path) -> Mapping[str, Any]:
