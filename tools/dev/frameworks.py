@@ -30,14 +30,19 @@ PRESENT = "TUNETOOL_TESTS_FRAMEWORKS"
 """Set for these tests: that a library is missing excuses no skip then (tests/skips.py)."""
 
 
-def directory_of(cache: Path) -> Path:
-    """The libraries' directory for this list and Python, whether or not it is there; older ones are removed."""
-    version = subprocess.run([VENV, "--version"], capture_output=True, check=True).stdout
-    path = cache / "frameworks" / hashlib.sha256(LIST.read_bytes() + version).hexdigest()[:12]
-    for old in path.parent.glob("????????????"):
+def kept(cache: Path, made_from: bytes) -> Path:
+    """The directory for what it is made from, whether or not it is there; older ones are removed."""
+    path = cache / hashlib.sha256(made_from).hexdigest()[:12]
+    for old in cache.glob("????????????"):
         if old != path:
             shutil.rmtree(old, ignore_errors=True)
     return path
+
+
+def directory_of(cache: Path) -> Path:
+    """The libraries' directory for this list and Python."""
+    version = subprocess.run([VENV, "--version"], capture_output=True, check=True).stdout
+    return kept(cache / "frameworks", LIST.read_bytes() + version)
 
 
 def install(directory: Path) -> None:
