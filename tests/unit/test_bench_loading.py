@@ -180,7 +180,7 @@ def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
 
 
 def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> None:
-    absent = Engine("no_such_loader.part", "no-such-loader")
+    absent = Engine("kvikio.KvikIo", "no_such_loader.part", "no-such-loader")
     reason = absent.unavailable(gpu=True)
     assert reason == f"not installed: {sys.executable} -m pip install no-such-loader"
     assert replace(absent, module="json", needs_gpu=True).unavailable(gpu=False) == "it needs a GPU"
@@ -193,13 +193,22 @@ def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> Non
     assert "-mpipinstallno-such-loader" in "".join(shown(made).split())
 
 
+def test_every_loader_is_in_the_guide_with_what_installs_it() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/bench-loading.md").read_text()
+    rows = [
+        row.split("|") for row in guide.partition("| engine | what it is |")[2].partition("\n\n")[0].splitlines()[2:]
+    ]
+    assert [row[1].strip(" `") for row in rows] == list(ENGINES)
+    assert all(engine.packages in row[3] for engine, row in zip(ENGINES.values(), rows, strict=True))
+
+
 def test_engines_are_chosen_by_globs() -> None:
     assert choose(ENGINES, []) == choose(ENGINES, ["*"]) == list(ENGINES)
     assert choose(ENGINES, ["*safetensors"]) == ["fastsafetensors", "safetensors"]
 
 
 def test_what_a_run_will_read_counts_the_engines_that_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = {**ENGINES, "direct": Engine("json", "")}
+    engines = {**ENGINES, "direct": Engine("direct.Direct", "json", "")}
     monkeypatch.setattr(preflight, "ENGINES", engines)
     request = Request(model="tiny", memory_targets=(tmp_path,), device="cpu")
     medium = preflight.Medium(tmp_path, read_stack(str(tmp_path)), ("tmpfs",), is_made=True)

@@ -9,132 +9,22 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tunetool.bench.loading.engines import LOADERS
+from tunetool.bench.loading.engines.base import Place
+
 PIECE = 32 << 20
 """Bytes of which one sum is made; less than a loader's own memory."""
 _PATIENCE = timedelta(hours=1)
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
-
-
-def files(directory: Path) -> list[str]:
-    return [str(path) for path in sorted(directory.glob("*.safetensors"))]
-
-
-def nothing() -> None:
-    """Tensors that nothing but their names hold need no more."""
-
-
-def by_tunetool(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    return import_module("tunetool.loading").load(directory, device, group=_Here.group, **options), nothing
-
-
-def by_safetensors(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    library = import_module("safetensors.torch")
-    tensors: dict[str, Any] = {}
-    for file in files(directory):
-        tensors.update(library.load_file(file, device=str(device)))
-    if device.type == "cpu":  # it maps the file, and reads nothing yet
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    return tensors, nothing
-
-
-def by_transformers(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    library = import_module("transformers")
-    (name,) = json.loads((directory / "config.json").read_text())["architectures"]
-    model = getattr(library, name).from_pretrained(directory, dtype="auto", device_map=str(device))
-    return dict(model.named_parameters()), nothing
-
-
-def by_fastsafetensors(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    library = import_module("fastsafetensors")
-    loader = library.SafeTensorsFileLoader(library.SingleGroup(), device, nogds=True)
-    loader.add_filenames({0: files(directory)})
-    buffer = loader.copy_files_to_device()
-    tensors = {name: buffer.get_tensor(name) for name in loader.get_keys()}
-
-    def free() -> None:
-        buffer.close()
-        loader.close()
-
-    return tensors, free
-
-
-def by_runai(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    library = import_module("runai_model_streamer")
-    tensors: dict[str, Any] = {}
-    with library.SafetensorsStreamer() as streamer:
-        # What it yields is the caller's to keep, from 0.17 on.
-        streamer.stream_files(files(directory), device=str(device), owned=True)
-        tensors.update(streamer.get_tensors())
-    return tensors, nothing
-
-
-def by_instanttensor(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    library = import_module("instanttensor")
-    with library.safe_open(
-        files(directory), framework="pt", device=device.index, process_group=_Here.group, **options
-    ) as opened:
-        return dict(opened.tensors()), nothing
-
-
-def by_kvikio(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    library = import_module("kvikio")
-    listing = import_module("tunetool.loading.safetensors_files").list_tensors(directory)
-    opened = {name: library.CuFile(str(directory / name), "r") for name in listing.files}
-    tensors, waiting = {}, []
-    for name, stored in listing.tensors.items():
-        tensors[name] = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device=device)
-        if stored.length:
-            memory = tensors[name].reshape(-1).view(torch.uint8)
-            waiting.append(opened[stored.file].pread(memory, stored.length, stored.start))
-    for each in waiting:
-        each.get()
-    for file in opened.values():
-        file.close()
-    return tensors, nothing
-
-
-def by_hand(directory: Path, device: torch.device, options: Mapping[str, Any]) -> Any:
-    """Every tensor by ``read``, with nothing of any loader: what the others must give."""
-    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64", "U8": "uint8"}
-    tensors = {}
-    for path in files(directory):
-        with Path(path).open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            start = file.tell()
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    begin, end = entry["data_offsets"]
-                    file.seek(start + begin)
-                    memory = torch.frombuffer(
-                        bytearray(file.read(end - begin)), dtype=getattr(torch, names[entry["dtype"]])
-                    )
-                    tensors[name] = memory.reshape(entry["shape"]).to(device)
-    return tensors, nothing
-
-
-LOADS: Mapping[str, Callable[[Path, torch.device, Mapping[str, Any]], Any]] = {
-    "direct": by_tunetool,
-    "instanttensor": by_instanttensor,
-    "fastsafetensors": by_fastsafetensors,
-    "runai": by_runai,
-    "kvikio": by_kvikio,
-    "safetensors": by_safetensors,
-    "transformers": by_transformers,
-    "plain": by_hand,
-}
-"""By the name of the engine, and ``plain``: what all of them must give. Each returns the tensors by name, and what
-frees them."""
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -214,10 +104,11 @@ def together() -> None:
 
 def load(engine: str, directory: Path, device: torch.device, options: Mapping[str, Any]) -> dict[str, Any]:
     """Load once. The tensors are gone when this returns."""
+    loader, place = LOADERS[engine].make(), Place(device, _Here.group)
     finish(device)
     together()
     before, started = fetched(), time.perf_counter()
-    tensors, free = LOADS[engine](directory, device, options)
+    tensors = loader.load(directory, place, options)
     finish(device)
     seconds = time.perf_counter() - started
     answered = {
@@ -229,7 +120,7 @@ def load(engine: str, directory: Path, device: torch.device, options: Mapping[st
     # All names, before the memory behind them goes.
     tensors = {}
     gc.collect()
-    free()
+    loader.free()
     return answered
 
 

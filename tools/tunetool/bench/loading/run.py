@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.bench.loading import figures, files_by_fio, preflight
-from tunetool.bench.loading.engines import ENGINES
+from tunetool.bench.loading.engines import ENGINES, PLAIN
 from tunetool.bench.loading.preflight import Medium
 from tunetool.bench.loading.ranks import Ranks
 from tunetool.bench.loading.request import KIND, Request
@@ -26,7 +26,6 @@ from tunetool.measure.worker import Failed, foreign_code
 from tunetool.record import Scalar
 from tunetool.training.model import reference_model
 
-_PLAIN = "plain"
 _FIO = "fio"
 _PART = 16 << 20
 
@@ -98,7 +97,7 @@ class _Loading:
         step = session.progress.step("what the files hold, by plain reads", self.size / 1e9)
         with step as tick, self._ranks("plain reads", 1, tick) as ranks:
             self.facts = {name: value for name, value in ranks.start().items() if value}
-            self.digests = ranks.load(_PLAIN, model, self.size)[0]
+            self.digests = ranks.load(PLAIN, model, self.size)[0]
 
     def _ranks(self, what: str, count: int, tick: Callable[[], None]) -> Ranks:
         device = "cuda" if preflight.on_gpu(self.request) else "cpu"
