@@ -21,6 +21,8 @@ from tunetool.bench.checkpoint.states import Layout, Shape, rank_bytes, shape
 def cycle(name: str, layout: Layout, form: Shape, directory: Path) -> str:
     """``equal``, or a description of the difference."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    if missing := ENGINES[name].missing():
+        return f"unavailable: {missing}"
     engine = ENGINES[name]()
     held = rank_bytes(form, rank, world, layout)
     reason = engine.unavailable(Context(rank, world, "cpu", directory, held))
@@ -34,7 +36,8 @@ def cycle(name: str, layout: Layout, form: Shape, directory: Path) -> str:
     restored = engine.load(blank(state), directory)
     engine.close()
     # The state is written once, by any of the ranks; our engine pads each part to whole blocks.
-    if not name.startswith("orbax") and not form.bytes <= files < 1.05 * form.bytes + 8192 * world * form.tensors:
+    packed = ENGINES[name].compression != "none"
+    if not packed and not form.bytes <= files < 1.05 * form.bytes + 8192 * world * form.tensors:
         return f"{files} bytes in files for {form.bytes} of state"
     return equal(state, restored) or "equal"
 

@@ -20,21 +20,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from rank_programs import run_ranks
 
-from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, ENGINES, REFERENCE, nvidia_resiliency
-from tunetool.bench.checkpoint.engines.base import Context, Engine, State
+from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE
+from tunetool.bench.checkpoint.engines.base import Context, Done, Engine, State
 from tunetool.bench.checkpoint.engines.tensors import blank, build, equal
 from tunetool.bench.checkpoint.states import Shape, shape
 
 PAIR = Path(__file__).with_name("engines_pair.py")
-# Packages that the engines of a family need beside torch.
-NEEDS = {
-    "safetensors": "safetensors",
-    "deepspeed": "deepspeed",
-    "megatron": "megatron",
-    "orbax": "orbax",
-    "orbax-async": "orbax",
-    "nvidia-async": "nvidia_resiliency_ext",
-}
 # One of each kind: other numbers of threads use the same code, and the tests cannot observe a writer's own process.
 _NOT_OBSERVED = ("dcp-t2-", "dcp-t8-", "dcp-t16-", "dcp-async-process", "nvidia-resiliency-ext", "megatron-dist")
 KINDS = [name for name in ENGINES if not name.startswith(_NOT_OBSERVED)]
@@ -68,26 +59,28 @@ def group() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def excused(engine: Engine, reason: str) -> bool:
-    """Whether the package that it misses is really absent."""
-    if engine.family in NEEDS and not find_spec(NEEDS[engine.family]):
+def excused(name: str, reason: str) -> bool:
+    """Whether what the engine misses is really absent."""
+    if reason == ENGINES[name].missing():
         return True
-    if engine.family == "direct-gds":
+    if ENGINES[name].family == "deepspeed" and not find_spec("deepspeed"):
+        return True
+    if name == "direct-gds":
         return not torch.cuda.is_available() and reason == "it is for a state on a GPU"
-    if engine.family.startswith("direct") and not find_spec("tunetool.checkpoint"):
-        return True
-    return engine.name.startswith("deepspeed-fast") and ("tunetool build-ops" in reason or "RLIMIT_MEMLOCK" in reason)
+    return name.startswith("deepspeed-fast") and ("tunetool build-ops" in reason or "RLIMIT_MEMLOCK" in reason)
 
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, small: Shape, tmp_path: Path) -> Iterator[Engine]:
     """An engine that can run here; the test is skipped, with the engine's own reason, if its library is not installed."""
     name = request.param
+    if missing := ENGINES[name].missing():
+        pytest.skip(missing)
     made = ENGINES[name]()
     assert made.name == name
     reason = made.unavailable(Context(0, 1, "cpu", tmp_path, small.bytes))
     if reason:
-        assert excused(made, reason), reason
+        assert excused(name, reason), reason
         pytest.skip(reason)
     yield made
     made.close()
@@ -101,6 +94,7 @@ def test_what_is_saved_comes_back_and_the_next_save_replaces_it(
     like = blank(states[0])
     for state in states:
         pending = engine.save(state, directory)
+        assert isinstance(pending, Done) is not ENGINES[engine.name].asynchronous
         kept = {name: tensor.clone() for name, tensor in state.items()}
         for tensor in state.values():
             tensor.add_(1)  # the loop goes on, before anything is waited for
@@ -134,18 +128,6 @@ def test_an_engine_with_caches_saves_what_the_state_is_now(engine: Engine, state
     like = blank(states[0])
     for number, state in enumerate([*states, *states]):
         assert equal(state, engine.load(like, tmp_path / f"{number}")) is None, number
-
-
-def test_a_library_that_is_absent_is_named_with_the_line_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvidia_resiliency, "find_spec", lambda _: None)
-    reason = ENGINES["nvidia-resiliency-ext"]().unavailable(Context(0, 1, "cuda", tmp_path))
-    assert reason == "nvidia-resiliency-ext is not installed: pip install -U nvidia-resiliency-ext"
-
-
-def test_the_memory_for_copies_is_asked_for_every_asynchronous_engine() -> None:
-    assert {name for name, make in ENGINES.items() if make().family.endswith("-async")} == set(ASYNCHRONOUS)
 
 
 @pytest.fixture
@@ -220,7 +202,7 @@ def test_torch_alone_leaves_names_and_a_small_metadata_file_to_luck(
 def test_a_flipped_bit_on_the_medium_is_found_in_its_tensor(
     engine: Engine, states: list[State], tmp_path: Path
 ) -> None:
-    if engine.name.startswith("orbax"):
+    if ENGINES[engine.name].compression != "none":
         pytest.skip("it compresses: the tensor's bytes cannot be found in its files")
     name = "optimizer.model.layers.1.mlp.up_proj.weight.exp_avg"
     engine.save(states[0], tmp_path).wait()
@@ -276,8 +258,8 @@ def test_two_ranks_save_and_restore_shards_and_replicas_with_every_engine(model:
         results = json.loads(rank.stdout.splitlines()[-1])
         assert {what.split()[1] for what in results if what.startswith("sharded ")} == set(ENGINES)
         for what, result in results.items():
-            engine = ENGINES[what.split()[1]]()
-            assert result == "equal" or excused(engine, result.removeprefix("unavailable: ")), f"{what}: {result}"
+            name = what.split()[1]
+            assert result == "equal" or excused(name, result.removeprefix("unavailable: ")), f"{what}: {result}"
 
 
 def test_a_stager_that_torch_closed_is_made_anew(states: list[State], tmp_path: Path) -> None:

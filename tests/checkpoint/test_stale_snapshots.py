@@ -24,7 +24,7 @@ KINDS = (torch.bfloat16, torch.float32)
 class Kept(Plain):
     """An engine that keeps its checkpoints in memory: what matters is when it copies."""
 
-    name = family = "kept"
+    name = "kept"
 
     def __init__(self) -> None:
         self.saved: State = {}

@@ -56,8 +56,8 @@ def moved(seconds: float, ratio: float = 1.0, cpu: float = 0.5) -> Moved:
     return Moved(seconds, STATE, cpu, counted=Counted(STATE, int(STATE * ratio), {}, SLACK_BYTES))
 
 
-def row(name: str, family: str, seconds: list[float], **changed: object) -> Row:
-    made = Row(name, family)
+def row(name: str, seconds: list[float], **changed: object) -> Row:
+    made = Row(name)
     for number, each in enumerate(seconds, start=1):
         made.samples[number] = Sample(each, moved(each), 10**8, moved(each / 2))
     for key, value in changed.items():
@@ -76,10 +76,10 @@ def usual() -> Matrix:
         fio.samples["write"][number] = FioSample(4.1e9, STATE, Counted(STATE, STATE, {}), cores=0.5)
         fio.samples["read"][number] = FioSample(8e9, STATE, Counted(STATE, STATE, {}))
     return matrix(
-        row("torch-save-zip", "torch.save", [1.0, 1.1, 1.0, 1.2, 1.0, 1.1]),
-        row("dcp-t4-multi", "dcp", [0.5, 0.5, 0.6, 0.5, 0.5, 0.5]),
-        row("direct", "direct", [0.25, 0.25, 0.26, 0.25, 0.24, 0.25]),
-        Row("orbax", "orbax", left_out="`orbax` is not installed"),
+        row("torch-save-zip", [1.0, 1.1, 1.0, 1.2, 1.0, 1.1]),
+        row("dcp-t4-multi", [0.5, 0.5, 0.6, 0.5, 0.5, 0.5]),
+        row("direct", [0.25, 0.25, 0.26, 0.25, 0.24, 0.25]),
+        Row("orbax", left_out="`orbax` is not installed"),
         fio=fio,
     )
 
@@ -125,12 +125,12 @@ def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_
 
 
 def test_the_size_of_a_checkpoint_is_a_figure_with_its_compression() -> None:
-    packed = row("orbax", "orbax", [1.0, 1.0])
+    packed = row("orbax", [1.0, 1.0])
     packed.samples = {
         number: replace(sample, write=replace(sample.write, bytes=STATE * 9 // 10))
         for number, sample in packed.samples.items()
     }
-    record = record_of(matrix(row("dcp-t4-multi", "dcp", [0.5, 0.5]), packed))
+    record = record_of(matrix(row("dcp-t4-multi", [0.5, 0.5]), packed))
     sizes = {each.name: each for each in record.measurements if each.name.endswith(".size")}
     assert {name: size.value for name, size in sizes.items()} == {
         "checkpoint.dcp-t4-multi.size": 1.0,
@@ -166,20 +166,20 @@ def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
     assert single is not None
     assert not single.decided, "one pair has no interval"
     assert ratio("other", {1: 1.0}, {2: 1.0}) is None
-    undecided = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), row("direct", "direct", [0.9, 1.1]))
+    undecided = matrix(row("torch-save-zip", [1.0, 1.0]), row("direct", [0.9, 1.1]))
     assert "~1.0" in text_of(record_of(undecided))
     (line, *_) = view(record_of(undecided)).advice
     assert line.startswith("`direct` or `torch-save-zip` on ")
     assert "these rounds do not decide which is faster" in line
     assert "not decided" in line
-    once = matrix(row("torch-save-zip", "torch.save", [1.0]), row("direct", "direct", [0.2]))
+    once = matrix(row("torch-save-zip", [1.0]), row("direct", [0.2]))
     assert "do not decide" in view(record_of(once)).advice[0], "one round is no reason to use an engine"
 
 
 def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -> None:
-    liar = row("safetensors", "safetensors", [0.1, 0.1])
+    liar = row("safetensors", [0.1, 0.1])
     liar.samples[2] = Sample(0.1, moved(0.1), 0, moved(0.1), "rank 1: `model.norm.weight` differs from byte 0 of 512")
-    measured = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), liar)
+    measured = matrix(row("torch-save-zip", [1.0, 1.0]), liar)
     verdict = judged(measured, errors=["something broke"], doubts=["a doubt"])
     assert verdict.status == "fail"
     assert exit_code([verdict.status]) == 1
@@ -189,13 +189,11 @@ def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -
     assert "NO" in shown
     assert shown.rstrip().endswith("FAIL")
     assert not any("use `safetensors`" in line for line in view(record_of(measured)).advice)
-    assert best_other(measured, row("direct", "direct", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
+    assert best_other(measured, row("direct", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
 
 
 def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
-    late = row(
-        "direct-async", "direct-async", [0.1], first=Sample(0.01, moved(0.1), 0, moved(0.1), "rank 0: `x` differs")
-    )
+    late = row("direct-async", [0.1], first=Sample(0.01, moved(0.1), 0, moved(0.1), "rank 0: `x` differs"))
     assert judged(matrix(late)).status == "fail"
 
 
@@ -210,7 +208,7 @@ def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
     ],
 )
 def test_what_an_engine_calls_durable_is_held_against_the_drives(ratios: list[float], status: str, said: str) -> None:
-    direct = Row("direct", "direct")
+    direct = Row("direct")
     for number, each in enumerate(ratios):
         direct.samples[number] = Sample(1.0, moved(1.0, each), 0, moved(1.0))
     verdict = judged(matrix(direct))
@@ -222,20 +220,20 @@ def test_who_disturbed_an_engine_s_save_is_named() -> None:
     disturbed = moved(1.0, 2.0)
     assert disturbed.counted is not None
     disturbed = replace(disturbed, counted=replace(disturbed.counted, others="`dd` (pid 812) wrote 1 GB"))
-    direct = Row("direct", "direct", samples={1: Sample(1.0, disturbed, 0, moved(1.0))})
+    direct = Row("direct", samples={1: Sample(1.0, disturbed, 0, moved(1.0))})
     (reason,) = judged(matrix(direct)).reasons
     assert "times what its files hold at a write: `dd` (pid 812) wrote 1 GB; stop it" in reason
 
 
 def test_a_restore_from_the_page_cache_proves_nothing() -> None:
-    direct = Row("direct", "direct", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
+    direct = Row("direct", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
     verdict = judged(matrix(direct))
     assert verdict.status == "unproven"
     assert "page cache" in verdict.reasons[0]
 
 
 def test_memory_is_marked_in_the_record_and_in_every_table() -> None:
-    measured = matrix(row("torch-save-zip", "torch.save", [1.0] * 6), row("direct", "direct", [0.1] * 6), stack=MEMORY)
+    measured = matrix(row("torch-save-zip", [1.0] * 6), row("direct", [0.1] * 6), stack=MEMORY)
     record = record_of(usual(), measured)
     assert [each.title for each in view(record).sections] == ["engines on disk", "engines on tmpfs"]
     names = [each.name for each in record.measurements]
@@ -248,9 +246,7 @@ def test_memory_is_marked_in_the_record_and_in_every_table() -> None:
 
 
 def test_an_engine_that_failed_is_told_and_the_others_stay() -> None:
-    measured = matrix(
-        row("torch-save-zip", "torch.save", [1.0] * 6), Row("dcp-t4-multi", "dcp", failed="rank 1 was ended by SIGKILL")
-    )
+    measured = matrix(row("torch-save-zip", [1.0] * 6), Row("dcp-t4-multi", failed="rank 1 was ended by SIGKILL"))
     record = record_of(measured)
     assert record.verdict is not None
     assert record.verdict.status == "error"
@@ -268,15 +264,15 @@ def test_the_page_says_what_to_use_and_what_binds() -> None:
     )
     assert "orbax: left out, `orbax` is not installed" in shown
     assert shown.endswith("PASS")
-    slow = matrix(row("torch-save-zip", "torch.save", [0.5] * 6), row("safetensors", "safetensors", [1.0] * 6))
+    slow = matrix(row("torch-save-zip", [0.5] * 6), row("safetensors", [1.0] * 6))
     assert "one core of each rank is busy all the time" in " ".join(text_of(record_of(slow)).split())
 
 
 def test_the_first_save_of_an_async_engine_stands_apart() -> None:
-    late = row("direct-async", "direct-async", [1.0, 1.0], first=Sample(7.5, moved(9.0), 0, moved(1.0)))
+    late = row("direct-async", [1.0, 1.0], first=Sample(7.5, moved(9.0), 0, moved(1.0)))
     for number, sample in late.samples.items():
         late.samples[number] = Sample(0.2, sample.write, 0, sample.read)
-    record = record_of(matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), late))
+    record = record_of(matrix(row("torch-save-zip", [1.0, 1.0]), late))
     values = {each.name: each.value for each in record.measurements}
     assert values["checkpoint.direct-async.first_stall"] == 7.5
     assert values["checkpoint.direct-async.stall"] == 0.2

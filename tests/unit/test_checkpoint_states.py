@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import preset
+from tunetool.bench.checkpoint import engines
 from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE
 from tunetool.bench.checkpoint.states import BYTES_PER_PARAMETER, named, rank_bytes, rows_of, shape
 from tunetool.bench.engine_choice import choose
 from tunetool.errors import UsageProblem
+from tunetool.origin import install_hint
 
 
 # Numbers of the model cards and of `sum(p.numel() for p in model.parameters())`.
@@ -148,6 +151,27 @@ def test_engines_are_chosen_by_globs_in_one_order() -> None:
     with pytest.raises(UsageProblem, match="`torch` is not an engine") as caught:
         choose(ENGINES, ["direct", "torch"])
     assert "torch-save-zip" in str(caught.value.hint)
+
+
+def test_an_engine_whose_library_is_absent_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda _: None)
+    said = {name: missing for name, entry in ENGINES.items() if (missing := entry.missing())}
+    assert said.pop("safetensors") == f"safetensors is not installed: {install_hint('engines')}"
+    assert said == {
+        "nvidia-resiliency-ext": "nvidia-resiliency-ext is not installed: pip install -U nvidia-resiliency-ext",
+        "megatron-dist": "Megatron-core is not installed: pip install megatron-core",
+        "orbax": "Orbax is not installed: pip install orbax-checkpoint",
+        "orbax-async": "Orbax is not installed: pip install orbax-checkpoint",
+    }
+
+
+def test_every_engine_is_in_the_document() -> None:
+    document = (Path(__file__).parents[2] / "docs/concepts/checkpoint-engines.md").read_text()
+    rows = document.partition("| engine | files |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert listed == list(dict.fromkeys(re.sub(r"^dcp-t\d+", "dcp-tN", name) for name in ENGINES))
 
 
 def test_naming_engines_and_shapes_imports_no_torch() -> None:

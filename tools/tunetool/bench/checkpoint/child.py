@@ -82,17 +82,16 @@ class Rank:
         }
 
     def place(self, order: dict[str, Any]) -> dict[str, Any]:
-        """By engine: its family, its remark, and why it cannot run in the directory (None if it can)."""
+        """By engine: its remark, and why it cannot run in the directory (None if it can)."""
         context = Context(self.rank, self.world, self.device, Path(order["directory"]), order["bytes"])
-        described = {}
+        described: dict[str, dict[str, str | None]] = {}
         for name in order["engines"]:
+            if missing := ENGINES[name].missing():
+                described[name] = {"remark": "", "unavailable": missing}
+                continue
             engine = self.engines.get(name) or ENGINES[name]()
             self.engines[name] = engine
-            described[name] = {
-                "family": engine.family,
-                "remark": engine.remark,
-                "unavailable": engine.unavailable(context),
-            }
+            described[name] = {"remark": engine.remark, "unavailable": engine.unavailable(context)}
         return {"engines": described}
 
     def save(self, order: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,6 @@ from tunetool.verdict import Case
 _STEADY, _STEADY_SAMPLES = 0.05, 3
 """An engine's own surplus is nearly the same each time; a neighbour's is not. Fewer samples cannot tell."""
 _DIFFERENT = "do not use it for checkpoints here; look for I/O errors in `dmesg`, and check its version"
-COMPRESSION = dict.fromkeys(("orbax", "orbax-async"), "zstd, level 1, of each array's chunks")
-"""How the engines of a family compress; the others write every byte as it is. Orbax asks TensorStore for zarr with
-zstd 1 (`_build_zarr2_metadata` of orbax-checkpoint 0.12), and keeps the chunks in OCDBT."""
 FIO = "fio"
 
 
@@ -36,7 +33,7 @@ def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurem
     }
     figures = list(_fio(matrix, matrix.fio, common)) if matrix.fio else []
     for row in matrix.rows.values():
-        figures += _row(matrix, row, {**common, "engine": row.name, "family": row.family})
+        figures += _row(matrix, row, {**common, "engine": row.name, "family": row.engine.family})
     if matrix.baseline:
         what = _what(matrix, "training.baseline", "baseline", {}, "duration", common, "training loop")
         figures.append(figure(what, matrix.baseline))
@@ -73,13 +70,13 @@ def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measur
 
 def _size(matrix: Matrix, row: Row, sizes: Sequence[int], common: dict[str, Scalar]) -> Measurement:
     """The files' bytes as a share of the state's: what an engine adds, or what its compression saves."""
-    parameters = {**common, "file_bytes": sizes[-1], "compression": COMPRESSION.get(row.family, "none")}
+    parameters = {**common, "file_bytes": sizes[-1], "compression": row.engine.compression}
     what = replace(_of(matrix, row, "size", "ratio", parameters), better="lower")
     return figure(what, [size / matrix.state_bytes for size in sizes])
 
 
 def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio | None]:
-    """The ratios of a row to torch.save, to fio and, for `direct` engines, to the best other engine."""
+    """The ratios of a row to torch.save, to fio and, for tunetool's own engines, to the best other engine."""
     write, read = of_fio(matrix, row)
     figures = {
         "versus_torch_save": saving(matrix, row, base(matrix)),
@@ -87,7 +84,7 @@ def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio | None]:
         "of_fio_write": write,
         "of_fio_read": read,
     }
-    if row.direct:
+    if row.engine.own:
         figures["versus_best_other"] = saving(matrix, row, best_other(matrix, row))
         figures["restore_versus_best_other"] = restoring(matrix, row, best_other(matrix, row, "restore"))
     return figures

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, ENGINES
+from tunetool.bench.checkpoint.engines import ENGINES
 from tunetool.bench.checkpoint.request import Request
 from tunetool.bench.checkpoint.site import GUESS
 from tunetool.bench.checkpoint.states import Shape, shape
@@ -88,7 +88,7 @@ def check_memory(
 ) -> None:
     """Raises ``UsageProblem`` when ranks, copies of asynchronous engines and a memory file system would not fit."""
     on_gpu = request.device == "cuda" or (request.device == "auto" and bool(device_nodes("nvidia[0-9]*")))
-    asynchronous = sum(name in ASYNCHRONOUS for name in names)
+    asynchronous = sum(ENGINES[name].asynchronous for name in names)
     # In memory without a GPU: the state, and the blank one that it is restored into. Each asynchronous engine keeps a
     # copy, and any other may make one while it runs.
     copies = (0 if on_gpu else 2) + 1 + asynchronous

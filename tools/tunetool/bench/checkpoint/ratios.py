@@ -34,7 +34,7 @@ def best_other(matrix: Matrix, row: Row, seconds: str = "durable") -> Row | None
     rivals = [
         each
         for each in matrix.measured
-        if not each.direct and each is not row and each.different is None and _times(each, seconds)
+        if not each.engine.own and each is not row and each.different is None and _times(each, seconds)
     ]
     return min(rivals, key=lambda each: median(_times(each, seconds).values()), default=None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tunetool.bench.checkpoint.engines import ENGINES, Entry
 from tunetool.bench.checkpoint.fio_best import FioSample
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Judgement
@@ -46,7 +47,6 @@ class Row:
     """The samples of one engine."""
 
     name: str
-    family: str = ""
     remark: str = ""
     left_out: str | None = None
     """Why the engine cannot run here; None if it can."""
@@ -64,14 +64,9 @@ class Row:
     """Steps between two saves of that loop."""
 
     @property
-    def asynchronous(self) -> bool:
-        """Whether the training loop continues during a save."""
-        return self.family.endswith("-async")
-
-    @property
-    def direct(self) -> bool:
-        """Whether the engine is tunetool's own."""
-        return self.family.startswith("direct")
+    def engine(self) -> Entry:
+        """What is known of the engine."""
+        return ENGINES[self.name]
 
     @property
     def different(self) -> str | None:

@@ -94,7 +94,7 @@ class Site:
         share = self.matrix.state_bytes // self.request.ranks
         order = {"do": "place", "directory": str(self.directory), "bytes": share, "engines": [row.name]}
         answers = [each["engines"][row.name] for each in self._ask(order)]
-        row.family, row.remark = answers[0]["family"], answers[0]["remark"]
+        row.remark = answers[0]["remark"]
         row.left_out = next((each["unavailable"] for each in answers if each["unavailable"]), None)
 
     def _guarded(self, row: Row, act: Callable[[Row], Any]) -> None:
@@ -115,7 +115,7 @@ class Site:
             self._settle()
 
     def _round(self, row: Row, number: int) -> None:
-        if row.asynchronous:
+        if row.engine.asynchronous:
             self._warm_up(row)
         row.samples[number] = again(
             f"{row.name}-{number}",
@@ -247,7 +247,7 @@ class Site:
         if self.ranks.calibrated != self.ranks.starts:
             self._ask({"do": "calibrate", "step_seconds": training.step_seconds})
             self.ranks.calibrated = self.ranks.starts
-        if row.asynchronous:
+        if row.engine.asynchronous:
             self._warm_up(row)
         every = training.every(row.name)
         count = training.saves(every)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tunetool.bench.checkpoint.engines import DIRECT, ENGINES
 from tunetool.bench.checkpoint.figures import FIO
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
@@ -26,11 +27,13 @@ _ONE_CORE = (0.85, 1.25)
 """Busy cores per rank that count as one busy thread, with what other threads add."""
 
 
-@dataclass(frozen=True)
 class Engine(EngineFigures):
     """An engine of checkpoints."""
 
-    family: str = ""
+    @property
+    def own(self) -> bool:
+        """Whether it is tunetool's; a record may name engines that are no longer known."""
+        return self.name in ENGINES and ENGINES[self.name].own
 
 
 @dataclass
@@ -82,8 +85,7 @@ def _media(record: Record) -> list[Medium]:
             else:
                 by_engine.setdefault(engine, {})[each.figure] = each
         for name, figures in by_engine.items():
-            family = str(next(iter(figures.values())).parameters.get("family", ""))
-            medium.engines.append(Engine(name, figures, checks.get(name), family))
+            medium.engines.append(Engine(name, figures, checks.get(name)))
         medium.left_out = [check for name, check in checks.items() if name not in by_engine]
         result.append(medium)
     return result
@@ -146,7 +148,7 @@ def _rates(medium: Medium, figure: str, direction: str) -> Iterator[Bar]:
 def _bars(engines: Iterable[Engine], figure: str, unit: float = 1.0) -> Iterator[Bar]:
     for each in engines:
         if figure in each.figures:
-            colour = _DIRECT if each.family.startswith("direct") else _OTHER
+            colour = _DIRECT if each.own else _OTHER
             yield bar_of(each.name, each.figures[figure], colour, unit)
 
 
@@ -248,7 +250,7 @@ def _advice(medium: Medium) -> list[str]:
     lines = [", ".join(clauses) + f"; {_binds(best)}"]
     for engine in good[1:]:
         ratio = engine.figures.get("versus_best_other")
-        if ratio is not None and engine.family == "direct" and not best.family.startswith("direct"):
+        if ratio is not None and engine.name == DIRECT and not best.own:
             lines.append(f"`{engine.name}`: {_ratio_text(ratio, 'the best other')}; {_binds(engine)}")
     quiet = min(good, key=lambda engine: engine.value("stall") or 0.0)
     if quiet is best or (quiet.value("stall") or 0.0) > 0.8 * (best.value("stall") or 0.0):

@@ -39,14 +39,12 @@ class Engine(Protocol):
     """One way to save and to restore. Made once for many saves: it keeps its buffers between them."""
 
     name: str
-    family: str
-    """torch.save, safetensors, dcp, dcp-async, nvidia-async, consolidated, fsdp2, deepspeed, megatron, orbax,
-    orbax-async, direct, direct-async, direct-fsdp2, direct-gds."""
     remark: str
     """One line to print beside the engine's figures; empty if there is none."""
 
     def unavailable(self, context: Context) -> str | None:
-        """Why the engine cannot run here, in one line; None if it can. Moves no data."""
+        """Why the engine cannot run here, in one line; None if it can. Moves no data. Asked where its library is
+        there (``Entry.missing``)."""
 
     def save(self, state: State, directory: Path) -> Pending:
         """Save into ``directory``, which is made where it is missing. All ranks call it.
@@ -74,9 +72,6 @@ class Plain:
 
     def close(self) -> None:
         """Nothing is kept."""
-
-
-Factory = Callable[[], Engine]
 
 
 class Done:

@@ -56,8 +56,6 @@ class ReadByTorch(Plain):
 class Dcp(ReadByTorch):
     """``dcp.save``: ``single`` writes one file per thread and rank, else one per tensor."""
 
-    family = "dcp"
-
     def __init__(self, threads: int, single: bool) -> None:
         self.name = f"dcp-t{threads}-{'single' if single else 'multi'}"
         self._threads, self._single = threads, single

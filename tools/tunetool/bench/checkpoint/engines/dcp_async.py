@@ -35,7 +35,6 @@ class DcpAsync:
     a GPU where shared memory has room.
     """
 
-    family = "dcp-async"
     remark = "keeps a second copy of the state in host memory, and makes it at its first save"
 
     def __init__(self, kind: str) -> None:

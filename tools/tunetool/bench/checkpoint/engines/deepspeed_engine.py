@@ -19,7 +19,6 @@ class DeepSpeedTorch(Plain):
     """
 
     name = "deepspeed-torch"
-    family = "deepspeed"
     remark = "torch.save inside; fsync and rename added"
 
     def __init__(self) -> None:

@@ -38,7 +38,6 @@ class FastFile:
     appends the unaligned end.
     """
 
-    family = "deepspeed"
     remark = PUBLISHED
 
     def __init__(self, zipped: bool) -> None:

@@ -19,7 +19,6 @@ class Direct:
     """``DirectWriter`` and ``DirectReader`` with their defaults; durable when ``dcp.save`` returns."""
 
     name = "direct"
-    family = "direct"
     remark = ""
 
     def unavailable(self, context: Context) -> str | None:
@@ -58,7 +57,6 @@ class DirectGds(Direct):
     """``direct`` by GPUDirect Storage: large tensors never pass through the host's memory."""
 
     name = "direct-gds"
-    family = "direct-gds"
 
     def unavailable(self, context: Context) -> str | None:
         """Why it cannot run: no GPU, no cuFile, or a file system that cuFile refuses. Tried with a small tensor."""
@@ -97,7 +95,6 @@ class DirectAsync(Direct):
     """``direct`` by ``dcp.async_save``: a thread writes the copy in host memory."""
 
     name = "direct-async"
-    family = "direct-async"
 
     def __init__(self) -> None:
         self._group: Any = None

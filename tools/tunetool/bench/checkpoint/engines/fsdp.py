@@ -43,7 +43,6 @@ class FsdpSharded(ReadByTorch):
     """Every rank writes its shards, copied to the host beforehand: ``save_sharded``."""
 
     name = "fsdp-sharded"
-    family = "consolidated"
 
     def unavailable(self, context: Context) -> str | None:
         """If a GPU's state does not fit into the host's memory."""
@@ -62,7 +61,6 @@ class FsdpConsolidated(Plain):
     """Gathered and written by rank 0, which holds the whole state: ``save_consolidated``. Portable."""
 
     name = "fsdp-consolidated"
-    family = "consolidated"
     remark = "rank 0 holds the state of all ranks in host memory"
 
     def unavailable(self, context: Context) -> str | None:

@@ -139,7 +139,6 @@ def _share(parameter: Any, tensor: DTensor) -> None:
 class _Fsdp2(abc.ABC):
     """A model under ``fully_shard`` for each state, made at its first save or load and kept, as a job has it."""
 
-    family = "fsdp2"
     remark = ""
 
     def __init__(self) -> None:
@@ -232,7 +231,6 @@ class Fsdp2Direct(_Fsdp2):
     """Every rank writes its shards by ``DirectWriter``."""
 
     name = "fsdp2-direct"
-    family = "direct-fsdp2"
 
     def write(self, training: Training, directory: Path) -> None:
         """See ``_Fsdp2``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,10 @@ class MegatronDist(Plain):
     """
 
     name = "megatron-dist"
-    family = "megatron"
     remark = "files but the tensors' synced by tunetool"
 
     def unavailable(self, context: Context) -> str | None:
-        """If it is not installed, there is no torch.distributed, or a GPU's state does not fit into memory."""
-        if not find_spec("megatron") or not find_spec("megatron.core"):
-            return "Megatron-core is not installed: pip install megatron-core"
+        """If it cannot be imported, there is no torch.distributed, or a GPU's state does not fit into memory."""
         try:
             from megatron.core import dist_checkpointing
         except ImportError as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tunetool.bench.checkpoint.engines import NVIDIA
 from tunetool.bench.checkpoint.engines.base import Context, State, Waiting
 from tunetool.bench.checkpoint.engines.dcp import commit, finish, load_dcp
 from tunetool.bench.checkpoint.engines.files import allow_open_files
@@ -16,7 +16,6 @@ from tunetool.bench.checkpoint.engines.ranks import alone, device_of, host_bytes
 
 THREADS = 8
 """Threads of the writer, and its files per rank."""
-_INSTALL = "pip install -U nvidia-resiliency-ext"
 
 
 class NvidiaResiliency:
@@ -28,7 +27,6 @@ class NvidiaResiliency:
     """
 
     name = "nvidia-resiliency-ext"
-    family = "nvidia-async"
     remark = "its process asks ten times a second whether a save is over; .metadata and directory synced by tunetool"
 
     def __init__(self) -> None:
@@ -36,17 +34,15 @@ class NvidiaResiliency:
         self._plans: Any = None
 
     def unavailable(self, context: Context) -> str | None:
-        """If it is not installed or too old, there is no torch.distributed, or its copy does not fit into memory."""
-        if not find_spec("nvidia_resiliency_ext"):
-            return f"nvidia-resiliency-ext is not installed: {_INSTALL}"
+        """If it is too old, there is no torch.distributed, or its copy does not fit into memory."""
         try:
             from nvidia_resiliency_ext.checkpointing.async_ckpt.filesystem_async import FileSystemWriterAsync
             from nvidia_resiliency_ext.checkpointing.async_ckpt.state_dict_saver import CheckpointMetadataCache
         except ImportError as error:
-            return f"nvidia-resiliency-ext cannot be imported: {error}: {_INSTALL}"
+            return f"nvidia-resiliency-ext cannot be imported: {error}: {NVIDIA.install}"
         del CheckpointMetadataCache
         if "use_cpu_shm_for_gpu_tensors" not in inspect.signature(FileSystemWriterAsync).parameters:
-            return f"nvidia-resiliency-ext is older than 0.7: {_INSTALL}"
+            return f"nvidia-resiliency-ext is older than 0.7: {NVIDIA.install}"
         if alone():
             return "nvidia-resiliency-ext needs torch.distributed: start the ranks by torchrun"
         return lacks_memory(host_bytes(context))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,6 @@ def _orbax() -> Any:
     return orbax.checkpoint
 
 
-def _missing() -> str | None:
-    if not find_spec("orbax") or not find_spec("jax"):
-        return "Orbax is not installed: pip install orbax-checkpoint"
-    return None
-
-
 class _Orbax(Plain):
     """One checkpoint per rank. tunetool adds the fsync, which Orbax lacks."""
 
@@ -68,11 +61,10 @@ class Orbax(_Orbax):
     """``PyTreeCheckpointHandler`` with its defaults, one checkpoint per rank."""
 
     name = "orbax"
-    family = "orbax"
 
     def unavailable(self, context: Context) -> str | None:
-        """If it is not installed, or a GPU's state does not fit into the host's memory."""
-        return _missing() or (lacks_memory(host_bytes(context)) if context.device == "cuda" else None)
+        """If a GPU's state does not fit into the host's memory."""
+        return lacks_memory(host_bytes(context)) if context.device == "cuda" else None
 
     def save(self, state: State, directory: Path) -> Done:
         """See ``Engine``."""
@@ -94,14 +86,13 @@ class OrbaxAsync(_Orbax):
     """``CheckpointManager`` with a thread of its own that writes: the newest checkpoint kept, and an interval."""
 
     name = "orbax-async"
-    family = "orbax-async"
 
     def __init__(self) -> None:
         self._manager: Any = None
 
     def unavailable(self, context: Context) -> str | None:
-        """If it is not installed, or its copy does not fit into the host's memory."""
-        return _missing() or lacks_memory(host_bytes(context))
+        """If its copy does not fit into the host's memory."""
+        return lacks_memory(host_bytes(context))
 
     def save(self, state: State, directory: Path) -> Waiting:
         """See ``Engine``. The interval is between steps of a manager, which it counts from what it keeps."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from importlib.util import find_spec
 from pathlib import Path
 
 from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
 from tunetool.bench.checkpoint.engines.ranks import device_of, file_of, fill, host_bytes, lacks_memory, save_parts
-from tunetool.origin import install_hint
 
 SUFFIX = ".safetensors"
 
@@ -17,12 +15,9 @@ class Safetensors(Plain):
     """``save_file``, which copies all tensors of a GPU to the host first; ``load_file``, by pread where it can."""
 
     name = "safetensors"
-    family = "safetensors"
 
     def unavailable(self, context: Context) -> str | None:
-        """If it is not installed, or a GPU's state does not fit into the host's memory."""
-        if not find_spec("safetensors"):
-            return f"safetensors is not installed: {install_hint('engines')}"
+        """If a GPU's state does not fit into the host's memory."""
         return lacks_memory(host_bytes(context)) if context.device == "cuda" else None
 
     def save(self, state: State, directory: Path) -> Done:

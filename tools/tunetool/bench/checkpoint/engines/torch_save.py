@@ -21,8 +21,6 @@ def load_parts(like: State, directory: Path) -> State:
 class TorchSave(Plain):
     """What most training scripts do, made durable: torch.save to a new name, fsync, rename, fsync of the directory."""
 
-    family = "torch.save"
-
     def __init__(self, zipped: bool) -> None:
         self.name = "torch-save-zip" if zipped else "torch-save-legacy"
         self._zipped = zipped
