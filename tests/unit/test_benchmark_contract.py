@@ -1,0 +1,230 @@
+"""What every benchmark promises: its help, wrong calls, its dry run, what is shown of its record, its documents.
+
+A new benchmark passes this by its entry in ``tunetool.bench.registry``, a line in ``DRY_RUNS`` and a record in
+tests/data/records. What is particular to one, such as the words of its errors, is tested with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+import pytest
+
+from calls import ROOT, TUNETOOL, call
+from parsed_page import Parsed
+from shown_records import hostile
+from tunetool import record as records
+from tunetool.bench.registry import BENCHMARKS, Benchmark
+from tunetool.cli import bench
+from tunetool.cli import main as entry
+from tunetool.errors import ExitCode
+from tunetool.record import Record
+from tunetool.report.flat import record_csv, record_markdown
+from tunetool.report.kinds import VIEWS, page_text, print_record, view_of
+from tunetool.report.page import WIDTH, PipeConsole
+from tunetool.report.render_markdown import markdown
+
+HELP_WIDTH = 80
+DRY_RUNS: Mapping[str, str] = {
+    "checkpoint": "--model tiny --engines torch-save*",
+    "loading": "--model tiny",
+    "offload": "--model tiny",
+    "dataset": "--size 1MiB",
+    "finetune": "--model tiny",
+    "staging": "--model tiny",
+    "reference": "--skip strategies",
+    "strategies": "--model tiny",
+    "ds-io": "--io_size 1MiB",
+    "experts": "",
+    "inference": "--model llama-tiny",
+    "api": "--size 1MiB",
+    "drives": "",
+}
+"""By benchmark, options beside ``--target`` that make a call complete, and small."""
+HOSTILE = "<script>*x*|[/red]:smile:</td>"
+"""Markup of a page, of Markdown and of a terminal."""
+
+every = pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: str(benchmark.name))
+
+
+def command_of(benchmark: Benchmark) -> click.Command:
+    command = bench.command.get_command(click.Context(bench.command), benchmark.name)
+    assert command is not None
+    return command
+
+
+def recorded(benchmark: Benchmark) -> Record:
+    return records.read(ROOT / "tests/data/records" / f"{benchmark.kind}.json")
+
+
+def below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+# -- the command line
+
+
+@every
+def test_the_help_fits_and_says_what_each_exit_code_means(benchmark: Benchmark) -> None:
+    done = call(*TUNETOOL, "bench", benchmark.name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if len(line) > HELP_WIDTH] == []
+    said = " ".join(done.stdout.partition("Options:")[0].split())
+    codes = re.search("Exit codes.*", said)
+    assert codes is not None, said
+    assert {"0", "2", "3"} <= set(re.findall(r"\b([0-9]+)\b", codes[0]))
+    assert "2 the call was wrong" in codes[0]
+
+
+@pytest.fixture
+def refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refusals]:
+    """Calls in this process; it goes on as it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+    yield Refusals(tmp_path, monkeypatch, capsys)
+    signal.signal(signal.SIGTERM, before)
+
+
+class Refusals:
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, output: pytest.CaptureFixture[str]) -> None:
+        self.directory, self.patch, self.output = directory, patch, output
+
+    def refused(self, *words: str) -> str:
+        """The error of a call that is wrong: one line, a hint, exit code 2, and nothing is written."""
+        with self.patch.context() as patched:
+            # A call that is not refused must not begin.
+            patched.setattr(sys, "argv", ["tunetool", "bench", *words, "--dry-run"])
+            # To be as it was afterwards.
+            patched.setattr(sys, "stdout", sys.stdout)
+            with pytest.raises(SystemExit) as left:
+                entry.main()
+        shown = self.output.readouterr()
+        lines = shown.err.splitlines()
+        assert (left.value.code, shown.out) == (ExitCode.USAGE, ""), (words, shown)
+        assert [line.partition(": ")[0] for line in lines] == ["error", "hint"], (words, lines)
+        assert below(self.directory) == [], words
+        return lines[0]
+
+
+@every
+def test_an_unknown_option_is_refused(benchmark: Benchmark, refusals: Refusals) -> None:
+    assert refusals.refused(benchmark.name, "--nonsense") == "error: `--nonsense` is not an option"
+
+
+def wrong_values(command: click.Command) -> Iterator[tuple[str, str]]:
+    """Each option that does not take just any text, with one that it does not take."""
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.is_flag or option.type is click.STRING:
+            continue
+        name = max(option.opts, key=len)
+        if option.type.name != "names":
+            yield name, ""
+        if isinstance(option.type, (click.Choice, click.types.IntParamType, click.types.FloatParamType)):
+            yield name, "nonsense"
+        if isinstance(option.type, click.IntRange) and option.type.min is not None:
+            yield name, str(option.type.min - 1)
+        if option.type.name in ("size", "time", "counts", "numbers"):
+            yield name, "nonsense"
+
+
+@every
+def test_a_wrong_value_is_refused_and_named(benchmark: Benchmark, refusals: Refusals) -> None:
+    wrong = list(wrong_values(command_of(benchmark)))
+    assert len(wrong) > 3
+    for option, text in wrong:
+        error = refusals.refused(benchmark.name, option, text)
+        assert option in error or f"`{text}`" in error, (option, text)
+
+
+@every
+def test_a_dry_run_writes_nothing(benchmark: Benchmark, tmp_path: Path) -> None:
+    for name in ("target", "temporary", "home"):
+        (tmp_path / name).mkdir()
+    given = ["--target", tmp_path / "target", "--runs-dir", tmp_path / "runs", *shlex.split(DRY_RUNS[benchmark.name])]
+    places = f"env -u XDG_STATE_HOME TMPDIR={tmp_path}/temporary HOME={tmp_path}/home".split()
+    done = call(*places, *TUNETOOL, "bench", benchmark.name, "--dry-run", *given, cwd=tmp_path)
+    assert done.stdout == ""
+    # Without what it needs, such as DeepSpeed or a directory on drives, it says so.
+    assert done.returncode in (0, 3) or "in memory" in done.stderr, done.stderr
+    assert done.stderr
+    assert below(tmp_path) == ["home", "target", "temporary"]
+
+
+# -- its record
+
+
+@every
+def test_a_record_is_read_as_it_was_written(benchmark: Benchmark) -> None:
+    record = recorded(benchmark)
+    assert record.kind == benchmark.kind
+    assert records.parse(records.dumps(record), "again") == records.parse(records.dumps(record), "once")
+
+
+names = pytest.mark.parametrize("named", [False, True], ids=["texts", "names and labels too"])
+
+
+@every
+@names
+def test_no_text_of_a_record_is_markup_of_the_terminal(benchmark: Benchmark, named: bool) -> None:
+    stream = io.StringIO()
+    print_record(hostile(recorded(benchmark), HOSTILE, named), None, PipeConsole(file=stream, width=WIDTH))
+    assert HOSTILE in re.sub(r"\s+", "", stream.getvalue())
+
+
+@every
+@names
+def test_no_text_of_a_record_is_markup_of_the_page(benchmark: Benchmark, named: bool) -> None:
+    plain, spoiled = (Parsed(page_text(hostile(recorded(benchmark), text, named), None)) for text in ("x", HOSTILE))
+    assert spoiled.shape() == plain.shape()
+    # There is no page where no label is one that the kind knows.
+    assert HOSTILE in re.sub(r"\s+", "", spoiled.words) or not plain.words
+
+
+@every
+@names
+def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: bool) -> None:
+    def both(text: str) -> str:
+        record = hostile(recorded(benchmark), text, named)
+        return markdown(view_of(record, None), record) + record_markdown(record)
+
+    spoiled = both(HOSTILE)
+    assert spoiled.count("\n") == both("x").count("\n")
+    assert "<" not in spoiled
+    assert r"&lt;script&gt;\*x\*\|\[/red\]:smile:&lt;/td&gt;" in spoiled
+
+
+@every
+@names
+def test_every_figure_is_one_row_of_the_csv(benchmark: Benchmark, named: bool) -> None:
+    record = hostile(recorded(benchmark), f'{HOSTILE},"\n', named)
+    titles, *rows = csv.reader(io.StringIO(record_csv(record)))
+    assert len(rows) == len(record.measurements)
+    assert {len(row) for row in rows} <= {len(titles)}
+
+
+# -- where it is listed
+
+
+@every
+def test_its_records_have_a_view(benchmark: Benchmark) -> None:
+    assert benchmark.kind in VIEWS
+
+
+@every
+def test_the_index_of_the_documents_leads_to_its_call(benchmark: Benchmark) -> None:
+    listed = re.findall(r"\]\(([^)#]*)\)", (ROOT / "docs/README.md").read_text())
+    line = re.compile(rf"^(?:[$#] )?tunetool bench {benchmark.name}\b", re.M)
+    assert [page for page in listed if page.endswith(".md") and line.search((ROOT / "docs" / page).read_text())]
+
+
+@every
+def test_the_description_of_records_has_its_figures(benchmark: Benchmark) -> None:
+    assert f"in `{benchmark.kind}`" in (ROOT / "docs/reference/record.md").read_text()
