@@ -537,7 +537,6 @@ def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:
     ("arguments", "words"),
     [
         ("--engines nothing", "`nothing` is not an engine"),
-        ("--num-workers two", "`--num-workers two` is not a list of numbers"),
         ("--states warm,tepid", "`--states warm,tepid`: not all are known"),
         ("--states warm --engines direct-shuffled", "has nothing to read for these engines"),
         ("--image-side 10", "`--image-side 10` is too small"),

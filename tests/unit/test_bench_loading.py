@@ -129,7 +129,6 @@ def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
     [
         (["--engines", "nothing"], "`nothing` is not an engine"),
         (["--gpus", "0"], "`--gpus 0` is not a list of numbers"),
-        (["--gpus", "1,two"], "`--gpus 1,two` is not a list of numbers"),
         ([], "no directory to make the model in"),
         (["--model", "/nonexistent"], "is neither a size nor a directory"),
         (["--model", "{}", "--target", "{}"], "is read where it is"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import builders
-from shown_records import hostile, node
+from shown_records import node
 from tunetool.advise import zero
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import Model, Tensor
@@ -462,12 +462,6 @@ def test_the_page_has_the_tables_and_a_plot_for_each_direction(tmp_path: Path) -
     assert page_text(record_of([], []), None) == ""
 
 
-def test_a_name_in_a_record_is_no_markup_of_the_terminal(tmp_path: Path) -> None:
-    out = io.StringIO()
-    print_record(hostile(record_of(rows(tmp_path)), "[/red]"), None, Console(file=out, width=200))
-    assert "disk[/red], default" in out.getvalue()
-
-
 def test_without_deepspeed_everything_is_left_out() -> None:
     missing = CannotJudge("deepspeed is not installed in `/usr/bin/python3`", "`pip install ...`")
     case = figures.case([], [], {}, BLOCKS, [], missing)
@@ -489,7 +483,6 @@ def test_without_deepspeed_everything_is_left_out() -> None:
         ("--model mixtral-8x7b --target {}", "of a family that `bench offload` does not train"),
         ("--model {}/config.json --target {}", "type `gpt2`"),
         ("--model tiny --target {} --sequence-length 4", "`--sequence-length 4` is too short"),
-        ("--model tiny --target {} --parameters cpu", "'cpu'"),
         ("--model tiny --target {} --aio /nonexistent", "`/nonexistent` cannot be read"),
         ("--model tiny --target {} --aio {}/gds.json", "`use_gds` in the `aio` block"),
         ("--model tiny --target {} --aio {}/config.json", "unknown: model_type"),
