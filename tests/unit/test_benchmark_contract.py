@@ -222,7 +222,9 @@ def test_its_records_have_a_view(benchmark: Benchmark) -> None:
 def test_the_index_of_the_documents_leads_to_its_call(benchmark: Benchmark) -> None:
     listed = re.findall(r"\]\(([^)#]*)\)", (ROOT / "docs/README.md").read_text())
     line = re.compile(rf"^(?:[$#] )?tunetool bench {benchmark.name}\b", re.M)
-    assert [page for page in listed if page.endswith(".md") and line.search((ROOT / "docs" / page).read_text())]
+    # The reference pages are made; git has the guides.
+    pages = [ROOT / "docs" / page for page in listed if page.endswith(".md")]
+    assert [page for page in pages if page.is_file() and line.search(page.read_text())]
 
 
 @every

@@ -315,7 +315,7 @@ def _site(bench: Bench, engines: Sequence[str], fio: FioBest | None = None) -> N
 
 
 def bench_checkpoint(bench: Bench) -> None:
-    _site(bench, ["torch"])
+    _site(bench, ["torch-save-zip"])
 
 
 def bench_checkpoint_fio(bench: Bench) -> None:
