@@ -18,7 +18,7 @@ from typing import Any
 from put_back import STATE, Touched, deaf, orderly_end
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir
-from tunetool.measure.comparison import difference, significant
+from tunetool.measure.rank_sum import difference, significant
 from tunetool.measure.evidence import REPEATS, obstacles
 from tunetool.measure.fio import Fio, Job, arguments, execute, find_fio, parse
 from tunetool.measure.ladder.budget import RANDOM_READS

@@ -23,7 +23,7 @@ from typing import Any
 from io_settings import CHOSEN, Options, run
 from put_back import orderly_end, restore
 from tunetool.errors import TunetoolError
-from tunetool.measure.comparison import METHOD
+from tunetool.measure.rank_sum import METHOD
 from tunetool.node.machine.block_stack import CountersChanged
 
 

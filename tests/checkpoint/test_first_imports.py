@@ -134,7 +134,7 @@ def test_a_first_save(imported: Mapping[str, frozenset[str]]) -> None:
     assert "checkpoint.writer" in names
     # What restores, drains and looks for block devices, and the line that installs what is missing.
     restoring = {"archive", "cached_file", "fetch", "index", "reader", "regions", "source"}
-    draining = {"draining", "drain_worker", "retention", "tiers", "transfer"}
+    draining = {"draining", "drain_worker", "retention", "resume", "transfer"}
     assert not names & {f"checkpoint.{name}" for name in restoring | draining}
     assert not names & {"node.machine.block_stack", "origin"}
 

@@ -18,7 +18,7 @@ from tunetool.measure.aio import Missing, probe
 from tunetool.measure.fio import find_fio
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.checkpoint import FILE, TorchCheckpoint
-from tunetool.measure.ladder.rungs import Scene, Wish
+from tunetool.measure.ladder.rung import Scene, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan

@@ -10,7 +10,7 @@ import pytest
 from tunetool.measure.ladder.budget import EXPECTED, RANDOM_READS
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step, diagnose, slow_drives
 from tunetool.measure.ladder.files import RANDOM
-from tunetool.measure.ladder.rows import steps
+from tunetool.measure.ladder.rungs import steps
 from tunetool.node.machine.drives import Link
 
 GB, MIB = 10**9, 2**20

@@ -14,7 +14,7 @@ from tunetool.measure.fio import Fio
 from tunetool.measure.ladder import calls, climb, facts
 from tunetool.measure.ladder.budget import RANDOM_READS
 from tunetool.measure.ladder.raw import counts, sub_stack
-from tunetool.measure.ladder.rungs import Scene, Skip, Wish
+from tunetool.measure.ladder.rung import Scene, Skip, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan, Results
@@ -25,7 +25,7 @@ from tunetool.node.machine.mounts import Mount
 from tunetool.node.machine.pcie_links import ports_above, shared_ports
 from tunetool.node.units import UnitError, format_figure, parse_rate
 from tunetool.report.progress import PlainProgress
-from tunetool.verify.expectable import parse_expectations
+from tunetool.verify.expectations import parse_expectations
 
 FIO = Fio("/usr/bin/fio", "3.33")
 MIB = 2**20

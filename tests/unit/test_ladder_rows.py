@@ -13,7 +13,7 @@ from rich.console import Console
 from builders import PROVEN, measurement, record
 from tunetool.measure.ladder.causes import DriveFacts, Facts
 from tunetool.measure.ladder.climb import conclude
-from tunetool.measure.ladder.rows import first_loss, rungs
+from tunetool.measure.ladder.rungs import first_loss, rungs
 from tunetool.record import Confidence, Expectation, Ladder, Measurement, Record, Verdict
 from tunetool.report.junit import junit
 from tunetool.report.kinds import print_record

@@ -30,7 +30,7 @@ from tunetool.measure.gds.spec import Spec
 from tunetool.measure.ladder.budget import RANDOM_READS, SAMPLES
 from tunetool.measure.ladder.checkpoint import TorchCheckpoint
 from tunetool.measure.ladder.files import Random
-from tunetool.measure.ladder.rungs import Scene, Wish
+from tunetool.measure.ladder.rung import Scene, Wish
 from tunetool.measure.ladder.shots import Call, Part, Shooter
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sequential
 from tunetool.node.machine import block_stack

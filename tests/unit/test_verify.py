@@ -26,7 +26,7 @@ from tunetool.record import Record, read
 from tunetool.report.progress import PlainProgress
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 from tunetool.verify import run as verify_module
-from tunetool.verify.expectable import parse_expectations
+from tunetool.verify.expectations import parse_expectations
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify
 

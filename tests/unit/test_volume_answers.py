@@ -29,7 +29,7 @@ from tunetool.node.common.commands import CommandError, run
 from tunetool.node.health.settings import dump
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.volume_answers import check_drives
-from tunetool.node.volume.volume_probe import Question, ask
+from tunetool.node.volume.write_read_probe import Question, ask
 from tunetool.report.progress import PlainProgress
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify

@@ -41,7 +41,7 @@ from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
 from ..volume.offload_check import check_offload
 from ..volume.volume_answers import ANSWERS, ask_volume
-from ..volume.volume_probe import Answer, Asker, ask
+from ..volume.write_read_probe import Answer, Asker, ask
 from ..volume.xfs_geometry import geometry_of_mount
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]

@@ -9,7 +9,7 @@ from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..machine.mounts import Mount, described, mount_holding, place_within, read_mounts
 from .offload_access import in_words
 from .volume_answers import ANSWERS, is_read_only, shut_down
-from .volume_probe import Answer
+from .write_read_probe import Answer
 
 CHECK_ID = "offload.directory"
 

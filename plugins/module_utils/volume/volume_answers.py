@@ -10,7 +10,7 @@ from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..machine.drives import read_drives
 from ..machine.mounts import Mount
 from ..units import format_size_binary
-from .volume_probe import MAKE, PATIENCE, Answer, Asker, Question
+from .write_read_probe import MAKE, PATIENCE, Answer, Asker, Question
 
 WRITABLE, ANSWERS, DRIVES = "filesystem.writable", "filesystem.answers", "drives.answer"
 READ_ONLY = "ro"

@@ -21,12 +21,12 @@ _MODULES = {
     "DirectWriter": "writer",
     "Drain": "draining",
     "Saved": "writer",
-    "agree": "tiers",
+    "agree": "resume",
     "drain": "draining",
-    "latest": "tiers",
+    "latest": "resume",
     "release_buffers": "host_buffers",
     "saving": "pace",
-    "survey": "tiers",
+    "survey": "resume",
     "verify_drained": "markers",
 }
 __all__ = sorted(_MODULES)  # noqa: PLE0605  names, known only to __getattr__

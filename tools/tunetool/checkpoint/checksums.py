@@ -51,6 +51,45 @@ def seal(digest: str, save: str | None, tensor: str, offset: Sequence[int]) -> s
     return str(hashed.hexdigest())
 
 
+class Stopped(Exception):
+    """Another thread failed; report the error of that thread instead."""
+
+
+class Digest:
+    """xxh3_64 of one tensor's raw bytes, which several threads add in pieces, in order."""
+
+    def __init__(self, total: int) -> None:
+        import xxhash  # noqa: PLC0415  only who asks for checksums needs it
+
+        self._hash = xxhash.xxh3_64()
+        self._total, self._position = total, 0
+        self._moved = threading.Condition()
+        self._stopped = False
+
+    def feed(self, position: int, view: memoryview) -> None:
+        """Add the bytes from ``position`` on; waits until all bytes before it were added."""
+        self._wait(position)
+        self._hash.update(view)
+        with self._moved:
+            self._position += len(view)
+            self._moved.notify_all()
+
+    def result(self) -> str:
+        self._wait(self._total)
+        return str(self._hash.hexdigest())
+
+    def stop(self) -> None:
+        with self._moved:
+            self._stopped = True
+            self._moved.notify_all()
+
+    def _wait(self, position: int) -> None:
+        with self._moved:
+            self._moved.wait_for(lambda: self._stopped or self._position == position)
+            if self._stopped:
+                raise Stopped
+
+
 class Chain:
     """The checksum of one tensor whose parts are read by several threads; each thread waits for the parts before its
     own.

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import WriteItem
 
+from tunetool.checkpoint.checksums import Digest
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.host_buffers import Source, views
 from tunetool.checkpoint.items import Archive, Placed, place
 from tunetool.checkpoint.layout import Block, Part, cut, joined, share_out
 from tunetool.checkpoint.packed import Packed, PackedItems, PackedStored, Stored
-from tunetool.checkpoint.pipeline import Digest
 from tunetool.checkpoint.save_items import Item
 
 _KEPT = 4

@@ -16,7 +16,7 @@ from tunetool.options import shared as options
 from tunetool.options.fields import option, repeatable, takes
 from tunetool.options.shared import Measuring
 from tunetool.options.values import PATH, TEXT, TOLERANCE
-from tunetool.verify.expectable import parse_expectations
+from tunetool.verify.expectations import parse_expectations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +99,7 @@ def command(given: Options) -> int:
 
 
 def _check_level(expectations: dict[str, float], level: str) -> None:
-    from tunetool.verify.expectable import EXPECTABLE
+    from tunetool.verify.expectations import EXPECTABLE
 
     for name in expectations:
         if EXPECTABLE[name][1] == "1/s" and level != "full":

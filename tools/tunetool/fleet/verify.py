@@ -14,7 +14,7 @@ from tunetool.measure.progress import Progress
 from tunetool.measure.session import Run
 from tunetool.node.units import format_bandwidth
 from tunetool.record import Expectation, FleetHost, Record
-from tunetool.verify.expectable import EXPECTABLE
+from tunetool.verify.expectations import EXPECTABLE
 from tunetool.verify.request import Demands
 
 # About what a node takes by ``--duration``: level full without what it may skip, on eight drives.

@@ -10,7 +10,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from tunetool.measure.comparison import ERROR, METHOD, Difference, difference, significant
+from tunetool.measure.rank_sum import ERROR, METHOD, Difference, difference, significant
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell
 from tunetool.report.page import add_number_columns, new_table

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tunetool.errors import UsageProblem
-from tunetool.measure.comparison import ERROR, difference
+from tunetool.measure.rank_sum import ERROR, difference
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell, interval
 from tunetool.report.page import add_number_columns, new_table, print_block, word

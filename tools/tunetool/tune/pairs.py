@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.comparison import ERROR, Difference, difference, significant
+from tunetool.measure.rank_sum import ERROR, Difference, difference, significant
 from tunetool.measure.statistics import Estimate, coverage
 from tunetool.tune.goals import Goal, Mix
 from tunetool.tune.race import ENOUGH, Rounds, distance

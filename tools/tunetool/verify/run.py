@@ -22,7 +22,7 @@ from tunetool.measure.gds.spec import Mode
 from tunetool.measure.ladder import climb as ladder
 from tunetool.measure.ladder import facts as ladder_facts
 from tunetool.measure.ladder.gpu import PINNED
-from tunetool.measure.ladder.rungs import Wish
+from tunetool.measure.ladder.rung import Wish
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
@@ -41,7 +41,7 @@ from tunetool.verdict import Case, limit_of
 from tunetool.verify.ceiling import ceiling
 from tunetool.verify.configuration import manifest_checks, static_checks
 from tunetool.verify.drive_errors import Watch
-from tunetool.verify.expectable import EXPECTABLE
+from tunetool.verify.expectations import EXPECTABLE
 from tunetool.verify.request import Request
 
 MOUNTED = "filesystem.mounted"

@@ -15,7 +15,7 @@ from tunetool.options.fields import option, repeatable
 from tunetool.options.values import SIZE, TEXT
 from tunetool.training.request import TrainingRequest
 from tunetool.training_python import DEEPSPEED
-from tunetool.verify.expectable import parse_expectations
+from tunetool.verify.expectations import parse_expectations
 
 KIND = "bench.reference"
 NEEDS = DEEPSPEED

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.fio import DATA_FILE, Fio
-from tunetool.measure.ladder import facts, rows, source
+from tunetool.measure.ladder import facts, source
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, SAMPLES, SUSTAINED_BYTES_A_DRIVE, SUSTAINED_SAMPLES
 from tunetool.measure.ladder.causes import Facts, diagnose
 from tunetool.measure.ladder.checkpoint import TorchCheckpoint
 from tunetool.measure.ladder.files import Sustained, Uring, random_rungs
 from tunetool.measure.ladder.gpu import Handle
 from tunetool.measure.ladder.raw import Alone, Array, Together
-from tunetool.measure.ladder.rungs import Rung, Scene, Skip, Wish
+from tunetool.measure.ladder.rung import Rung, Scene, Skip, Wish
+from tunetool.measure.ladder.rungs import first_loss
+from tunetool.measure.ladder.rungs import rungs as rungs_of
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.progress import Progress
@@ -171,7 +173,7 @@ def conclude(
     read_facts: Callable[[], Facts],
 ) -> Ladder:
     """The rungs against each other, and the first that loses with its cause."""
-    rungs = rows.rungs(measurements, skipped, unproven)
-    worst = rows.first_loss(rungs)
+    rungs = rungs_of(measurements, skipped, unproven)
+    worst = first_loss(rungs)
     loss = diagnose(facts.step_of(worst, measurements), read_facts()) if worst else None
     return Ladder(rungs=rungs, loss=loss)

@@ -20,7 +20,7 @@ from tunetool.measure.ladder.budget import (
     RandomRead,
 )
 from tunetool.measure.ladder.figures import Label, RungResult, figure
-from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.ladder.rung import Scene, Skip
 from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.sequential import FEWEST, Plan
 from tunetool.record import Measurement, Scalar

@@ -13,7 +13,7 @@ from tunetool.measure import aio
 from tunetool.measure.gds.judge import remedies
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.ladder.figures import RungResult
-from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.ladder.rung import Scene, Skip
 from tunetool.measure.sequential import Plan, free_bytes
 from tunetool.measure.worker import Failed, Missing
 from tunetool.node.gds.facts import read_gds_facts

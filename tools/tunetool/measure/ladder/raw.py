@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import RAW_BLOCK, SAMPLES
 from tunetool.measure.ladder.figures import Label, RungResult, figure
-from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.ladder.rung import Scene, Skip
 from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan

@@ -1,83 +1,180 @@
-"""The interface of every rung: name, needs, expected time, and a run that measures or skips."""
+"""The ladder's rungs: their order, what each is compared with, and the share of it that is expected. Pure."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass
+from statistics import median
 
-from tunetool.measure.aio.ops import Probe, probe
-from tunetool.measure.ladder.figures import RungResult
-from tunetool.measure.ladder.shots import Shooter
-from tunetool.measure.ladder.source import RawData
-from tunetool.measure.sequential import Plan
-from tunetool.node.machine.block_stack import BlockStack
-from tunetool.node.machine.drives import Drive
+from tunetool.measure.ladder.budget import EXPECTED
+from tunetool.measure.ladder.checkpoint import LOAD, SAVE
+from tunetool.measure.ladder.files import RANDOM, SUSTAINED, URING
+from tunetool.measure.ladder.gpu import DEVICES
+from tunetool.measure.ladder.raw import ALONE, ARRAY, TOGETHER
+from tunetool.record import Measurement, Rung, chosen
 
-
-class Skip(Exception):
-    """The rung cannot be climbed here; the message is the reason."""
+_READ, _WRITE = "sequential.read", "sequential.write"
 
 
 @dataclass(frozen=True)
-class Wish:
-    """The options of the ladder."""
+class Step:
+    """One row: a measurement's name, and the first of ``below`` that was measured."""
 
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """By measurement name, what its figure is judged against, tolerance taken off."""
-    python: Path = Path(sys.executable)
-    """The interpreter with the user's torch and deepspeed."""
-    require_deepspeed: bool = False
-    """Whether a handle of DeepSpeed's that fails is an error."""
-
-
-@dataclass
-class Scene:
-    """The run, as rungs see it: its files are written and lie in ``directory``."""
-
-    shape: Plan
-    stack: BlockStack
-    directory: Path
-    file_bytes: int
-    shooter: Shooter
-    environment: Mapping[str, str]
-    wish: Wish
-    drives: Sequence[Drive]
-    written: float = 0.0
-    """Bytes per second of the sequential write; 0 where that was not measured."""
-    raw: RawData | None = None
-    no_raw: str = ""
-    """Why there is none."""
-
-    installed: Probe | None = None
-    """What the user's Python has, once it was asked."""
-
-    def probe(self) -> Probe:
-        """Ask the user's Python, once. Raises ``Missing``."""
-        if self.installed is None:
-            self.installed = probe(self.wish.python, self.environment)
-        return self.installed
-
-    @property
-    def engine(self) -> str:
-        """The program that reads and writes, for records."""
-        return f"fio {self.shooter.fio.version}"
+    name: str
+    title: str
+    kind: str
+    """A key of ``EXPECTED``; others have no expected share."""
+    below: tuple[str, ...] = ()
 
 
-class Rung(Protocol):
-    """One rung, or several that are measured together."""
+def steps(drives: Sequence[int]) -> list[Step]:
+    """The rows, from the drives up; ``drives`` are the numbers that were read together."""
+    together = [
+        Step(TOGETHER.format(direction="read", drives=count), f"{count} drives together", "together")
+        for count in drives
+    ] or [Step(TOGETHER.format(direction="read", drives="N"), "drives together", "together")]
+    top = TOGETHER.format(direction="read", drives=max(drives)) if drives else ""
+    uring = {direction: URING.format(direction=direction, io_engine="io_uring") for direction in ("read", "write")}
+    handles = [
+        Step(
+            f"deepspeed.{device}.{direction}",
+            f"{title} {direction}",
+            {"cpu": "aio", "cuda": "hbm-bounce", "gds": "hbm-direct"}[device],
+            (base,) if device == "cpu" else (f"deepspeed.cpu.{direction}", base),
+        )
+        for direction, base in (("read", _READ), ("write", _WRITE))
+        for device, title in DEVICES.items()
+    ]
+    return [
+        Step(ALONE, "drives alone, their sum", "alone"),
+        *together,
+        Step(ARRAY, "array raw read", "array", (top,)),
+        Step(_READ, "fs libaio read", "filesystem", (ARRAY,)),
+        Step(uring["read"], "fs io_uring read", "engine", (_READ,)),
+        Step(_WRITE, "fs libaio write", "none"),
+        Step(uring["write"], "fs io_uring write", "engine", (_WRITE,)),
+        Step(SUSTAINED, "fs sustained write", "sustained", (_WRITE,)),
+        Step(_random("19m"), "random read 19 MB", "random-19m", (_READ,)),
+        Step(_random("1m"), "random read 1 MiB", "random-1m", (_READ,)),
+        Step(
+            _random("64k"),
+            "random read 64 KiB",
+            "random-64k",
+            (_random("1m"),),
+        ),
+        Step(
+            _random("4k"),
+            "random read 4 KiB",
+            "random-4k",
+            (_random("64k"),),
+        ),
+        *handles,
+        Step(LOAD, "torch.load", "checkpoint", (_READ,)),
+        Step(SAVE, "torch.save, synced", "checkpoint", (_WRITE,)),
+    ]
 
-    @property
-    def name(self) -> str:
-        """Title for people."""
 
-    def covers(self) -> Sequence[str]:
-        """Names of the measurements that are missing where it is skipped."""
+def _random(block: str) -> str:
+    return RANDOM.format(direction="read", block=block)
 
-    def seconds(self, shape: Plan, drives: int) -> float:
-        """About how long it takes."""
 
-    def run(self, scene: Scene) -> RungResult:
-        """Measure. Raises ``Skip`` or ``CannotJudge``."""
+def bandwidth(measurement: Measurement) -> float:
+    """Bytes per second, of a rate of requests too."""
+    if measurement.unit == "1/s":
+        return measurement.value * float(measurement.parameters["block_bytes"])
+    return measurement.value
+
+
+def together_counts(measurements: Sequence[Measurement]) -> list[int]:
+    """How many drives were read together, in ascending order."""
+    return sorted(int(each.labels["drives"]) for each in chosen(measurements, subject="drives"))
+
+
+def rungs(measurements: Sequence[Measurement], skipped: Mapping[str, str], unproven: Mapping[str, str]) -> list[Rung]:
+    """The rows of what was measured or skipped. A figure without proof is shown and compared with nothing."""
+    bare = {m.name: "no counters" for m in measurements if m.evidence is None or m.evidence.kind != "block"}
+    unproven = {**bare, **unproven}
+    by_name = {m.name: m for m in measurements if m.name != ALONE}
+    plan = steps(together_counts(measurements))
+    titles = {step.name: step.title for step in plan}
+    rows = []
+    for step in plan:
+        if step.name == ALONE:
+            row = _alone(step, [m for m in measurements if m.name == ALONE], unproven)
+        elif step.name in by_name:
+            row = _row(step, by_name[step.name], by_name, titles, unproven)
+        else:
+            row = None
+        if row is not None:
+            rows.append(row)
+        elif step.name in skipped:
+            rows.append(Rung(name=step.name, title=step.title, kind=step.kind, skipped=skipped[step.name]))
+    return rows
+
+
+def first_loss(rows: Sequence[Rung]) -> Rung | None:
+    """The lowest rung that keeps less than it should."""
+    return next((rung for rung in rows if rung.loses), None)
+
+
+def _loses(measurement: Measurement, base: float, least: float | None) -> bool:
+    """Not one of its samples may reach the share: a rung that only jitters is not named."""
+    if least is None:
+        return False
+    best = measurement.confidence.high if measurement.confidence else measurement.value
+    return bandwidth(measurement.model_copy(update={"value": best})) < least * base
+
+
+def slowest(drives: Sequence[Measurement]) -> tuple[Measurement, float] | None:
+    """The slowest drive alone, and its share of the median of the others."""
+    if len(drives) < 2:
+        return None
+    worst = min(drives, key=lambda m: m.value)
+    return worst, worst.value / median([m.value for m in drives if m is not worst])
+
+
+def _alone(step: Step, drives: Sequence[Measurement], unproven: Mapping[str, str]) -> Rung | None:
+    if not drives:
+        return None
+    total = sum(m.value for m in drives)
+    worst = None if ALONE in unproven else slowest(drives)
+    if worst is None:
+        return Rung(name=step.name, title=step.title, kind=step.kind, value=total)
+    return Rung(
+        name=step.name,
+        title=step.title,
+        kind=step.kind,
+        value=total,
+        below="the others' median",
+        share=worst[1],
+        least=EXPECTED[step.kind].least,
+        loses=_loses(worst[0], worst[0].value / worst[1], EXPECTED[step.kind].least),
+    )
+
+
+def _row(
+    step: Step,
+    measurement: Measurement,
+    by_name: Mapping[str, Measurement],
+    titles: Mapping[str, str],
+    unproven: Mapping[str, str],
+) -> Rung:
+    value, base, title = bandwidth(measurement), None, None
+    if "sum_alone" in measurement.parameters:
+        base, title = float(measurement.parameters["sum_alone"]), "their sum alone"
+    for name in step.below:
+        if base is None and name in by_name and name not in unproven:
+            base, title = bandwidth(by_name[name]), titles[name]
+    if not base or step.name in unproven:
+        return Rung(name=step.name, title=step.title, kind=step.kind, value=value)
+    least = EXPECTED.get(step.kind)
+    return Rung(
+        name=step.name,
+        title=step.title,
+        kind=step.kind,
+        value=value,
+        below=title,
+        share=value / base,
+        least=least.least if least else None,
+        loses=_loses(measurement, base, least.least if least else None),
+    )

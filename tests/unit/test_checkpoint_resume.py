@@ -32,7 +32,7 @@ pytest.importorskip("xxhash")
 
 from tunetool.checkpoint.bulk import Delivery, lacking, writer_of
 from tunetool.checkpoint.draining import launcher_ranks
-from tunetool.checkpoint.tiers import StepCopy, Survey, agree
+from tunetool.checkpoint.resume import StepCopy, Survey, agree
 from tunetool.checkpoint.transfer import CopiedFile
 
 NUMBERS = st.sets(st.integers(0, 40), max_size=12)
