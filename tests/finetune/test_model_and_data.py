@@ -339,6 +339,10 @@ def test_the_answer_is_learned_from_the_picture(made: Made, samples: Samples) ->
 
 
 def test_made_pictures_lie_on_huge_pages(huge_tmpfs: Path) -> None:
-    dataset.make(huge_tmpfs / "data", 2, 1928, 1208)
-    pictures = sorted((huge_tmpfs / "data/images").iterdir())
-    assert [huge_bytes(path) for path in pictures] == [HUGE] * 2
+    # Where memory is in pieces at this moment the kernel gives small pages instead, whoever asks.
+    for name in map(str, range(5)):
+        dataset.make(huge_tmpfs / name, 2, 1928, 1208)
+        pictures = sorted((huge_tmpfs / name / "images").iterdir())
+        if [huge_bytes(path) for path in pictures] == [HUGE] * 2:
+            return
+    pytest.fail("the pictures lie on small pages")

@@ -15,7 +15,7 @@ import pytest
 
 from cluster import whole_disk
 from judged import interrupted
-from tunetool.record import Record, read
+from tunetool.record import Record, read, chosen
 from tunetool.training.data.pictures import make
 from waiting import PATIENCE, until
 
@@ -137,11 +137,11 @@ def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(
 
 def checks_of_memory(record: Record, size: int) -> None:
     """Assert that path A read from memory the bytes that path B read from the disk."""
-    by_path = {each.labels["path"]: each for each in record.measurements if each.name.endswith("rank_model_load")}
+    by_path = {each.labels["path"]: each for each in chosen(record.measurements, "rank_model_load")}
     # Not 0: a rank may load a library from the disk at that moment.
     assert float(by_path["memory"].parameters["data_storage_bytes"]) <= 0.05 * size
     assert float(by_path["bulk"].parameters["data_storage_bytes"]) >= 0.95 * size
-    end = {each.labels["path"]: each for each in record.measurements if each.name.endswith("end_to_end")}
+    end = {each.labels["path"]: each for each in chosen(record.measurements, "end_to_end")}
     assert end["memory"].evidence is not None
     assert end["bulk"].evidence is not None
     assert (end["memory"].medium, end["memory"].evidence.kind) == ("tmpfs", "memory")
