@@ -15,7 +15,7 @@ import pytest
 
 from cluster import whole_disk
 from judged import interrupted
-from tunetool.record import Record, read, chosen
+from tunetool.record import Record, chosen, read
 from tunetool.training.data.pictures import make
 from waiting import PATIENCE, until
 
