@@ -72,11 +72,18 @@ def test_no_line_is_wider_than_the_terminal(kind: str, width: int) -> None:
     assert not wide
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Kinds that came later have records of schema 2 alone.
+OLD = [kind for kind in KINDS if json.loads((DATA / "records" / f"{kind}.json").read_text())["schema"].endswith("/1")]
+
+
+def test_every_kind_that_schema_1_had_is_there() -> None:
+    assert len(OLD) == 17
+
+
+@pytest.mark.parametrize("kind", OLD)
 def test_a_record_of_schema_1_has_labels_and_keeps_all_else(kind: str) -> None:
     text = (DATA / "records" / f"{kind}.json").read_text()
     document = json.loads(text)
-    assert document["schema"] == "tunetool.record/1"
     record = records.parse(text, kind)
     assert [each.name for each in record.measurements] == [each["name"] for each in document.get("measurements", [])]
     for each in record.measurements:
