@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,16 @@ from tunetool.health.results import Files
 from tunetool.measure.session import Run
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common import manifest as manifests
+from tunetool.node.common import temporary
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import CommandError, run
 from tunetool.node.health.settings import dump
+from tunetool.node.machine.mounts import Mount
+from tunetool.node.volume import write_read_probe
 from tunetool.node.volume.named_volume import describe_volume
-from tunetool.node.volume.volume_answers import check_drives
-from tunetool.node.volume.write_read_probe import Question, ask
+from tunetool.node.volume.offload_check import check_offload
+from tunetool.node.volume.volume_answers import check_answers, check_drives
+from tunetool.node.volume.write_read_probe import Answer, Question, ask
 from tunetool.report.progress import PlainProgress
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify
@@ -247,6 +252,142 @@ def test_a_full_volume_is_called_full_and_not_dead(volume: Path) -> None:
     assert (eight_drives.error, eight_drives.written) == (errno.ENOSPC, 0)
     (volume / "offload/full").unlink()
     assert checks_of(volume)["filesystem.answers"].status == "pass"
+
+
+@pytest.mark.parametrize("letter", ["i", "a"], ids=["immutable", "append-only"])
+@pytest.mark.parametrize(
+    ("name", "check"), [(".", "filesystem.answers"), ("offload", "offload.directory")], ids=["top", "offload"]
+)
+def test_a_flag_that_forbids_writes_to_root_too_fails_with_its_cure(
+    volume: Path, name: str, check: str, letter: str
+) -> None:
+    where = volume / name
+    run(["chattr", f"+{letter}", str(where)])
+    try:
+        checks = checks_of(volume)
+    finally:
+        run(["chattr", f"-{letter}", str(where)])
+    assert checks[check].status == "fail"
+    assert "root neither: Operation not permitted (make a directory" in checks[check].found
+    assert checks[check].remedy == f"run `chattr -{letter} {where}`"
+    assert names(volume) == ["offload"]
+    assert names(volume / "offload") == []
+    assert checks_of(volume)[check].status == "pass"
+
+
+def test_a_flag_on_a_built_volume_is_named_as_well(volume: Path) -> None:
+    run(["chattr", "+i", str(volume)])
+    try:
+        answer = ask(Question(str(volume)))
+    finally:
+        run(["chattr", "-i", str(volume)])
+    assert (answer.error, answer.flag) == (errno.EPERM, "i")
+    for ours in (True, False):
+        check = check_answers(Question(str(volume), ours=ours), answer, "xfs", "")
+        assert (check.status, check.remedy) == ("fail", f"run `chattr -i {volume}`")
+
+
+def test_a_mount_whose_directory_was_removed_fails(volume: Path, tmp_path: Path) -> None:
+    point = tmp_path / "bound"
+    point.mkdir()
+    (volume / "src").mkdir()
+    run(["mount", "--bind", str(volume / "src"), str(point)])
+    try:
+        before = {**manifest_of(point), "offload_dir": str(point)}
+        (volume / "src").rmdir()
+        after = {**manifest_of(point), "offload_dir": str(point)}
+        answer = ask(Question(str(point), str(point), ours=False))
+        for manifest in (before, after):
+            mounted = {each.id: each for each in run_checks(manifest)}["filesystem.mounted"]
+            assert mounted.status == "fail"
+            assert "its directory `/src` was removed: nobody can write there" in mounted.found
+            assert mounted.remedy == f"run `umount {point}`, and mount a directory that is there"
+    finally:
+        run(["umount", str(point)])
+    check = check_answers(Question(str(point), ours=False), answer, "xfs", "")
+    assert (check.status, check.found.split(":")[0]) == ("fail", "the directory that was mounted is gone")
+
+
+def test_root_who_has_no_rights_on_a_network_is_no_fault() -> None:
+    for number, fs_type, status in (
+        (errno.EPERM, "nfs4", "skip"),
+        (errno.EACCES, "nfs4", "skip"),
+        (errno.ENOENT, "fuse.it", "skip"),
+        (errno.EPERM, "xfs", "fail"),
+        (errno.ENOENT, "ext4", "fail"),
+    ):
+        answer = Answer(error=number, error_at="make a directory")
+        assert check_answers(Question("/v", ours=False), answer, fs_type, "").status == status
+        assert check_answers(Question("/v", ours=True), answer, "xfs", "").status == "fail"
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, number: int, left: int) -> None:
+    """Of the new directories, the first ``left`` are made, and no other: as by a quota, or by a job that fills a volume."""
+    made = 0
+
+    def new_directory(prefix: str, directory: str) -> tuple[int, str]:
+        nonlocal made
+        made += 1
+        if made > left or (left > 1 and directory.startswith("/proc/self/fd/")):
+            raise OSError(number, os.strerror(number))
+        return temporary.new_directory(prefix, directory)
+
+    monkeypatch.setattr(write_read_probe, "new_directory", new_directory)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_of_the_offload_directory_that_is_used_up_fails(
+    volume: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    offload = volume / "offload"
+    no_room(monkeypatch, number, left=9)
+    checks = checks_of(volume)
+    assert checks["filesystem.answers"].status == "pass"
+    check = checks["offload.directory"]
+    assert check.status == "fail"
+    assert check.found == (
+        "a quota of this directory is used up; the volume has room: "
+        f"{os.strerror(number)} (make a directory in `{offload}`)"
+    )
+    assert f"`lsattr -pd {offload}`" in check.remedy
+    assert f"`xfs_quota -x -c 'report -pg -bi' {volume}`" in check.remedy
+    assert names(volume) == ["offload"]
+
+
+def test_a_volume_that_a_job_fills_at_this_moment_is_full_and_its_directory_has_no_quota(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room(monkeypatch, errno.ENOSPC, left=1)
+    checks = checks_of(volume)
+    assert (checks["filesystem.answers"].status, checks["offload.directory"].status) == ("unknown", "pass")
+    assert checks["filesystem.answers"].found.startswith("it is full")
+
+
+def test_root_may_write_nothing_in_an_offload_directory_on_a_network() -> None:
+    mount = Mount("0:50", "/v", "/", "nfs4", "server:/v", ("rw",))
+    answer = Answer(
+        is_directory=True, directory_error=errno.EACCES, directory_error_at="make a directory in `/v/offload`"
+    )
+    manifest = {**BUILT, "array": None, "offload_dir": "/v/offload", "offload": None}
+    check = check_offload(manifest, mount, answer, "/nowhere")
+    assert (check.status, "root cannot write there: Permission denied" in check.found) == ("skip", True)
+    local = check_offload(manifest, replace(mount, fs_type="xfs"), replace(answer, directory_error=errno.EPERM), "/no")
+    assert local.status == "fail"
+
+
+def test_what_a_killed_check_left_in_the_offload_directory_is_removed_and_nothing_of_others(volume: Path) -> None:
+    offload = volume / "offload"
+    for name, contents in (("abcd_123", "probe"), ("abcd_124", "data")):
+        (offload / f".tunetool-probe-{name}").mkdir(mode=0o700)
+        (offload / f".tunetool-probe-{name}" / contents).write_bytes(bytes(4096))
+    (offload / ".tunetool-probe-abcd_125").mkdir(mode=0o700)
+    (offload / ".tunetool-probe-theirs12").mkdir(mode=0o700)
+    os.chown(offload / ".tunetool-probe-theirs12", 4242, -1)
+    (offload / ".tunetool-probe").mkdir()
+    checks = checks_of(volume, asker=lambda question: ask(replace(question, ours=True)))
+    assert checks["offload.directory"].status == "pass"
+    assert names(offload) == [".tunetool-probe", ".tunetool-probe-abcd_124", ".tunetool-probe-theirs12"]
+    assert names(offload / ".tunetool-probe-abcd_124") == ["data"]
 
 
 def test_what_a_killed_check_left_is_removed_and_nothing_of_others(volume: Path) -> None:

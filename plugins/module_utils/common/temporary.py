@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -12,9 +13,12 @@ import socket
 import stat
 import tempfile
 import uuid
+from typing import Sequence
 
 _RANDOM = re.compile(r"[a-z0-9_]{8}")
 """What ``tempfile`` adds to a prefix."""
+_MOST_NAMES = 100_000
+"""Names of a shared directory that are looked at: a job may keep millions of files there."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -62,17 +66,29 @@ def remove_stale_directories(prefix: str, directory: str) -> None:
     _remove_stale(prefix, directory, stat.S_IFDIR)
 
 
-def _remove_stale(prefix: str, directory: str, kind: int) -> None:
+def remove_stale_directories_of(contents: Sequence[str], prefix: str, directory: str) -> None:
+    """As ``remove_stale_directories``, where others may write to ``directory`` too, who could put their own in place.
+
+    So only the files named in ``contents`` are removed, and then what is empty. At most the first 100,000 names are
+    looked at.
+    """
+    _remove_stale(prefix, directory, stat.S_IFDIR, contents, _MOST_NAMES)
+
+
+def _remove_stale(
+    prefix: str, directory: str, kind: int, contents: Sequence[str] | None = None, most: int | None = None
+) -> None:
     names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = os.listdir(directory)
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in itertools.islice(entries, most):
+            if entry.name.startswith(prefix) and _RANDOM.fullmatch(entry.name[len(prefix) :]):
+                names.append(entry.name)
     for name in names:
-        if name.startswith(prefix) and _RANDOM.fullmatch(name[len(prefix) :]):
-            with contextlib.suppress(OSError):
-                _remove_if_stale(os.path.join(directory, name), kind)
+        with contextlib.suppress(OSError):
+            _remove_if_stale(os.path.join(directory, name), kind, contents)
 
 
-def _remove_if_stale(path: str, kind: int) -> None:
+def _remove_if_stale(path: str, kind: int, contents: Sequence[str] | None) -> None:
     handle = os.open(path, _FLAGS)
     try:
         status = os.fstat(handle)
@@ -81,7 +97,12 @@ def _remove_if_stale(path: str, kind: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_at(handle, path):
             return
-        if kind == stat.S_IFDIR:
+        if contents is not None:
+            for name in contents:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=handle)
+            os.rmdir(path)
+        elif kind == stat.S_IFDIR:
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.unlink(path)

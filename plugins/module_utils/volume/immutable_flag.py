@@ -20,6 +20,7 @@ from ..machine.mounts import mount_at, parse_mountinfo
 
 # include/uapi/linux/fs.h. The number says `long`, yet the kernel reads and writes an int.
 FS_IMMUTABLE_FL = 0x00000010
+FS_APPEND_FL = 0x00000020
 
 
 def request_number(direction: int, number: int) -> int:
@@ -73,6 +74,15 @@ def is_immutable(path: str) -> bool:
     """Whether ``path`` has the flag. Raises ``Unsupported``, or ``FileNotFoundError``."""
     with _opened(path) as handle:
         return bool(_flags(path, handle) & FS_IMMUTABLE_FL)
+
+
+def forbidding_flag(handle: int) -> str:
+    """The letter of chattr for the flag that keeps root from making or removing files in an open directory, or ""."""
+    try:
+        flags = _flags("", handle)
+    except Unsupported:
+        return ""
+    return "i" if flags & FS_IMMUTABLE_FL else "a" if flags & FS_APPEND_FL else ""
 
 
 def set_immutable(path: str, wanted: bool) -> None:

@@ -9,8 +9,14 @@ from ..common.check_result import FAIL, PASS, Check
 from ..common.files import read_text
 from ..common.refusal import Refusal
 from ..machine.mounts import Mount, hidden_by, hiding, mount_at, plain_path, read_mounts
+from .volume_answers import LOCAL
 
 CHECK_ID = "filesystem.mounted"
+_GONE = "//deleted"
+"""What the kernel adds to the root of a mount whose directory was removed; no path has two slashes.
+
+On a network's file system it may only mean that a name is to be looked up again.
+"""
 
 
 def describe_volume(point: str, root: str = "/") -> dict[str, Any]:
@@ -61,6 +67,9 @@ def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/"
     found = "%s from `%s`" % (mount.fs_type, mount.source)
     # An earlier version did not note it.
     root_of = wanted.get("root", mount.root)
+    if mount.root.endswith(_GONE) and mount.fs_type in LOCAL:
+        found = "its directory `%s` was removed: nobody can write there" % mount.root[: -len(_GONE)]
+        return Check(CHECK_ID, FAIL, expected, found, "run `umount %s`, and mount a directory that is there" % point)
     if (mount.fs_type, uuid, mount.root) == (wanted["type"], wanted["uuid"], root_of):
         return Check(CHECK_ID, PASS, expected, found)
     if uuid != wanted["uuid"]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..machine.mounts import Mount, described, mount_holding, place_within, read_mounts
 from .offload_access import in_words
-from .volume_answers import ANSWERS, is_read_only, shut_down
-from .write_read_probe import Answer
+from .volume_answers import ANSWERS, forbidden, is_read_only, root_may_lack_rights, shut_down
+from .write_read_probe import FULL, Answer
 
 CHECK_ID = "offload.directory"
 
@@ -35,7 +36,31 @@ def check_offload(manifest: Mapping[str, Any], mount: Mount | None, answer: Answ
         elif answer.error:
             found = os.strerror(answer.error)
         return Check(CHECK_ID, UNKNOWN, "`%s`" % path, found, "see `%s`" % ANSWERS)
-    return _judged(path, answer, manifest.get("offload"))
+    check = _judged(path, answer, manifest.get("offload"))
+    return _written(check, path, mount, answer, manifest["array"] is not None)
+
+
+def _written(check: Check, path: str, mount: Mount, answer: Answer, ours: bool) -> Check:
+    """``check``, or where the directory is as it was built and root's write failed, the check of that."""
+    number = answer.directory_error
+    if check.status != PASS or not number:
+        return check
+    words = "%s (%s)" % (os.strerror(number), answer.directory_error_at)
+    if not answer.directory_flag and root_may_lack_rights(number, mount.fs_type, ours):
+        return Check(CHECK_ID, SKIP, check.expected, "%s; root cannot write there: %s" % (check.found, words), "")
+    found, remedy = words, "see the kernel's log (`dmesg`)"
+    if answer.directory_flag:
+        found, remedy = forbidden(answer.directory_flag, path, words)
+    elif number in FULL:
+        found = "a quota of this directory is used up; the volume has room: %s" % words
+        report = "xfs_quota -x -c 'report -pg -bi' %s" if mount.fs_type == "xfs" else "repquota -vPg %s"
+        remedy = "see its project (`lsattr -pd %s`) and the limits (`%s`); remove what nobody needs there" % (
+            path,
+            report % mount.mount_point,
+        )
+    elif number in (errno.ENOENT, errno.ENOTDIR):
+        found, remedy = "it went away while it was looked at: %s" % words, "run `tunetool provision`"
+    return Check(CHECK_ID, FAIL, check.expected, found, remedy)
 
 
 def _hidden(path: str, mount: Mount, root: str) -> Check | None:

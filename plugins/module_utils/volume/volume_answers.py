@@ -10,14 +10,15 @@ from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..machine.drives import read_drives
 from ..machine.mounts import Mount
 from ..units import format_size_binary
-from .write_read_probe import MAKE, PATIENCE, Answer, Asker, Question
+from .write_read_probe import FULL, MAKE, PATIENCE, Answer, Asker, Question
 
 WRITABLE, ANSWERS, DRIVES = "filesystem.writable", "filesystem.answers", "drives.answer"
 READ_ONLY = "ro"
 _LOG = "see the kernel's log (`dmesg`)"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DIRECTORY = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP)
 """At the top of an owner's volume: an NFS server that trusts no root, a program's file system without directories."""
+LOCAL = ("xfs", "ext2", "ext3", "ext4", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs")
+"""File systems where root may write, whoever owns a directory, unless a flag forbids it or the directory is gone."""
 _MANY_SECONDS = 120
 
 
@@ -90,7 +91,7 @@ def _judged(question: Question, answer: Answer, fs_type: str, unwritten: str) ->
     if answer.shut_down:
         return FAIL, shut_down(fs_type), "unmount `%s`, mount it again, and %s for why it was" % (point, _LOG)
     if answer.error:
-        return _error(question, answer)
+        return _error(question, answer, fs_type)
     if not answer.same:
         return FAIL, "it returned other bytes than were written", "%s, and replace the drive that it names" % _LOG
     if not question.write:
@@ -111,17 +112,37 @@ def _no_answer(question: Question, answer: Answer) -> tuple[str, str, str]:
     return UNKNOWN, "it could not be asked: %s" % answer.fault, "check again"
 
 
-def _error(question: Question, answer: Answer) -> tuple[str, str, str]:
+def _error(question: Question, answer: Answer, fs_type: str) -> tuple[str, str, str]:
     words = "%s (%s)" % (os.strerror(answer.error), answer.error_at)
-    if answer.error in _FULL:
+    if answer.error in FULL:
         what = "it is full" if answer.error == errno.ENOSPC else "a quota of it is used up"
         remedy = "remove what nobody needs on `%s`, then check again" % question.mount_point
         return UNKNOWN, "%s, so nothing could be written: %s" % (what, words), remedy
     if answer.error in (errno.EACCES, errno.EPERM) and not question.write:
         return SKIP, "this user may not look there: %s" % words, ""
-    if answer.error in _NO_DIRECTORY and answer.error_at == MAKE and not question.ours:
+    if answer.flag:
+        return FAIL, *forbidden(answer.flag, question.mount_point, words)
+    if answer.error_at == MAKE and root_may_lack_rights(answer.error, fs_type, question.ours):
         return SKIP, "it answers; root cannot write at its top: %s" % words, ""
+    if answer.error == errno.ENOENT and answer.error_at == MAKE:
+        remedy = "run `umount %s`, and mount a directory that is there" % question.mount_point
+        return FAIL, "the directory that was mounted is gone: %s" % words, remedy
     return FAIL, words, _LOG
+
+
+def root_may_lack_rights(error: int, fs_type: str, ours: bool) -> bool:
+    """Whether this error of root, who makes a directory, says nothing of whether a job may."""
+    if fs_type in LOCAL and error in (errno.EPERM, errno.ENOENT):
+        return False
+    return error in _NO_DIRECTORY and not ours
+
+
+def forbidden(flag: str, path: str, words: str) -> tuple[str, str]:
+    """What a flag of chattr does to a directory, and the cure."""
+    kind, effect = ("immutable", "nobody can write there")
+    if flag == "a":
+        kind, effect = ("append-only", "nobody can remove a file there")
+    return "it is %s, so %s, root neither: %s" % (kind, effect, words), "run `chattr -%s %s`" % (flag, path)
 
 
 def shut_down(fs_type: str) -> str:

@@ -18,12 +18,13 @@ import signal
 import stat
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..common.lock_file import ForeignLock, open_lock_file
 from ..common.run_directory import make_run_directory
-from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
+from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
+from .immutable_flag import forbidding_flag
 from .offload_access import access_of
 
 PATIENCE = 10.0
@@ -33,6 +34,14 @@ PIECE = 16 << 10
 NAME = ".tunetool-probe"
 MAKE = "make a directory"
 """The first step that changes something."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_A_DIRECTORY = (
+    *FULL,
+    *(errno.EPERM, errno.EACCES, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK),
+)
+"""Errors that concern one directory. Any other is the volume's."""
+_FILE = "probe"
 _BLOCK = 4096
 _REAP_SECONDS = 1.0
 _LARGEST_NOTE = 1 << 16
@@ -44,7 +53,7 @@ class Question:
 
     mount_point: str
     directory: str | None = None
-    """A directory that must be there."""
+    """A directory that must be there, and that is written to as well."""
     write: bool = True
     pieces: int = 1
     """Pieces that are written, so that each drive of a stripe gets one."""
@@ -68,6 +77,12 @@ class Answer:
     error: int = 0
     """Number of the volume's error, which came in ``error_at``."""
     error_at: str = ""
+    flag: str = ""
+    """The letter of chattr that forbids writes at the top: ``i`` or ``a``."""
+    directory_error: int = 0
+    """As ``error``, of the directory, where the top takes data."""
+    directory_error_at: str = ""
+    directory_flag: str = ""
     shut_down: bool = False
     """Whether not even the top directory can be looked at."""
     failed_drives: tuple[tuple[str, int], ...] = ()
@@ -287,11 +302,50 @@ def _ask_volume(question: Question, say: Callable[..., None]) -> None:
 
     step("look at `%s`" % question.mount_point)
     top = os.stat(question.mount_point)
+    look: dict[str, Any] = {}
     if question.directory is not None:
         step("look at `%s`" % question.directory)
-        say(**_look(question.directory, top.st_dev))
-    if question.write:
-        _write(question, step, say)
+        look = _look(question.directory, top.st_dev)
+        say(**look)
+    if not question.write:
+        return
+    say(**_write(question, question.mount_point, step, lambda flag: say(flag=flag)))
+    if question.directory is not None and look["is_directory"] and not look["leads_to"]:
+        _write_in_directory(question, question.directory, top, say)
+
+
+def _write_in_directory(question: Question, path: str, top: os.stat_result, say: Callable[..., None]) -> None:
+    """Write one piece to the directory. Raises ``OSError`` of the volume; one of the directory alone is said."""
+    last = "open `%s`" % path
+
+    def step(name: str) -> None:
+        nonlocal last
+        last = "%s in `%s`" % (name, path)
+        say(step=last)
+
+    try:
+        say(step=last)
+        handle = os.open(os.path.realpath(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(handle)
+            # Whoever may rename there may have put another one in place since it was looked at.
+            if status.st_dev != top.st_dev or os.path.samestat(status, top):
+                return
+            # By its handle, so that it stays the one that was looked at.
+            within = "/proc/self/fd/%d" % handle
+            one = replace(question, pieces=1)
+            if not _write(one, within, step, lambda flag: say(directory_flag=flag))["same"]:
+                say(same=False)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _OF_A_DIRECTORY:
+            raise
+        at, number = last, error.errno
+        if number in FULL:
+            # A job may have filled the volume at this moment: then this one fails too.
+            _write(question, question.mount_point, lambda name: say(step=name), lambda flag: say(flag=flag))
+        say(directory_error=number, directory_error_at=at)
 
 
 def _look(path: str, device: int) -> dict[str, Any]:
@@ -309,57 +363,91 @@ def _look(path: str, device: int) -> dict[str, Any]:
     return {"is_directory": True, "access": access_of(status), "leads_to": leads_to}
 
 
-def _write(question: Question, step: Callable[[str], None], say: Callable[..., None]) -> None:
-    """Write, fsync and read back in a new directory of mode 0700, which is gone afterwards. Raises ``OSError``."""
+def _write(
+    question: Question, within: str, step: Callable[[str], None], forbid: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write, fsync and read back in a new directory of mode 0700, which is gone afterwards: what ``Answer`` says of it.
+
+    Raises ``OSError``. ``forbid`` is called before, with the flag that explains it.
+    """
     prefix = NAME + "-" if question.ours else prefix_of_this_host(NAME)
     step("remove what an earlier check left")
-    remove_stale_directories(prefix, question.mount_point)
+    remove_stale_directories_of([_FILE], prefix, within)
     step(MAKE)
-    directory, path = new_directory(prefix, question.mount_point)
+    _refuse_flag(within, forbid)
+    directory, path = new_directory(prefix, within)
     try:
-        _write_file(question, directory, step, say)
+        return _write_file(question, directory, step)
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink("probe", dir_fd=directory)
         with contextlib.suppress(OSError):
             os.rmdir(path)
         os.close(directory)
 
 
-def _write_file(question: Question, directory: int, step: Callable[[str], None], say: Callable[..., None]) -> None:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+def _refuse_flag(within: str, forbid: Callable[[str], None]) -> None:
+    """Raises ``OSError`` where a flag forbids to write, or to remove what was written: no leftover is made there."""
+    try:
+        handle = os.open(within, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        # Whoever may not list a directory may still be able to write there.
+        return
+    try:
+        flag = forbidding_flag(handle)
+    finally:
+        os.close(handle)
+    if flag:
+        forbid(flag)
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _write_file(question: Question, directory: int, step: Callable[[str], None]) -> dict[str, Any]:
+    """As ``_write``, in an open directory."""
+    # Never a file that is there: it would be another's.
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     step("make a file")
     direct = True
     try:
-        handle = os.open("probe", flags | os.O_DIRECT, 0o600, dir_fd=directory)
+        handle = os.open(_FILE, flags | os.O_DIRECT, 0o600, dir_fd=directory)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         # Some file systems have no direct I/O, as a tmpfs in older kernels. They may have made the file all the same.
-        handle, direct = os.open("probe", flags, 0o600, dir_fd=directory), False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_FILE, dir_fd=directory)
+        handle, direct = os.open(_FILE, flags, 0o600, dir_fd=directory), False
     try:
-        pieces = question.pieces if _allocated(handle, question, step) else 1
-        contents = [os.urandom(PIECE) for _ in range(pieces)]
-        with mmap.mmap(-1, PIECE) as area:
-            step("write")
-            for index, content in enumerate(contents):
-                area[:] = content
-                if os.pwritev(handle, [area], index * question.step) != PIECE:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            step("fsync")
-            os.fsync(handle)
-            if not direct:
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            step("read back")
-            same = True
-            for index, content in enumerate(contents):
-                area[:] = bytes(PIECE)
-                same = os.preadv(handle, [area], index * question.step) == PIECE and area[:] == content and same
-        say(written=pieces * PIECE, direct=direct, same=same)
+        same, written = _fill(question, handle, direct, step)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(_FILE, dir_fd=directory)
+        raise
     finally:
         os.close(handle)
     step("remove the file")
-    os.unlink("probe", dir_fd=directory)
+    os.unlink(_FILE, dir_fd=directory)
+    return {"written": written, "direct": direct, "same": same}
+
+
+def _fill(question: Question, handle: int, direct: bool, step: Callable[[str], None]) -> tuple[bool, int]:
+    """Whether what was read back is what was written, and its bytes."""
+    pieces = question.pieces if _allocated(handle, question, step) else 1
+    contents = [os.urandom(PIECE) for _ in range(pieces)]
+    with mmap.mmap(-1, PIECE) as area:
+        step("write")
+        for index, content in enumerate(contents):
+            area[:] = content
+            if os.pwritev(handle, [area], index * question.step) != PIECE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        step("fsync")
+        os.fsync(handle)
+        if not direct:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        step("read back")
+        same = True
+        for index, content in enumerate(contents):
+            area[:] = bytes(PIECE)
+            same = os.preadv(handle, [area], index * question.step) == PIECE and area[:] == content and same
+    return same, pieces * PIECE
 
 
 def _allocated(handle: int, question: Question, step: Callable[[str], None]) -> bool:
