@@ -93,7 +93,7 @@ from typing import Mapping  # noqa: E402  (Ansible wants the documentation first
 
 from ..module_utils.array.array_values import chunk_problem, name_problem  # noqa: E402
 from ..module_utils.array.begun import begin  # noqa: E402
-from ..module_utils.array.create import assemble, create, held, members_by_serial, refuse_unless_blank, settled  # noqa: E402
+from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, array_differences  # noqa: E402
 from ..module_utils.array.drive_decisions import by_serial  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
@@ -107,6 +107,7 @@ from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice, read_signatures  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
+from ..module_utils.machine.held_drives import held  # noqa: E402
 from ..module_utils.machine.unlabelled import clear_ends  # noqa: E402
 from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
@@ -118,16 +119,17 @@ from ..module_utils.volume.apply import forget_volume  # noqa: E402
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
     """Carry out a step and read back the array. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
-        refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
-        module.change_begins()
-        # After an interruption here the node counts as not built: the next run continues from its present state.
-        forget_volume()
-        if doomed:
-            # Reading the other drives took its time, and what opens a drive need not claim it.
-            refuse_unless_wipeable(doomed, {entry["serial"]: entry["hash"] for entry in module.params["wipes"]})
-            wipe(doomed)
-            members = members_by_serial([drive.serial for drive in members])
+        # From here to md's own hold the names are those of the drives that are looked at, also while they are wiped.
         with held(members):
+            refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
+            module.change_begins()
+            # After an interruption here the node counts as not built: the next run continues from its present state.
+            forget_volume()
+            if doomed:
+                # Reading the other drives took its time, and what opens a drive need not claim it.
+                refuse_unless_wipeable(doomed, {entry["serial"]: entry["hash"] for entry in module.params["wipes"]})
+                wipe(doomed)
+                members = members_by_serial([drive.serial for drive in members])
             refuse_unless_blank(members, deep=True)
             create(wanted.name, wanted.chunk_bytes, members, begin())
     elif step.action == "assemble":

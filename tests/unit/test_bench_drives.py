@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -32,6 +33,7 @@ from tunetool.measure.fio import Fio
 from tunetool.measure.tester import without_storage
 from tunetool.node.common import manifest
 from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine import held_drives
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
@@ -389,7 +391,9 @@ def test_a_label_of_somebody_else_is_left_as_it_is(monkeypatch: pytest.MonkeyPat
     cleared: list[str] = []
     monkeypatch.setattr(made, "clear_labels", lambda drives: cleared.extend(each.serial for each in drives))
     monkeypatch.setattr(made, "refuse_unless_blank", lambda drives, deep: None)
-    monkeypatch.setattr(made, "settle", lambda written: None)
+    monkeypatch.setattr(made, "held", lambda drives: contextlib.nullcontext())
+    monkeypatch.setattr(held_drives, "use_problems", lambda drives, patience: {})
+    monkeypatch.setattr(made, "settle", lambda written=(): None)
     entry = {"kind": "labels", "drives": [BareDrive(drive).noted], "uuids": [UUID], "given_back": []}
 
     def label(uuid: str | None) -> None:
@@ -417,7 +421,8 @@ def test_data_that_nobody_labelled_is_left_as_it_is(tmp_path: Path, monkeypatch:
     image.write_bytes(b"results".ljust(4 * 2**20, b"\0"))
     drive = builders.nvme_drive(1, name=os.path.relpath(image, "/dev"))
     monkeypatch.setattr(made, "read_drives", lambda: [drive])
-    monkeypatch.setattr(made, "settle", lambda written: None)
+    monkeypatch.setattr(held_drives, "read_drives", lambda: [drive])
+    monkeypatch.setattr(made, "settle", lambda written=(): None)
     entry = {"kind": "labels", "drives": [BareDrive(drive).noted], "uuids": [UUID], "given_back": [], "seen": []}
     before = image.read_bytes()
     assert "holds data without a label at 0 B, and no label of this run: it was left" in str(made.undone(entry))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from typing import Iterator
-
 from ..common.commands import run
-from ..common.files import read_text
 from ..common.refusal import Refusal
 from ..machine.drive_contents import read_signatures, read_unlabelled, use_problems
 from ..machine.drives import Drive, disks_under, read_drives
+from ..machine.held_drives import refuse, untouched
 from .md_arrays import Array, find, read_arrays
 
 
@@ -40,48 +36,17 @@ def refuse_unless_blank(members: list[Drive], deep: bool = False) -> None:
         problem = "; ".join(drive.uses)
         if drive.partitions:
             problem = "has partitions " + ", ".join(drive.partitions)
-        _refuse(drive, problem)
+        refuse(drive, problem)
     used = use_problems(members)
     for drive in members:
-        _refuse(drive, used.get(drive.name))
-    written = {drive.name: _written(drive.name) for drive in members}
-    signatures = read_signatures([drive.name for drive in members])
-    for drive in members if not signatures else ():
-        signatures += read_unlabelled(drive.name, deep)
-    # Reading takes a second, in which somebody may open a drive, or write to it and close it again.
-    used = use_problems(members, patience=0.0)
+        refuse(drive, used.get(drive.name))
+    with untouched(members):
+        signatures = read_signatures([drive.name for drive in members])
+        for drive in members if not signatures else ():
+            signatures += read_unlabelled(drive.name, deep)
     for drive in members:
-        held = [str(signature) for signature in signatures if signature.device == drive.name]
-        _refuse(drive, used.get(drive.name) or ("holds %s" % held[0] if held else None))
-        if _written(drive.name) != written[drive.name]:
-            _refuse(drive, "was written while it was read: somebody uses it")
-
-
-def _written(name: str) -> str | None:
-    """Sectors that were written to the device since it appeared."""
-    fields = (read_text("/sys/class/block/%s/stat" % name) or "").split()
-    return fields[6] if len(fields) > 6 else None
-
-
-def _refuse(drive: Drive, problem: str | None) -> None:
-    if problem:
-        raise Refusal("drive `%s` (%s) %s. hint: nothing was changed" % (drive.serial, drive.name, problem))
-
-
-@contextlib.contextmanager
-def held(members: list[Drive]) -> Iterator[None]:
-    """Keep the drives' kernel names from being given to others, as happens when drives are pulled and plugged.
-
-    Raises ``Refusal`` if one is another drive's by now.
-    """
-    with contextlib.ExitStack() as stack:
-        for drive in members:
-            stack.callback(os.close, os.open(drive.path, os.O_RDONLY | os.O_CLOEXEC))
-        now = {drive.name: drive.serial for drive in read_drives()}
-        for drive in members:
-            if now.get(drive.name) != drive.serial:
-                _refuse(drive, "is `%s` by now" % now.get(drive.name, "gone"))
-        yield
+        held_there = [str(signature) for signature in signatures if signature.device == drive.name]
+        refuse(drive, "holds %s" % held_there[0] if held_there else None)
 
 
 def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None) -> None:

@@ -21,6 +21,7 @@ from ..machine.device_users import users_of
 from ..machine.drive_contents import claim_problem, read_signatures, use_problems
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, without_entry
+from ..machine.held_drives import held, refuse, untouched
 from ..machine.mounts import described, hidden_by, mount_at, read_mounts
 from ..machine.volume_users import occupants
 from ..plan.plan_file import TEARDOWN
@@ -199,11 +200,18 @@ class Job:
             return
         # Read again: after the unmount, which may have taken minutes, the array can be stopped.
         drives = members_by_serial(self.wiped)
-        for drive, problem in ((each, problem) for each in drives for problem in use_problems([each]).values()):
-            raise Refusal("drive `%s` (%s) %s. hint: nothing was wiped" % (drive.serial, drive.name, problem))
-        if removal.incoming:
-            refuse_unless_wipeable([drive for drive in drives if drive.serial == removal.incoming.serial], self.allowed)
-        wipe(drives)
+        # What the unmount made udev look at.
+        run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+        with held(drives):
+            hint = "nothing was wiped"
+            with untouched(drives, hint):
+                used = use_problems(drives)
+                for drive in drives:
+                    refuse(drive, used.get(drive.name), hint)
+                if removal.incoming:
+                    incoming = [drive for drive in drives if drive.serial == removal.incoming.serial]
+                    refuse_unless_wipeable(incoming, self.allowed)
+            wipe(drives)
         left = read_signatures([drive.name for drive in read_drives() if drive.serial in self.wiped])
         if left:
             raise CommandError("drives are not blank after all: %s" % ", ".join(map(str, left)))

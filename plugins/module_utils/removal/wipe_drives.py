@@ -22,6 +22,7 @@ from ..machine.drive_contents import (
     use_problems,
 )
 from ..machine.drives import Drive, disks_under, partitions_of, read_drives
+from ..machine.held_drives import refuse, untouched
 from ..machine.unlabelled import clear_between, clear_ends
 
 WIPES: dict[str, Any] = {
@@ -36,42 +37,67 @@ WIPES: dict[str, Any] = {
 def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> None:
     """Check the plan's conditions for all drives before the first byte is written to any. Raises ``Refusal``."""
     names = {drive.name for drive in drives}
-    used = use_problems([drive for drive in drives if not drive.claims])
-    for drive in drives:
-        problem = "; ".join(drive.claims)
-        for array in drive.idle_arrays:
-            strangers = sorted(disks_under("/", array) - names)
-            if strangers:
-                serials = {other.name: other.serial for other in read_drives()}
-                problem = "is in array `%s` with drives that may not be wiped: %s" % (
-                    array,
-                    by_serial(strangers, serials),
-                )
-        problem = problem or used.get(drive.name, "")
-        if not problem and contents_hash(drive) != hashes[drive.serial]:
-            problem = "does not hold what the plan saw"
-        if problem:
-            raise Refusal(
-                "drive `%s` (%s) %s. hint: nothing was changed; make a new plan" % (drive.serial, drive.name, problem)
-            )
+    hint = "nothing was changed; make a new plan"
+    idle = [drive for drive in drives if not drive.claims]
+    with untouched(idle, hint):
+        used = use_problems(idle)
+        for drive in drives:
+            problem = "; ".join(drive.claims)
+            for array in drive.idle_arrays:
+                problem = _beside_others(array, names) or problem
+            problem = problem or used.get(drive.name, "")
+            if not problem and contents_hash(drive) != hashes[drive.serial]:
+                problem = "does not hold what the plan saw"
+            refuse(drive, problem, hint)
+
+
+def _beside_others(array: str, names: set[str]) -> str | None:
+    """Why an array must not be stopped."""
+    strangers = sorted(disks_under("/", array) - names)
+    if not strangers:
+        return None
+    serials = {other.name: other.serial for other in read_drives()}
+    return "is in array `%s` with drives that may not be wiped: %s" % (array, by_serial(strangers, serials))
 
 
 def wipe(drives: list[Drive]) -> None:
-    """Make drives blank, from the topmost layer on them to the lowest."""
+    """Make drives blank, from the topmost layer on them to the lowest. They are ``held``, and were just looked at."""
+    names = {drive.name for drive in drives}
     arrays = sorted({array for drive in drives for array in drive.idle_arrays})
     serving = {array.device for array in read_arrays() if array.serves}
     for array in arrays:
         inside = [name for name in [*partitions_of("/", array), array] if has_capacity(name)]
         if inside and array in serving:
-            # Otherwise a new array at the same place would show the old file system again.
-            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
+            # An array that somebody has open cannot be stopped: until then its name stays its own.
+            with kept_open(array):
+                _refuse_others(array, names)
+                # Otherwise a new array at the same place would show the old file system again.
+                run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
     for array in arrays:
+        _refuse_others(array, names)
         run(["mdadm", "--stop", "/dev/" + array])
     clear_labels(drives)
     run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
     for drive in drives:
         run(["blockdev", "--rereadpt", drive.path])
     run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+
+
+def _refuse_others(array: str, names: set[str]) -> None:
+    """Raises ``Refusal`` if the array has other drives than it had."""
+    problem = _beside_others(array, names)
+    if problem:
+        raise Refusal("a drive %s. hint: make a new plan" % problem)
+
+
+@contextlib.contextmanager
+def kept_open(name: str) -> Iterator[None]:
+    """A device stays the one of this name."""
+    handle = os.open("/dev/" + name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def clear_labels(drives: Sequence[Drive]) -> None:

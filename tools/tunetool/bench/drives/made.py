@@ -32,6 +32,7 @@ from tunetool.node.machine.drive_contents import (
     use_problems,
 )
 from tunetool.node.machine.drives import Drive, Link, disks_under, read_drives
+from tunetool.node.machine.held_drives import held, untouched
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.removal.wipe_drives import clear_labels
 
@@ -39,6 +40,7 @@ Entry = Mapping[str, Any]
 _PATIENCE = 30.0
 """Seconds for which an unmount may wait for a killed program's last write."""
 _TRIES = 3
+_LEFT = "it was left as it is"
 _SYS_BLOCK = Path("/sys/block")
 
 
@@ -194,28 +196,45 @@ def _stop_array(entry: Entry) -> None:
 
 
 def _clear(entry: Entry) -> None:
-    drives = [drive for each in entry["drives"] if (drive := _present(each)) is not None]
-    # An event of a member may have made udev assemble the array again.
-    _stop_array({"members": [drive.name for drive in drives], "uuids": entry["uuids"]})
-    problems, ours = [], []
-    for drive in drives:
-        try:
-            if _is_left(drive, entry):
-                ours.append(drive.serial)
-        except NotTakenDown as error:
-            # The other drives are cleared nevertheless.
-            problems.append(str(error))
-    cleared = [drive for drive in drives if drive.serial in ours]
-    clear_labels(cleared)
-    settle(cleared)
-    known = [each for each in entry["drives"] if each["serial"] in ours]
-    refuse_unless_blank([drive for each in known if (drive := _present(each)) is not None], deep=True)
+    drives = _all_present(entry)
+    settle()
+    with held(drives):
+        # An event of a member may have made udev assemble the array again.
+        _stop_array({"members": [drive.name for drive in drives], "uuids": entry["uuids"]})
+        now = _all_present(entry)
+        # A loop device is known by its file, which `held` does not look at.
+        if [(drive.name, drive.serial) for drive in now] != [(drive.name, drive.serial) for drive in drives]:
+            raise NotTakenDown("drives changed their names meanwhile: none of them was touched")
+        problems, ours = _cleared(now, entry)
     entry["given_back"].extend(ours)
     # A loop device that is gone took its file along; a drive has what was written to it.
     gone = {each["serial"] for each in entry["drives"] if each["file"] is None} - {drive.serial for drive in drives}
     problems += [f"drive `{serial}` is gone: it may keep what this run made" for serial in sorted(gone)]
     if problems:
         raise NotTakenDown("; ".join(problems))
+
+
+def _cleared(drives: Sequence[Drive], entry: Entry) -> tuple[list[str], list[str]]:
+    """Clear drives that are held. Returns why some were left as they are, and the serials of the others."""
+    problems, ours = [], []
+    for drive in drives:
+        try:
+            if _is_left(drive, entry):
+                with untouched([drive], _LEFT):
+                    _refuse_others([drive.name, *drive.partitions], entry["uuids"], drive.serial)
+                ours.append(drive)
+        except (NotTakenDown, Refusal) as error:
+            # The other drives are cleared nevertheless.
+            problems.append(str(error))
+    clear_labels(ours)
+    settle(ours)
+    serials = [drive.serial for drive in ours]
+    refuse_unless_blank([drive for drive in _all_present(entry) if drive.serial in serials], deep=True)
+    return problems, serials
+
+
+def _all_present(entry: Entry) -> list[Drive]:
+    return [drive for each in entry["drives"] if (drive := _present(each)) is not None]
 
 
 def _is_left(drive: Drive, entry: Entry) -> bool:

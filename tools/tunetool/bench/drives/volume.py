@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tunetool.bench.drives.layouts import CHUNK, MOUNT_OPTIONS, Layout, mkfs
-from tunetool.bench.drives.made import Made, down_to_here, settle, virtual_drive
+from tunetool.bench.drives.made import Made, down_to_here, loops_over, settle, virtual_drive
 from tunetool.errors import CannotJudge
 from tunetool.node.array.create import create, members_by_serial, refuse_unless_blank, settled
 from tunetool.node.common.commands import CommandError, run
@@ -19,6 +19,7 @@ from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.node.machine.drive_contents import UnreadableDevice, read_signatures
 from tunetool.node.machine.drives import Drive
+from tunetool.node.machine.held_drives import held
 
 VIRTUAL = "virtual-{number}"
 _ARRAY = "tunetool_bench"
@@ -110,25 +111,27 @@ def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) ->
     # mount(8) shows where a path leads, and what is taken down is looked for by that.
     base = base.resolve()
     with down_to_here(made), cannot_judge():
-        drives = as_they_are(bare)
-        refuse_unless_blank(drives, deep=True)
-        uuids = [str(uuid4()) for _ in range(len(drives) + 1)]
-        made.note("labels", drives=[each.noted for each in bare], uuids=uuids, given_back=[], seen=[])
-        if layout.striped and len(drives) > 1:
-            device = _array(drives, uuids, made)
-            if old := read_signatures([Path(device).name]):
-                # What an array over the same drives once held: mkfs.ext4 would overwrite it without a question.
-                raise CannotJudge(f"the drives hold {old[0]}, which an array over them shows: they are not blank")
-            root = _mounted(layout, device, uuids[0], len(drives), made, base / "volume")
-            directories = [root / f"part-{number}" for number in range(1, len(drives) + 1)]
-            for directory in directories:
-                directory.mkdir()
-        else:
-            directories = []
-            for number, (drive, uuid) in enumerate(zip(drives, uuids, strict=False), 1):
-                # Making the one before took its time; mkfs.ext4 asks nobody where it has no terminal.
-                refuse_unless_blank([drive], deep=True)
-                directories.append(_mounted(layout, drive.path, uuid, 1, made, base / f"volume-{number}"))
+        # What is written is what was looked at, also where a drive is pulled and another one gets its name.
+        with held([each.drive for each in bare]):
+            drives = as_they_are(bare)
+            refuse_unless_blank(drives, deep=True)
+            uuids = [str(uuid4()) for _ in range(len(drives) + 1)]
+            made.note("labels", drives=[each.noted for each in bare], uuids=uuids, given_back=[], seen=[])
+            if layout.striped and len(drives) > 1:
+                device = _array(drives, uuids, made)
+                if old := read_signatures([Path(device).name]):
+                    # What an array over the same drives once held: mkfs.ext4 would overwrite it without a question.
+                    raise CannotJudge(f"the drives hold {old[0]}, which an array over them shows: they are not blank")
+                root = _mounted(layout, device, uuids[0], len(drives), made, base / "volume")
+                directories = [root / f"part-{number}" for number in range(1, len(drives) + 1)]
+                for directory in directories:
+                    directory.mkdir()
+            else:
+                directories = []
+                for number, (drive, uuid) in enumerate(zip(drives, uuids, strict=False), 1):
+                    # Making the one before took its time; mkfs.ext4 asks nobody where it has no terminal.
+                    refuse_unless_blank([drive], deep=True)
+                    directories.append(_mounted(layout, drive.path, uuid, 1, made, base / f"volume-{number}"))
         yield directories
 
 
@@ -138,6 +141,10 @@ def as_they_are(bare: Sequence[BareDrive]) -> list[Drive]:
     now = iter(members_by_serial([each.drive.serial for each in bare if each.file is None]))
     drives = [each.drive if each.file is not None else next(now) for each in bare]
     for each, drive in zip(bare, drives, strict=True):
+        if each.file is not None and loops_over(str(each.file)) != [drive.name]:
+            raise Refusal(
+                f"`{drive.path}` lies over `{each.file}` no more. hint: nothing was written to it; run it again"
+            )
         if drive.name != each.drive.name:
             raise Refusal(
                 f"drive `{drive.serial}` was `{each.drive.name}` and is `{drive.name}` now. hint: nothing was written "
