@@ -92,7 +92,7 @@ initramfs_rebuilt:
 from typing import Mapping  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.array_values import chunk_problem, name_problem  # noqa: E402
-from ..module_utils.array.begun import begin  # noqa: E402
+from ..module_utils.array.begun import begin, note_as_made  # noqa: E402
 from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, array_differences  # noqa: E402
 from ..module_utils.array.drive_decisions import by_serial  # noqa: E402
@@ -229,6 +229,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
         uuid = str(array.uuid)
         if step.action == "create":
             clear_beginning_of(array, wiped=bool(doomed))
+            note_as_made(uuid, array.device)
     else:
         if step.action == "create":
             refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)

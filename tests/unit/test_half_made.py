@@ -12,11 +12,13 @@ from test_drift import wishes
 
 from programs import need_program
 from skips import no_loops
+from tunetool.node.array.begun import note_as_made
 from tunetool.node.array.md_arrays import Array
 from tunetool.node.common.commands import run
 from tunetool.node.common.drift import Ledger, settle
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.device_users import users_of
+from tunetool.node.machine.unlabelled import probes
 from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.make_xfs import half_made
 from tunetool.node.volume.xfs_geometry import mkfs_arguments, wanted_geometry
@@ -28,6 +30,7 @@ KILLED = bytes.fromhex(
     "ffffffffffffffffffffffffffffffff000000010007ff000000001100000000"
     "00004000b5a50200020000086e766d655f726169643000000c09090313000119"
 ).ljust(512, b"\0")
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 FINISHED = KILLED[:126] + b"\0" + KILLED[127:]
 
 
@@ -120,26 +123,92 @@ def made(device: Array, root: Path, **wanted: object) -> None:
     settle(lambda ledger: Volume(values, ledger, device, str(root)).make(), None, False)
 
 
+def write(device: Array, at: int, data: bytes) -> None:
+    with Path(device.path).open("r+b") as stream:
+        stream.seek(at)
+        stream.write(data)
+
+
 def test_data_deep_in_an_array_of_somebody_else_is_kept(
     device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And on one that was made here it is what the drives held that a plan gave up."""
     without_udev(tmp_path, monkeypatch)
-    with Path(device.path).open("r+b") as stream:
-        stream.seek(2**30)
-        stream.write(b"somebody's results")
+    write(device, 2**30, b"somebody's results")
     with pytest.raises(Refusal, match="holds data without a label at 1 GiB"):
         made(device, tmp_path)
     with pytest.raises(Refusal, match="was not made here, and holds no file system"):
         made(device, tmp_path, adopt=True)
     noted = tmp_path / "etc/tunetool/array.begun"
     noted.parent.mkdir(parents=True)
-    noted.write_text("another\n")
+    # Of another array; of a run that was cut off, or an older version: nobody knows what it held when it was made.
+    for text in ("another", device.uuid):
+        noted.write_text(f"{text}\n")
+        with pytest.raises(Refusal, match="holds data without a label at 1 GiB"):
+            made(device, tmp_path)
     with pytest.raises(Refusal, match="holds data without a label at 1 GiB"):
-        made(device, tmp_path)
-    noted.write_text(f"{device.uuid}\n")
+        made(device, tmp_path, new_array=True)
+    with Path(device.path).open("rb") as stream:
+        stream.seek(2**30)
+        assert stream.read(18) == b"somebody's results"
+
+
+def test_what_a_plan_gave_up_lies_deep_in_the_new_array(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_udev(tmp_path, monkeypatch)
+    write(device, 2**30, b"what a plan gave up")
+    note_as_made(str(device.uuid), device.device, str(tmp_path))
     made(device, tmp_path, adopt=True)
-    assert not noted.exists()
+    assert not (tmp_path / "etc/tunetool/array.begun").exists()
+    with Path(device.path).open("rb") as stream:
+        assert stream.read(4) == b"XFSB"
+
+
+@pytest.mark.parametrize("old", [b"", b"what a plan gave up"])
+@pytest.mark.parametrize("new_array", [False, True])
+def test_raw_data_on_an_array_that_was_made_here_is_kept(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bytes, new_array: bool
+) -> None:
+    """As between `--tags drives,array` and the rest. In the same boot any write counts, wherever it lies."""
+    without_udev(tmp_path, monkeypatch)
+    write(device, 2**30, old)
+    note_as_made(str(device.uuid), device.device, str(tmp_path))
+    note = tmp_path / "etc/tunetool/array.begun"
+    text = note.read_text()
+    between = next(at for at in range(2**20, 2**30, 4096) if at not in probes(4 * 2**30))
+    write(device, between, b"somebody's results")
+    with pytest.raises(Refusal, match=r"array `nvme_raid0` was written since it was made, before it had a file system"):
+        made(device, tmp_path, new_array=new_array)
+    # After a reboot no counter tells: what lies there does.
+    note.write_text(text.replace(BOOT, "another"))
+    with Path(device.path).open("rb") as stream:
+        stream.seek(between)
+        assert stream.read(18) == b"somebody's results"
+    write(device, 2**31, b"somebody's results")
+    with pytest.raises(Refusal, match=r"does not hold what it held when it was made.*`blkdiscard .* makes it blank"):
+        made(device, tmp_path, new_array=new_array)
+    with Path(device.path).open("rb") as stream:
+        stream.seek(2**31)
+        assert stream.read(18) == b"somebody's results"
+
+
+def test_an_mkfs_that_was_cut_off_before_its_label_is_done_again(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It discards and writes first: nothing is as it was noted."""
+    without_udev(tmp_path, monkeypatch)
+    write(device, 2**30, b"what a plan gave up")
+    note_as_made(str(device.uuid), device.device, str(tmp_path))
+    with monkeypatch.context() as patch:
+
+        def cut(*_: object) -> None:
+            write(device, 2**30, bytes(4096))
+            raise KeyboardInterrupt
+
+        patch.setattr("tunetool.node.volume.apply.make_xfs", cut)
+        with pytest.raises(KeyboardInterrupt):
+            made(device, tmp_path)
+    made(device, tmp_path)
     with Path(device.path).open("rb") as stream:
         assert stream.read(4) == b"XFSB"
 

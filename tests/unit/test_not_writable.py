@@ -111,6 +111,7 @@ def module(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> tuple[Any, Any
         "refuse_unless_blank": lambda *_, **__: None,
         "contents_text": lambda doomed: "",
         "clear_beginning_of": lambda array, wiped: None,
+        "note_as_made": lambda *_: None,
         "held": lambda members: contextlib.nullcontext(),
         "begin": lambda: "u",
         "not_writable": lambda: closed,
@@ -133,7 +134,9 @@ def test_a_failure_after_the_array_says_changed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raid, job, did = module(monkeypatch, [])
-    array = SimpleNamespace(uuid="u", level="raid0", chunk_bytes=2**20, members=("nvme1n1", "nvme2n1"), path="/dev/md0")
+    array = SimpleNamespace(
+        uuid="u", level="raid0", chunk_bytes=2**20, members=("nvme1n1", "nvme2n1"), device="md0", path="/dev/md0"
+    )
     monkeypatch.setattr(raid, "settled", lambda uuid: array)
     monkeypatch.setattr(raid, "members_by_serial", lambda serials: job[1])
 

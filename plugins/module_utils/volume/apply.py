@@ -6,7 +6,7 @@ import os
 from typing import Any, Mapping
 
 from ..array.adopt_or_wipe import plain_uuid
-from ..array.begun import BEGUN_PATH, begun
+from ..array.begun import BEGUN_PATH, Begun, begun, note_formatting
 from ..array.md_arrays import Array
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget
@@ -95,6 +95,8 @@ class Volume(MountPoint):
             before = "xfs that mkfs did not finish\n" if half else ""
             if not self.ledger.note("file system on %s" % name, before, describe(self.geometry)):
                 return None
+            if self._noted(self.array) is not None:
+                note_formatting(str(self.array.uuid), self.root)
             if half:
                 discard_half_made(self.array)
             make_xfs(self.array, self.geometry, self.wanted["label"])
@@ -110,21 +112,29 @@ class Volume(MountPoint):
         return self._uuid(str(signatures[0].uuid))
 
     def _refuse_unless_blank(self, array: Array) -> None:
-        """An array that somebody made may hold data that no label names; one that was made here begins with zeros, and
-        holds what the drives held that a plan gave up. Raises ``Refusal``.
+        """Read all of the array, whoever made it. Only where it holds what it held when it was made here, the places
+        between may hold something: what the drives held that a plan or a teardown gave up. Raises ``Refusal``.
         """
         path = "/dev/" + array.device
-        made_here = self.wanted["new_array"] or plain_uuid(begun(self.root)) == plain_uuid(array.uuid)
-        if self.wanted["adopt"] and not made_here:
+        noted = self._noted(array)
+        if self.wanted["adopt"] and not (noted or self.wanted["new_array"]):
             raise Refusal(
                 "array `%s` was not made here, and holds no file system that libblkid knows. hint: nothing was made "
                 "over it; make its XFS yourself, or ask without `raid_array_adopt` for one on an array that is blank"
                 % self.wanted["array"]
             )
+        known = noted is not None and bool(noted.lay or noted.formatting)
         try:
-            piece = look(self._path(path), deep=not made_here)
+            problem = noted.problem(array.device, self._path(path)) if noted is not None and noted.lay else None
+            piece = look(self._path(path), deep=not known)
         except OSError as error:
             raise UnreadableDevice("`%s` cannot be read: %s" % (path, error.strerror)) from error
+        if problem is not None:
+            raise Refusal(
+                "array `%s` %s, before it had a file system. hint: nothing was made over it; save what is there, then "
+                "`blkdiscard %s` makes it blank, and `rm %s` forgets what it held"
+                % (self.wanted["array"], problem, array.path, BEGUN_PATH)
+            )
         if piece is not None:
             raise Refusal(
                 "array `%s` holds %s at %s. hint: nothing was made over it; save what is there, then "
@@ -136,6 +146,11 @@ class Volume(MountPoint):
             raise Refusal(
                 "array `%s` is in use: %s. hint: nothing was made over it; end its user" % (self.wanted["array"], user)
             )
+
+    def _noted(self, array: Array) -> Begun | None:
+        """What is noted of this array, if it was made here and got no file system yet."""
+        noted = begun(self.root)
+        return noted if noted is not None and plain_uuid(noted.uuid) == plain_uuid(array.uuid) else None
 
     def _compare_geometry(self, array: Array) -> None:
         mount_points = [
