@@ -17,7 +17,7 @@ from pythons import bare_python
 from tunetool.bench.ds_io.preflight import check_request
 from tunetool.bench.ds_io.request import Request
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes, need, probe
+from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes, need, ops, probe
 from tunetool.measure.aio.build_ops import build_environment, clear_lock, only_build, plain_architectures
 from tunetool.measure.aio.ops import STAMP, builders
 from tunetool.measure.aio.rung import prepare
@@ -224,6 +224,13 @@ def built(tmp_path: Path) -> Probe:
     return probed
 
 
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an op is compiled by is there: otherwise a hint names it first."""
+    monkeypatch.setattr(ops, "find", lambda program: program)
+
+
+@pytest.mark.usefixtures("compilers")
 def test_an_op_fits_the_versions_that_it_was_built_for(built: Probe) -> None:
     need(built, "async_io")
     for other in (replace(built, torch="2.14.0"), replace(built, deepspeed="0.20.0")):
@@ -258,6 +265,7 @@ def test_a_preinstalled_op_needs_no_build(built: Probe) -> None:
     assert preinstalled.find("async_io") == Path("/v/a.so")
 
 
+@pytest.mark.usefixtures("compilers")
 def test_a_stale_lock_is_named_instead_of_waited_for(built: Probe) -> None:
     (built.folder("async_io") / "lock").touch()
     with pytest.raises(Missing, match="a build that died left it") as caught:

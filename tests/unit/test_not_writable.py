@@ -32,7 +32,7 @@ IMAGE = 3 * 2**20
 def etc(blank: Path) -> Iterator[Callable[[str, str], None]]:
     """Mounts a file system of its own at a directory of the node, with what it held."""
     if not_root() or no_mounts():
-        pytest.skip("needs root and mounts")
+        pytest.skip("needs root and mount(2)")
     made: list[bytes] = []
 
     def mount(directory: str, options: str) -> None:
