@@ -18,11 +18,11 @@ from typing import Any
 from put_back import STATE, Touched, deaf, orderly_end
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir
-from tunetool.measure.rank_sum import difference, significant
 from tunetool.measure.evidence import REPEATS, obstacles
 from tunetool.measure.fio import Fio, Job, arguments, execute, find_fio, parse
 from tunetool.measure.ladder.budget import RANDOM_READS
 from tunetool.measure.ladder.calls import random_reads
+from tunetool.measure.rank_sum import difference, significant
 from tunetool.measure.sampling import Counting
 from tunetool.measure.statistics import estimate
 from tunetool.node.common.refusal import Refusal
