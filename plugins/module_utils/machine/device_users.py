@@ -33,7 +33,9 @@ _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 0x1  # linux/fcntl.h
 _STATX_BYTES = 256
 
 _ROUNDS = 4
-"""Times that a directory of ``/proc`` is listed while its entries move, and that a locked ring is read."""
+"""Times that a directory of ``/proc`` is listed while its entries move."""
+_RING_ROUNDS, _RING_EVERY = 20, 0.005
+"""Times that a ring is read while its lock is held, and the seconds between: one reading tells all of its files."""
 
 _MAPPED = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ (\S+) (\d+) +/", re.MULTILINE)
 """Addresses, device of the file system and inode of a mapped file (proc(5))."""
@@ -313,7 +315,10 @@ def _registered(path: str, numbers: Mapping[_Number, str]) -> list[_Number] | No
     While its lock is held, a ring shows none of its files, and on new kernels not even their number. It shows either
     all or none: new kernels leave out empty places. Old kernels print the last part of a name alone.
     """
-    for _ in range(_ROUNDS):
+    for attempt in range(_RING_ROUNDS):
+        if attempt:
+            # Whoever uses the ring holds its lock for microseconds.
+            time.sleep(_RING_EVERY)
         text = exact_text(path.replace("/fd/", "/fdinfo/"))
         count = re.search(r"^UserFiles:\s*(\d+)$", text, re.MULTILINE)
         # Buffers have such lines, too.
