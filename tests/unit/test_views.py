@@ -17,8 +17,7 @@ from rich.console import Console
 from tunetool import record as records
 from tunetool.record import Record
 from tunetool.report.flat import record_csv
-from tunetool.report.kinds import VIEWS, page_text, print_record, view_of
-from tunetool.report.render_markdown import markdown
+from tunetool.report.kinds import VIEWS, markdown_of, page_text, print_record
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDS = sorted((DATA / "records").glob("*.json"))
@@ -47,7 +46,7 @@ def page(record: Record) -> str:
 FORMS: Mapping[str, Callable[[Record], str]] = {
     "txt": terminal(100),
     "html": page,
-    "md": lambda record: markdown(view_of(record, None), record),
+    "md": lambda record: markdown_of(record, None),
     "csv": record_csv,
 }
 

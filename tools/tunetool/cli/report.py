@@ -49,15 +49,16 @@ class ShowOptions(InRuns):
 def show(given: ShowOptions) -> int:
     """Print RECORD: tables and verdict, JSON, JUnit XML, Prometheus' textfile format, CSV or Markdown."""
     from tunetool import record as records
-    from tunetool.report.flat import record_csv, record_markdown
+    from tunetool.report.flat import record_csv
     from tunetool.report.junit import junit
+    from tunetool.report.kinds import markdown_of
     from tunetool.report.prometheus import prometheus
     from tunetool.report.runs import find_record
 
     path = find_record(given.record, _runs_dir(given.runs_dir))
     shown = records.read(path)
     renderers = {"json": records.dumps, "junit": junit, "prometheus": prometheus}
-    renderers |= {"csv": record_csv, "markdown": record_markdown}
+    renderers |= {"csv": record_csv, "markdown": lambda record: markdown_of(record, path)}
     _put(renderers[given.form](shown) if given.form in renderers else _text(shown, path), given.output)
     return 0
 

@@ -61,6 +61,13 @@ def page_text(record: Record, path: Path | None) -> str:
     return text
 
 
+def markdown_of(record: Record, path: Path | None) -> str:
+    """The record in Markdown: its view, or its figures where its kind has none; ``path`` is where it lies."""
+    shown = function("render_markdown.markdown") if record.kind in VIEWS else None
+    text: str = shown(view_of(record, path), record) if shown else function("flat.record_markdown")(record)
+    return text
+
+
 def print_record(record: Record, path: Path | None, console: Console) -> None:
     """The record for people, by its kind; ``path`` is where it lies."""
     if record.hosts is not None and record.kind not in VIEWS:

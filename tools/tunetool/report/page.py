@@ -66,9 +66,9 @@ def _plain(cell: Any) -> Any:
     return Text("\n".join(map(on_one_line, cell.split("\n")))) if isinstance(cell, str) else cell
 
 
-def new_table(gap: int = 1, width: int = WIDTH) -> Table:
-    """An empty table of this width, with ``gap`` blanks between its columns."""
-    return PlainTable(box=box.SIMPLE_HEAD, width=width, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
+def new_table(width: int = WIDTH) -> Table:
+    """An empty table of this width."""
+    return PlainTable(box=box.SIMPLE_HEAD, width=width, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
 
 
 def add_number_columns(table: Table, *titles: str) -> None:

@@ -19,21 +19,9 @@ TITLES: dict[State, str] = {
 }
 
 
-_GPUS = "-gpus"
-
-
 def key_of(state: State, gpus: int) -> str:
     """``tmpfs``, or ``tmpfs-2-gpus``."""
-    return state if gpus == 1 else f"{state}-{gpus}{_GPUS}"
-
-
-def parse_key(key: str) -> tuple[State, int] | None:
-    """The inverse of ``key_of``; None for another text."""
-    state, _, gpus = key.removesuffix(_GPUS).partition("-")
-    for known in TITLES:
-        if known == state and (not gpus or gpus.isdecimal()):
-            return known, int(gpus or 1)
-    return None
+    return state if gpus == 1 else f"{state}-{gpus}-gpus"
 
 
 def title_of(state: State, gpus: int) -> str:
