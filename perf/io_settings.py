@@ -20,8 +20,8 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir
 from tunetool.measure.evidence import REPEATS, obstacles
 from tunetool.measure.fio import Fio, Job, arguments, execute, find_fio, parse
-from tunetool.measure.ladder.budget import RANDOM_READS
-from tunetool.measure.ladder.calls import random_reads
+from tunetool.measure.ladder.calls import random_io
+from tunetool.measure.metrics import EXPECTABLE
 from tunetool.measure.rank_sum import difference, significant
 from tunetool.measure.sampling import Counting
 from tunetool.measure.statistics import estimate
@@ -58,7 +58,7 @@ DIRECT = ("read", "write", "randread")
 BUFFERED = {"read_ahead": ("buffered read",), "dirty": ("buffered write",), "dirty_background": ("buffered write",)}
 """Workloads for settings of the page cache, which direct I/O bypasses."""
 JOBS = 4
-RANDOM = next(size for size in RANDOM_READS if size.name == "4k")
+RANDOM = EXPECTABLE["randread-4k"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Bench:
     def argv(self, workload: str) -> tuple[list[str], Job]:
         if workload == "randread":
             job = Job("read", JOBS, self.file_bytes, self.duration, block_bytes=RANDOM.block_bytes)
-            return random_reads(self.fio, RANDOM, "libaio", JOBS, self.file_bytes, self.duration), job
+            return random_io(self.fio, RANDOM, "libaio", JOBS, self.file_bytes, self.duration), job
         direction: Any = workload.rsplit(maxsplit=1)[-1]
         buffered = workload.startswith("buffered")
         # Once over the file: what is read or written twice in the page cache reaches no drive twice.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tunetool.measure.ladder.budget import EXPECTED, RANDOM_READS
+from tunetool.measure.ladder.budget import EXPECTED
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step, diagnose, slow_drives
-from tunetool.measure.ladder.files import RANDOM
 from tunetool.measure.ladder.rungs import steps
+from tunetool.measure.metrics import METRICS
 from tunetool.node.machine.drives import Link
 
 GB, MIB = 10**9, 2**20
@@ -200,9 +200,8 @@ def test_a_drive_that_jitters_is_not_slow_and_the_slowest_is_named_first() -> No
 
 def test_every_kind_of_rung_can_be_diagnosed() -> None:
     kinds = {each.kind for each in steps([2, 4, 8])}
-    assert {RANDOM.format(direction="read", block=size.name) for size in RANDOM_READS} <= {
-        each.name for each in steps([])
-    }
+    names = {each.name for each in steps([])}
+    assert {name for each in METRICS for name in (each.name, *each.below)} <= names
     for kind in kinds & EXPECTED.keys():
-        diagnose(step("random" if kind.startswith("random") else kind), HEALTHY)
+        diagnose(step(kind), HEALTHY)
     assert EXPECTED.keys() <= kinds

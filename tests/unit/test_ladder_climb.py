@@ -12,11 +12,11 @@ from machines import lay_out
 from tunetool.errors import UsageProblem
 from tunetool.measure.fio import Fio
 from tunetool.measure.ladder import calls, climb, facts
-from tunetool.measure.ladder.budget import RANDOM_READS
 from tunetool.measure.ladder.raw import counts, sub_stack
 from tunetool.measure.ladder.rung import Scene, Skip, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
+from tunetool.measure.metrics import RANDOM
 from tunetool.measure.sequential import Plan, Results
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
@@ -138,8 +138,8 @@ def test_raw_reads_are_read_only_and_one_group_after_the_other() -> None:
 
 
 def test_random_reads_only_read() -> None:
-    for size in RANDOM_READS:
-        argv = calls.random_reads(FIO, size, "io_uring", 4, 64 * MIB, 1.0)
+    for size in RANDOM:
+        argv = calls.random_io(FIO, size, "io_uring", 4, 64 * MIB, 1.0)
         assert {"--rw=randread", "--readonly", f"--bs={size.block_bytes}", "--ioengine=io_uring"} <= set(argv)
 
 

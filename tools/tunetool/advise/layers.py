@@ -14,6 +14,7 @@ from tunetool.errors import UsageProblem
 from tunetool.measure.direction import Direction
 from tunetool.measure.ladder.raw import ALONE, ARRAY
 from tunetool.measure.ladder.rungs import bandwidth, steps, together_counts
+from tunetool.measure.metrics import EXPECTABLE
 from tunetool.record import Record
 
 
@@ -30,7 +31,7 @@ PUBLISHED: Mapping[Direction, Layer] = {
     "write": Layer("eight Gen5 drives, published", 26e9),
 }
 """Eight Gen5 drives as one RAID0, 1 GB to and from HBM (DeepSpeed, `DeepNVMe: Affordable I/O scaling`, 2025)."""
-_RANDOM = "random.read.1m"
+_RANDOM = EXPECTABLE["randread-1m"]
 _STORAGE = ("sequential.read", "sequential.write", "sustained.write", ARRAY)
 
 
@@ -75,7 +76,7 @@ def of_record(record: Record) -> Layers:
     processes: dict[Direction, list[Layer]] = {"read": [], "write": []}
     for step in steps(together_counts(counted)):
         figure = by_name.get(step.name)
-        if figure is None or step.name == ALONE or step.kind.startswith(("random", "engine")):
+        if figure is None or step.name == ALONE or step.kind == "engine" or figure.quantity == "rate":
             continue
         direction: Direction = "write" if figure.parameters.get("direction") == "write" else "read"
         in_storage = step.name in _STORAGE or step.kind == "together"
@@ -89,7 +90,7 @@ def of_record(record: Record) -> Layers:
     # Fewer drives than all of them together are no layer of their own.
     top = [each for each in storage["read"] if each.name.endswith("drives together")][:-1]
     storage["read"] = [each for each in storage["read"] if each not in top]
-    random = by_name.get(_RANDOM)
+    random = by_name.get(_RANDOM.name)
     loss = record.ladder.loss if record.ladder is not None else None
     return Layers(
         source=f"measured on `{node.host}` by `verify`",

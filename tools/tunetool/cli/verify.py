@@ -12,6 +12,7 @@ import click
 from tunetool.cli.output import finish
 from tunetool.errors import UsageProblem
 from tunetool.fleet.options import HostsCommand, OnManyHosts, need_inventory
+from tunetool.measure.metrics import EXPECTABLE
 from tunetool.options import shared as options
 from tunetool.options.fields import option, repeatable, takes
 from tunetool.options.shared import Measuring
@@ -99,10 +100,8 @@ def command(given: Options) -> int:
 
 
 def _check_level(expectations: dict[str, float], level: str) -> None:
-    from tunetool.verify.expectations import EXPECTABLE
-
     for name in expectations:
-        if EXPECTABLE[name][1] == "1/s" and level != "full":
+        if EXPECTABLE[name].level == "full" != level:
             raise UsageProblem(f"only `--level full` measures `{name}`", "add `--level full`")
 
 

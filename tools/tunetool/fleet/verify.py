@@ -10,12 +10,12 @@ from tunetool.fleet.outliers import OUTLIER, outliers
 from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import Call, FleetResult, HostCommand, Hosts, record_over, run_everywhere
 from tunetool.measure.figures import NAMES, is_sequential
+from tunetool.measure.metrics import EXPECTABLE
 from tunetool.measure.progress import Progress
 from tunetool.measure.session import Run
 from tunetool.node.units import format_bandwidth
-from tunetool.record import Expectation, FleetHost, Record
-from tunetool.verify.expectations import EXPECTABLE
-from tunetool.verify.request import Demands
+from tunetool.record import FleetHost, Record
+from tunetool.verify.request import Demands, expectations_of
 
 # About what a node takes by ``--duration``: level full without what it may skip, on eight drives.
 _SECONDS: Mapping[str, Callable[[float], float]] = {
@@ -54,7 +54,7 @@ def host_command(request: FleetRequest) -> HostCommand:
     arguments = ["--level", request.level, "--duration", f"{request.duration:g}s"]
     arguments += ["--tolerance", f"{request.tolerance * 100:g}%"]
     for name, rate in sorted(request.expect.items()):
-        arguments += ["--expect", f"{name}={rate:.3f}{'IOPS' if EXPECTABLE[name][1] == '1/s' else 'B/s'}"]
+        arguments += ["--expect", f"{name}={rate:.3f}{'IOPS' if EXPECTABLE[name].unit == '1/s' else 'B/s'}"]
     for rung in request.require:
         arguments += ["--require", rung]
     for option, value in (("--target", request.target), ("--python", request.python), ("--gds", request.gds)):
@@ -86,11 +86,7 @@ def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
 
 def fleet_record(request: FleetRequest, hosts: Hosts, started: datetime) -> Record:
     """One record for all hosts: their ids, verdicts and sequential figures."""
-    expectations = [
-        Expectation(name=name, value=request.expect[key], unit=unit, source="--expect")
-        for key, (name, unit) in EXPECTABLE.items()
-        if key in request.expect
-    ]
+    expectations = expectations_of(request.expect, "--expect")
     record = record_over(request.run.command, request.target, started, hosts, is_sequential)
     return record.model_copy(update={"expectations": expectations, "tolerance": request.tolerance})
 

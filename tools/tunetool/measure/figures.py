@@ -11,12 +11,13 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, doubt, wrong_clock
 from tunetool.measure.figure import What, computed, measured
 from tunetool.measure.fio import Fio
+from tunetool.measure.metrics import SEQUENTIAL
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Measurement, Scalar
 from tunetool.verdict import CEILING
 
-NAMES: dict[Direction, str] = {"read": "sequential.read", "write": "sequential.write"}
+NAMES: dict[Direction, str] = {each.direction: each.name for each in SEQUENTIAL}
 
 
 def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> list[Measurement]:

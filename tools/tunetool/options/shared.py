@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tunetool.measure.metrics import expect_help
 from tunetool.options.fields import number, option, repeatable
 from tunetool.options.values import DIRECTORY, DURATION, JSON_FILE, NAMES, SIZE, TEXT
 
@@ -136,12 +137,7 @@ def duration_of_sample() -> Any:
 
 def expect() -> Any:
     """``--expect`` of ``verify``."""
-    return repeatable(
-        "--expect",
-        metavar="RATE",
-        help="Expected speed: `50GBps` (sequential read) or `read=50GBps,write=25GBps`; with --level full also "
-        "`randread-4k=5MIOPS`, `randread-64k`, `randread-1m`. Default: the manifest's.",
-    )
+    return repeatable("--expect", metavar="RATE", help=expect_help())
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,17 @@
-"""What ``--expect`` can name: the measurement, and the unit of what is expected of it."""
+"""Reads ``--expect``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from tunetool.errors import UsageProblem
+from tunetool.measure.metrics import EXPECTABLE
 from tunetool.node.units import UnitError, parse_bandwidth, parse_rate
-
-Unit = Literal["B/s", "1/s"]
-
-EXPECTABLE: Mapping[str, tuple[str, Unit]] = {
-    "read": ("sequential.read", "B/s"),
-    "write": ("sequential.write", "B/s"),
-    "randread-4k": ("random.read.4k", "1/s"),
-    "randread-64k": ("random.read.64k", "1/s"),
-    "randread-1m": ("random.read.1m", "1/s"),
-}
-"""Requests per second are measured by level full alone."""
 
 
 def parse_expectations(texts: Sequence[str]) -> dict[str, float]:
-    """By key of ``--expect``: bytes per second, or requests per second for random reads. A bare rate means `read`.
+    """By word of ``--expect``, bytes or requests per second. A bare rate means `read`.
 
     Raises ``UsageProblem``.
     """
@@ -39,7 +28,7 @@ def parse_expectations(texts: Sequence[str]) -> dict[str, float]:
             raise UsageProblem(
                 f"`--expect {part}` gives the {name} twice", "give each once: `read=50GBps,write=25GBps`"
             )
-        expected[name] = _rate(rate, EXPECTABLE[name][1])
+        expected[name] = _rate(rate, EXPECTABLE[name].unit)
     return expected
 
 

@@ -1,4 +1,4 @@
-"""What is shown of the ladder: the rungs from the bottom up with their shares, the first loss, and random reads."""
+"""What is shown of the ladder: the rungs from the bottom up with their shares, the first loss, and the rates."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ def ladder(record: Record) -> list[Section]:
     return [Section("The ladder", list(_ladder(record, record.ladder)))] if record.ladder is not None else []
 
 
-def random_reads(record: Record) -> list[Section]:
-    """The section of the rates, where there are any."""
+def rates(record: Record) -> list[Section]:
+    """The sections of the rates, where there are any: one for each direction."""
+    figures = [each for each in record.measurements if each.quantity == "rate"]
+    directions = dict.fromkeys(each.labels["direction"] for each in figures)
+    return [_rates(record, way, chosen(figures, direction=way)) for way in directions]
+
+
+def _rates(record: Record, direction: str, figures: Sequence[Measurement]) -> Section:
     wanted = {expectation.name: expectation for expectation in record.expectations}
     rows: list[Cells] = []
-    for m in (m for m in record.measurements if m.quantity == "rate"):
+    for m in figures:
         expectation = wanted.get(m.name)
         status = expectation.status if expectation else None
         rows.append(
@@ -42,7 +48,7 @@ def random_reads(record: Record) -> list[Section]:
         )
     titles = ("block", "rate", "from", "to", "p50", "p99", "p99.9", "depth", "expected", "verdict")
     numbers = (*titles[1:7], "expected")
-    return [Section("Random reads", [Table(titles, rows, numbers=numbers, sortable=False)])] if rows else []
+    return Section(f"Random {direction}s", [Table(titles, rows, numbers=numbers, sortable=False)])
 
 
 def _ladder(record: Record, shown: Ladder) -> Iterator[Block]:

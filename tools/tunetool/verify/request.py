@@ -1,4 +1,4 @@
-"""The request of a verification."""
+"""The request of a verification, and the expectations that it or a manifest names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from tunetool.measure.gds.spec import Mode
+from tunetool.measure.metrics import EXPECTABLE
 from tunetool.measure.session import Run
+from tunetool.record import Expectation
 from tunetool.training_python import TrainingPython
 
 Level = Literal["config", "quick", "full"]
@@ -20,7 +22,7 @@ class Demands:
     """What is demanded of a node, and how it is measured: the same here and on many hosts."""
 
     expect: Mapping[str, float] = field(default_factory=dict)
-    """Bytes per second by direction, requests per second by random read; empty: the manifest's."""
+    """By word of ``--expect``, bytes or requests per second; empty: the manifest's."""
     duration: float = 4.0
     """Seconds of one sample."""
     tolerance: float = 0.0
@@ -44,3 +46,12 @@ class Request(Demands):
     chosen: TrainingPython | None = None
     """How that Python was chosen, or why there is none."""
     run: Run = field(default_factory=Run)
+
+
+def expectations_of(wanted: Mapping[str, float | str], source: str) -> list[Expectation]:
+    """What is ``wanted``, by word of ``--expect``, of each measurement that is to be judged."""
+    return [
+        Expectation(name=metric.name, value=float(wanted[word]), unit=metric.unit, source=source)
+        for word, metric in EXPECTABLE.items()
+        if word in wanted
+    ]

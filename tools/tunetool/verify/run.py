@@ -41,8 +41,7 @@ from tunetool.verdict import Case, limit_of
 from tunetool.verify.ceiling import ceiling
 from tunetool.verify.configuration import manifest_checks, static_checks
 from tunetool.verify.drive_errors import Watch
-from tunetool.verify.expectations import EXPECTABLE
-from tunetool.verify.request import Request
+from tunetool.verify.request import Request, expectations_of
 
 MOUNTED = "filesystem.mounted"
 """The check without which nothing is written: the bare mount point belongs to the root file system."""
@@ -145,14 +144,8 @@ def read_manifest(path: Path | None) -> dict[str, Any] | None:
 def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[Expectation]:
     """The caller's, else the manifest's; one for each direction that is to be judged."""
     if request.expect or manifest is None:
-        source, wanted = "--expect", request.expect
-    else:
-        source, wanted = str(request.manifest or MANIFEST_PATH), manifest["expect"]
-    return [
-        Expectation(name=name, value=float(wanted[key]), unit=unit, source=source)
-        for key, (name, unit) in EXPECTABLE.items()
-        if key in wanted
-    ]
+        return expectations_of(request.expect, "--expect")
+    return expectations_of(manifest["expect"], str(request.manifest or MANIFEST_PATH))
 
 
 def _target(request: Request, manifest: Mapping[str, Any] | None) -> tuple[Path, bool]:

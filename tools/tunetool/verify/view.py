@@ -17,7 +17,7 @@ from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.units import format_bandwidth, format_figure, format_size
 from tunetool.record import DriveFacts, Evidence, Measurement, Record, chosen
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
-from tunetool.verify.ladder_view import ladder, random_reads
+from tunetool.verify.ladder_view import ladder, rates
 from tunetool.view.limits import ceiling_of, what_limits
 from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, View
 from tunetool.view.plots import Bar, bar_of, bars
@@ -52,7 +52,7 @@ def view(record: Record, directory: Path | None = None) -> View:
         sections=[
             *ladder(record),
             *_sequential(record, main_figures(record)),
-            *random_reads(record),
+            *rates(record),
             *_drives(record),
             Section("Checks", [Notes(list(_checks(record)))], on="terminal"),
         ],

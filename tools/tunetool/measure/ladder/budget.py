@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-MIB = 2**20
+from tunetool.measure.metrics import METRICS, MIB, Share
 
 SAMPLES = 3
 """Samples of a figure that nothing is expected of. What is judged takes as many as level quick does."""
@@ -28,34 +27,6 @@ LEAST_RAW_BYTES = 8 * MIB
 """On each drive. Less says more about the first request than about the drive."""
 
 
-@dataclass(frozen=True)
-class RandomRead:
-    """One size of random reads."""
-
-    name: str
-    """As in ``--expect randread-4k``; of 19m nothing can be expected."""
-    block_bytes: int
-    queue_depth: int
-    """Of each job. A drive needs 32 MiB in flight for large blocks, and for small ones enough to hide its latency."""
-
-
-RANDOM_READS = (
-    # An expert of a mixture-of-experts model in whole pages (`bench experts`): many chunks, so one request is enough.
-    RandomRead("19m", 4639 * 4096, 1),
-    RandomRead("1m", MIB, 8),
-    RandomRead("64k", 64 * 2**10, 32),
-    RandomRead("4k", 4 * 2**10, 64),
-)
-
-
-@dataclass(frozen=True)
-class Share:
-    """The share of the rung below that a rung must keep, and the reason."""
-
-    least: float
-    reason: str
-
-
 EXPECTED: Mapping[str, Share] = {
     "alone": Share(0.8, "drives of one model differ by less than a tenth in their data sheets; a fifth is a fault"),
     "together": Share(0.9, "drives have queues and links of their own: only a shared link or the cores take more"),
@@ -63,11 +34,7 @@ EXPECTED: Mapping[str, Share] = {
     "filesystem": Share(0.9, "XFS maps extents and copies nothing under direct I/O"),
     "engine": Share(0.9, "io_uring and libaio hand the kernel the same requests"),
     "sustained": Share(0.8, "data sheets state sustained writes; what exceeds them is a cache"),
-    "random-19m": Share(
-        0.8, "a request of many chunks is a sequential read wherever it begins; some drives get more of it"
-    ),
-    "random-1m": Share(0.8, "a request of a chunk keeps one drive busy wherever it lies; some drives get more of them"),
-    "random-64k": Share(0.5, "sixteen times the requests for the same bytes"),
+    **{each.kind: each.share for each in METRICS if each.share is not None},
     "aio": Share(0.8, "DeepSpeed's aio_handle sends the same requests from fewer threads"),
     "hbm-bounce": Share(
         0.7, "one copy more, over the GPU's link, which is faster than the drives' below eight of them"
@@ -75,8 +42,4 @@ EXPECTED: Mapping[str, Share] = {
     "hbm-direct": Share(0.8, "no copy, but the path through the GPU's own link"),
     "checkpoint": Share(0.5, "torch.save and torch.load copy through one thread and one file"),
 }
-"""By kind of rung. These are lines to look behind, stated before any measurement, and judge nothing: ``--expect`` does.
-
-4 KiB reads have none: cores bound them long before drives do, so what is enough is the caller's to say
-(``--expect randread-4k=5MIOPS``).
-"""
+"""By kind of rung. These are lines to look behind, stated before any measurement. Only ``--expect`` judges."""

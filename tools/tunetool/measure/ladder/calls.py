@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Fio, Job, arguments
-from tunetool.measure.ladder.budget import RAW_BLOCK, RAW_DEPTH, RandomRead
+from tunetool.measure.ladder.budget import RAW_BLOCK, RAW_DEPTH
 from tunetool.measure.ladder.source import Span
+from tunetool.measure.metrics import Metric
 
 BANDWIDTH_LOG = "bandwidth"
 
@@ -56,13 +57,13 @@ def depth(span: Span, spans: Sequence[Span], drives_each: int = 1) -> int:
     return max(1, RAW_DEPTH * drives_each // sum(each.device == span.device for each in spans))
 
 
-def random_reads(fio: Fio, size: RandomRead, engine: str, jobs: int, file_bytes: int, seconds: float) -> list[str]:
-    """Random reads of the run's files."""
-    job = Job(
-        "read", jobs, file_bytes, seconds, block_bytes=size.block_bytes, queue_depth=size.queue_depth, engine=engine
-    )
-    # Without a map of what was read: it would cost memory and cores, and nothing depends on it.
-    return [*_replaced(arguments(fio, job), "--rw=read", "--rw=randread"), "--readonly", "--norandommap=1"]
+def random_io(fio: Fio, metric: Metric, engine: str, jobs: int, file_bytes: int, seconds: float) -> list[str]:
+    """Random requests to the run's files."""
+    direction, block = metric.direction, metric.block_bytes
+    job = Job(direction, jobs, file_bytes, seconds, block_bytes=block, queue_depth=metric.queue_depth, engine=engine)
+    # Without a map of what was touched: it would cost memory and cores, and nothing depends on it.
+    argv = [*_replaced(arguments(fio, job), f"--rw={direction}", f"--rw=rand{direction}"), "--norandommap=1"]
+    return argv if direction == "write" else [*argv, "--readonly"]
 
 
 def sustained(fio: Fio, jobs: int, file_bytes: int, seconds: float, interval: float) -> list[str]:

@@ -111,7 +111,7 @@ Ask = Callable[[Step, Facts], "Cause | None"]
 
 def diagnose(step: Step, facts: Facts) -> Loss:
     """The cause of a loss; ``unknown``, with what to look at, where no fact explains it."""
-    for ask in _ASKED[step.kind] if step.kind in _ASKED else _ASKED["random"]:
+    for ask in _ASKED.get(step.kind, _ASKED_OF_RANDOM):
         cause = ask(step, facts)
         if cause is not None:
             break
@@ -287,14 +287,16 @@ _ASKED: Mapping[str, Sequence[Ask]] = {
     "filesystem": (_misaligned, _mount_options, _scheduler, _cpu),
     "engine": (_cpu,),
     "sustained": (_write_cache, _slow_drive),
-    "random": (_slow_drive, _misaligned, _scheduler, _cpu),
     "aio": (_cpu, _one_inode),
     "hbm-bounce": (_cpu, _one_inode),
     "hbm-direct": (_cpu, _one_inode),
     "checkpoint": (_cpu, _one_writer),
 }
-"""By kind of rung, what can cost something there. Random reads of all sizes share ``random``.
+"""By kind of rung, what can cost something there; of random requests see ``_ASKED_OF_RANDOM``.
 
 What affects a rung and the one that it is compared with equally, such as a mount option if both use the file system,
 explains no difference between them.
 """
+
+_ASKED_OF_RANDOM: Sequence[Ask] = (_slow_drive, _misaligned, _scheduler, _cpu)
+"""Of all sizes, which are kinds of their own."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Outcome
-from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, MIB, SAMPLES
+from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, SAMPLES
 from tunetool.measure.ladder.figures import Label, RungResult, figure
 from tunetool.measure.ladder.rung import Scene, Skip
+from tunetool.measure.metrics import MIB
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import Plan, Sample, free_bytes
 from tunetool.measure.worker import Failed, Missing, Worker, child_command

@@ -13,7 +13,7 @@ from tunetool.measure.ladder import facts, source
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, SAMPLES, SUSTAINED_BYTES_A_DRIVE, SUSTAINED_SAMPLES
 from tunetool.measure.ladder.causes import Facts, diagnose
 from tunetool.measure.ladder.checkpoint import TorchCheckpoint
-from tunetool.measure.ladder.files import Sustained, Uring, random_rungs
+from tunetool.measure.ladder.files import Random, Sustained, Uring
 from tunetool.measure.ladder.gpu import Handle
 from tunetool.measure.ladder.raw import Alone, Array, Together
 from tunetool.measure.ladder.rung import Rung, Scene, Skip, Wish
@@ -21,6 +21,7 @@ from tunetool.measure.ladder.rungs import first_loss
 from tunetool.measure.ladder.rungs import rungs as rungs_of
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import RawData
+from tunetool.measure.metrics import RANDOM
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results
 from tunetool.node.array.stripe import NoStripe, read_stripe
@@ -49,7 +50,7 @@ def plan() -> list[Rung]:
     alone: dict[str, float] = {}
     handles = [Handle("cuda"), Handle("gds")]
     return [
-        Alone(alone), Together(alone), Array(), Uring(), Sustained(), *random_rungs(), *handles, TorchCheckpoint()
+        Alone(alone), Together(alone), Array(), Uring(), Sustained(), *map(Random, RANDOM), *handles, TorchCheckpoint()
     ]  # fmt: skip
 
 
@@ -83,13 +84,13 @@ def announcement(shape: Plan, stack: BlockStack, is_root: bool | None = None) ->
 
 
 def _written(shape: Plan, budget: float) -> str:
-    """How much more is written: io_uring, two handles, the sustained write, the checkpoint."""
+    """How much more is written: io_uring, two handles, random writes, the sustained write, the checkpoint."""
+    writing = 3 + sum(each.direction == "write" for each in RANDOM)
     known = budget + (SAMPLES + 1) * CHECKPOINT_BYTES
     if shape.ceiling is None:
         return f"writes at most {format_size(known)} more, and what io_uring and DeepSpeed take in their samples"
-    return (
-        f"writes at most {format_size(known + 3 * SAMPLES * shape.duration * shape.ceiling)} more, by the drives' links"
-    )
+    most = known + writing * SAMPLES * shape.duration * shape.ceiling
+    return f"writes at most {format_size(most)} more, by the drives' links"
 
 
 def climb(

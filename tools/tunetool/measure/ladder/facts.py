@@ -70,7 +70,7 @@ def step_of(rung: Rung, measurements: Sequence[Measurement]) -> Step:
     single = rung.kind == "checkpoint"
     return Step(
         title=rung.title,
-        kind="random" if rung.kind.startswith("random") else rung.kind,
+        kind=rung.kind,
         value=rung.value or 0.0,
         share=rung.share or 0.0,
         below=rung.below or "",

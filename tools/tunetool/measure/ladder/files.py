@@ -1,4 +1,4 @@
-"""The file system's rungs: io_uring beside libaio, writes past the drives' caches, random reads."""
+"""The file system's rungs: io_uring beside libaio, writes past the drives' caches, random requests."""
 
 from __future__ import annotations
 
@@ -11,23 +11,16 @@ from tunetool.measure.figure import spread_of
 from tunetool.measure.fio import Outcome
 from tunetool.measure.io_uring import no_io_uring
 from tunetool.measure.ladder import calls
-from tunetool.measure.ladder.budget import (
-    MIB,
-    RANDOM_READS,
-    SAMPLES,
-    SUSTAINED_BYTES_A_DRIVE,
-    SUSTAINED_SAMPLES,
-    RandomRead,
-)
+from tunetool.measure.ladder.budget import SAMPLES, SUSTAINED_BYTES_A_DRIVE, SUSTAINED_SAMPLES
 from tunetool.measure.ladder.figures import Label, RungResult, figure
 from tunetool.measure.ladder.rung import Scene, Skip
 from tunetool.measure.ladder.shots import Call, Part, of_one_part
+from tunetool.measure.metrics import MIB, Metric
 from tunetool.measure.sequential import FEWEST, Plan
 from tunetool.record import Measurement, Scalar
 
 URING = "sequential.{direction}.{io_engine}"
 SUSTAINED = "sustained.write"
-RANDOM = "random.{direction}.{block}"
 _START = 1.0
 _DIRECTIONS: tuple[Direction, ...] = ("write", "read")
 
@@ -110,23 +103,18 @@ def _over_time(whole: Measurement, values: Sequence[float], interval: float) -> 
 
 @dataclass(frozen=True)
 class Random:
-    """Random reads of one size."""
+    """Random requests of one size."""
 
-    size: RandomRead
+    metric: Metric
 
     @property
     def name(self) -> str:
         """For people."""
-        return f"random reads, {self.size.name}"
-
-    @property
-    def measurement(self) -> str:
-        """Of the figure."""
-        return RANDOM.format(direction="read", block=self.size.name)
+        return f"random {self.metric.direction}s, {self.metric.block}"
 
     def covers(self) -> Sequence[str]:
         """Its one figure."""
-        return [self.measurement]
+        return [self.metric.name]
 
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes where nothing is expected of it."""
@@ -134,27 +122,23 @@ class Random:
 
     def run(self, scene: Scene) -> RungResult:
         """A rate, with the latencies of its requests."""
-        jobs, seconds = scene.shape.jobs, scene.shape.duration
+        metric, jobs, seconds = self.metric, scene.shape.jobs, scene.shape.duration
+        direction, block = metric.direction, metric.block
         engine = "libaio" if no_io_uring() else "io_uring"
-        argv = calls.random_reads(scene.shooter.fio, self.size, engine, jobs, scene.file_bytes, seconds)
-        part, title = Part("", scene.stack), f"random-{self.size.name}"
-        ceiling = scene.shooter.without_storage(title, argv, "read", seconds)
+        argv = calls.random_io(scene.shooter.fio, metric, engine, jobs, scene.file_bytes, seconds)
+        part = Part("", scene.stack)
+        title = f"random-{block}" if direction == "read" else f"random-{direction}-{block}"
+        ceiling = scene.shooter.without_storage(title, argv, direction, seconds)
         kept, repeats = scene.shooter.rounds(
-            of_one_part(argv, "read", seconds, part),
-            title,
-            scene.wish.limits.get(self.measurement),
-            _rate,
+            of_one_part(argv, direction, seconds, part), title, scene.wish.limits.get(metric.name), _rate
         )
-        block = {"block": self.size.name}
-        label = Label(RANDOM, "filesystem", scene.engine, "read", scene.stack.medium, rate=True, labels=block)
-        parameters = _parameters(scene, engine, self.size.block_bytes, self.size.queue_depth, repeats)
+        of_block = {"block": block}
+        label = Label(
+            metric.form, "filesystem", scene.engine, direction, scene.stack.medium, rate=True, labels=of_block
+        )
+        parameters = _parameters(scene, engine, metric.block_bytes, metric.queue_depth, repeats)
         outcomes = [sample.outcome for sample in kept[""]]
         return figure(label, scene.stack, kept[""], {**parameters, **tester.limits(outcomes, ceiling, jobs, _rate)})
-
-
-def random_rungs() -> list[Random]:
-    """Every size, the largest first."""
-    return [Random(size) for size in RANDOM_READS]
 
 
 def _rate(outcome: Outcome) -> float:

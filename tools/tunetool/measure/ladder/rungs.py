@@ -8,12 +8,11 @@ from statistics import median
 
 from tunetool.measure.ladder.budget import EXPECTED
 from tunetool.measure.ladder.checkpoint import LOAD, SAVE
-from tunetool.measure.ladder.files import RANDOM, SUSTAINED, URING
+from tunetool.measure.ladder.files import SUSTAINED, URING
 from tunetool.measure.ladder.gpu import DEVICES
 from tunetool.measure.ladder.raw import ALONE, ARRAY, TOGETHER
+from tunetool.measure.metrics import RANDOM, SEQUENTIAL, Metric
 from tunetool.record import Measurement, Rung, chosen
-
-_READ, _WRITE = "sequential.read", "sequential.write"
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Step:
 
 def steps(drives: Sequence[int]) -> list[Step]:
     """The rows, from the drives up; ``drives`` are the numbers that were read together."""
+    read, write = SEQUENTIAL
     together = [
         Step(TOGETHER.format(direction="read", drives=count), f"{count} drives together", "together")
         for count in drives
@@ -42,40 +42,27 @@ def steps(drives: Sequence[int]) -> list[Step]:
             {"cpu": "aio", "cuda": "hbm-bounce", "gds": "hbm-direct"}[device],
             (base,) if device == "cpu" else (f"deepspeed.cpu.{direction}", base),
         )
-        for direction, base in (("read", _READ), ("write", _WRITE))
+        for direction, base in (("read", read.name), ("write", write.name))
         for device, title in DEVICES.items()
     ]
     return [
         Step(ALONE, "drives alone, their sum", "alone"),
         *together,
         Step(ARRAY, "array raw read", "array", (top,)),
-        Step(_READ, "fs libaio read", "filesystem", (ARRAY,)),
-        Step(uring["read"], "fs io_uring read", "engine", (_READ,)),
-        Step(_WRITE, "fs libaio write", "none"),
-        Step(uring["write"], "fs io_uring write", "engine", (_WRITE,)),
-        Step(SUSTAINED, "fs sustained write", "sustained", (_WRITE,)),
-        Step(_random("19m"), "random read 19 MB", "random-19m", (_READ,)),
-        Step(_random("1m"), "random read 1 MiB", "random-1m", (_READ,)),
-        Step(
-            _random("64k"),
-            "random read 64 KiB",
-            "random-64k",
-            (_random("1m"),),
-        ),
-        Step(
-            _random("4k"),
-            "random read 4 KiB",
-            "random-4k",
-            (_random("64k"),),
-        ),
+        _step(read),
+        Step(uring["read"], "fs io_uring read", "engine", (read.name,)),
+        _step(write),
+        Step(uring["write"], "fs io_uring write", "engine", (write.name,)),
+        Step(SUSTAINED, "fs sustained write", "sustained", (write.name,)),
+        *(_step(each) for each in RANDOM),
         *handles,
-        Step(LOAD, "torch.load", "checkpoint", (_READ,)),
-        Step(SAVE, "torch.save, synced", "checkpoint", (_WRITE,)),
+        Step(LOAD, "torch.load", "checkpoint", (read.name,)),
+        Step(SAVE, "torch.save, synced", "checkpoint", (write.name,)),
     ]
 
 
-def _random(block: str) -> str:
-    return RANDOM.format(direction="read", block=block)
+def _step(metric: Metric) -> Step:
+    return Step(metric.name, metric.title, metric.kind, metric.below)
 
 
 def bandwidth(measurement: Measurement) -> float:

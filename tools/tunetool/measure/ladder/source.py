@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.measure.ladder.budget import LEAST_RAW_BYTES, MIB, RAW_RANGES
+from tunetool.measure.ladder.budget import LEAST_RAW_BYTES, RAW_RANGES
+from tunetool.measure.metrics import MIB
 from tunetool.node.array.stripe import NoStripe, Stripe, read_stripe
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size_binary
