@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,24 @@ from calls import ROOT
 from tunetool.advise.expect import Ceiling, NodeFigures, from_best, from_links, nodes_of, reaches
 from tunetool.errors import UsageProblem
 from tunetool.node.units import parse_bandwidth
-from tunetool.record import FleetHost, Measurement, Node, Record, Verdict, dumps
-from tunetool.verdict import CEILING, NO_EXPECTATION
+from tunetool.record import (
+    FIRST_SCHEMA,
+    FleetHost,
+    Measurement,
+    Node,
+    ReasonKind,
+    Record,
+    Verdict,
+    checksum,
+    dumps,
+    parse,
+    to_document,
+)
+from tunetool.verdict import CEILING, NO_EXPECTATION, Case, judge
 
 GEN4, GEN5 = 63.02e9, 126.03e9
 MACHINE = ROOT / "docs/machines/h100-made.json"
-UNPROVEN = Verdict(status="unproven", reasons=[NO_EXPECTATION])
+UNPROVEN = Verdict(status="unproven", reasons=[NO_EXPECTATION], kinds=["expectation"])
 
 
 def speed(direction: str, value: float, **fields: Any) -> Measurement:
@@ -67,7 +80,7 @@ def test_the_best_node_less_the_margin_is_proposed_and_a_slow_node_shows(tmp_pat
 
 def test_a_fleet_s_record_has_every_node(tmp_path: Path) -> None:
     figures = [speed("read", 40e9 + number * 1e9, host=f"n{number}") for number in range(4)]
-    hosts = [FleetHost(host=f"n{number}", status="unproven", reasons=[NO_EXPECTATION]) for number in range(4)]
+    hosts = [FleetHost(host=f"n{number}", **UNPROVEN.model_dump()) for number in range(4)]
     hosts[3] = FleetHost(host="n3", status="fail", reasons=["array.members: a drive is missing, expected 8"])
     document = answered(*kept(tmp_path, record(*figures, kind="fleet", hosts=hosts, verdict=UNPROVEN)))
     # n3 is the fastest, and a check fails it.
@@ -78,14 +91,28 @@ def test_a_fleet_s_record_has_every_node(tmp_path: Path) -> None:
 
 
 def test_a_record_that_fell_short_of_an_expectation_still_counts() -> None:
-    reasons = ["sequential read 50 GB/s [49.9 to 50.1] is below 60 GB/s (55.9 GiB/s): see drives.links"]
-    failed = verified(
-        "n1", 50e9, 25e9, expectations=wanted_read("fail"), verdict=Verdict(status="fail", reasons=reasons)
-    )
+    wanted = wanted_read("fail")
+    verdict = judge(Case([speed("read", 50e9)], [wanted[0].model_copy(update={"value": 60e9})]))
+    assert "is below 60 GB/s" in verdict.reasons[0]
+    failed = verified("n1", 50e9, 25e9, expectations=wanted, verdict=verdict)
     (node,) = nodes_of(failed)
     assert node.problem is None
     (first, _) = from_best([node], None, 0.1)
     assert (first.text, reaches(node, [first])) == ("44GBps", True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [("random read 4k 1 MIOPS is below 5 MIOPS: see x", True), ("array.members: one is gone", False)],
+)
+def test_of_a_record_of_schema_1_the_words_say_what_a_reason_is_about(reason: str, counts: bool) -> None:
+    document = to_document(verified("n1", 50e9, 25e9, verdict=Verdict(status="fail", reasons=[NO_EXPECTATION, reason])))
+    document["schema"] = FIRST_SCHEMA
+    for each in document["measurements"]:
+        del each["figure"], each["labels"]
+    document["sha256"] = checksum(document)
+    (node,) = nodes_of(parse(json.dumps(document), "old"))
+    assert node.problem == (None if counts else reason)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +124,11 @@ def test_a_record_that_fell_short_of_an_expectation_still_counts() -> None:
         (["outlier: read of 41 GB/s"], "outlier: "),
     ],
 )
-def test_a_node_whose_figures_prove_nothing_does_not_count(reasons: list[str], problem: str) -> None:
-    verdict = None if reasons == ["it has no verdict"] else Verdict(status="unproven", reasons=reasons)
+@pytest.mark.parametrize("kinds", [None, ["unproven"]])
+def test_a_node_whose_figures_prove_nothing_does_not_count(
+    reasons: list[str], problem: str, kinds: list[ReasonKind] | None
+) -> None:
+    verdict = None if reasons == ["it has no verdict"] else Verdict(status="unproven", reasons=reasons, kinds=kinds)
     nodes = nodes_of(verified("n1", 50e9, 25e9, verdict=verdict))
     with pytest.raises(UsageProblem, match="no figure counts: `n1`") as caught:
         from_best(nodes, None, 0.1)

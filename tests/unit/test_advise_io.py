@@ -192,7 +192,7 @@ def speed(name: str, value: float, direction: str = "read", **parameters: Any) -
     return sampled(name, *(value * (1 + part / 1000) for part in range(-3, 4)), **fields)
 
 
-UNPROVEN = Verdict(status="unproven", reasons=[NO_EXPECTATION])
+UNPROVEN = Verdict(status="unproven", reasons=[NO_EXPECTATION], kinds=["expectation"])
 LADDER = (
     speed("drives.read.2", 12e9, drives=2),
     speed("drives.read.8", 48e9, drives=8),

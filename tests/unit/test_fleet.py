@@ -69,6 +69,7 @@ def test_a_slow_node_among_its_like_is_named_though_it_passes() -> None:
     assert [host.host for host, _ in named if any(reason.startswith("outlier: ") for reason in host.reasons)] == [
         "slow"
     ]
+    assert {host.host: host.kinds for host, _ in named if host.kinds} == {"slow": ["outlier"]}
     record = fleet_record(FleetRequest(HostSelection(Path("i"))), named[:16], NOW)
     assert record.verdict is not None
     assert record.verdict.status == "pass"

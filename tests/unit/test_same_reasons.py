@@ -88,7 +88,7 @@ def test_what_many_hosts_fail_by_is_one_line_below_their_figures() -> None:
 
 def test_the_fleets_verdict_counts_them() -> None:
     verdict = record_over(["tunetool"], None, NOW, gone()).verdict
-    assert verdict == Verdict(status="error", reasons=[ONE_LINE])
+    assert verdict == Verdict(status="error", reasons=[ONE_LINE], kinds=["part"])
 
 
 def test_provisioning_counts_them() -> None:

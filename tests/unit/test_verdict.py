@@ -352,6 +352,6 @@ def test_the_reason_is_the_rung_below_that_loses(lost: str, name: str, explained
         rungs=[Rung(name=each, title=f"title of {each}", kind=kind) for each, kind in kinds.items()],
         loss=Loss(rung=f"title of {lost}", cause="slow-drive", found="`SER5` is slow", remedy="replace it"),
     )
-    measured = figure(*[4.0] * 6, name=name)
-    reasons = judge(Case([measured], [wanted(5.0, name)], ladder=ladder)).reasons
+    measured = [figure(*[4.0] * 6, name=each) for each in kinds]
+    reasons = judge(Case(measured, [wanted(5.0, name)], ladder=ladder)).reasons
     assert ("`SER5` is slow; replace it" in reasons[0]) == explained

@@ -196,11 +196,16 @@ class CheckResult(Document):
     remedy: str = ""
 
 
+ReasonKind = Literal["check", "error", "part", "unproven", "expectation", "note", "outlier", "unknown"]
+_KINDS = "Of each reason, what it is about; `expectation`: how a figure compares with what is expected of it"
+
+
 class Verdict(Document):
     """The judgement. ``reasons`` say what is slow or could not be judged, why, and what to do."""
 
     status: Status
     reasons: list[str]
+    kinds: list[ReasonKind] | None = Field(None, description=_KINDS)
 
 
 class Rung(Document):
@@ -251,6 +256,7 @@ class FleetHost(Document):
     record_id: str | None = None
     status: Status
     reasons: list[str] = Field(default_factory=list)
+    kinds: list[ReasonKind] | None = Field(None, description=_KINDS)
 
 
 class Part(Document):

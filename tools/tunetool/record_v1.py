@@ -125,6 +125,8 @@ _CHECKS: Sequence[Form] = (
     Form("strategies.{layout}.z{stage}.{check}"),
     Form("strategies.{layout}.z{stage}"),
 )
+_COMPARISONS = ("sequential read ", "sequential write ", "random read ", "no expectation to compare with")
+"""How reasons began that compared a figure with an expectation, and so said nothing against the figure."""
 _OF_ONE_DRIVE = ("drive",)
 """Subjects whose figures had one name for all drives, and told them apart by a parameter."""
 
@@ -133,8 +135,12 @@ def upgraded(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document of schema 1 as one of schema 2; its checksum stays that of the file."""
     measurements = [_with(each, _of_measurement) for each in document.get("measurements") or []]
     checks = [_with(each, _of_check) for each in document.get("checks") or []]
-    rest = {key: value for key, value in document.items() if key not in ("schema", "measurements", "checks")}
-    return {**rest, "schema": "tunetool.record/2", "measurements": measurements, "checks": checks}
+    more: dict[str, Any] = {"measurements": measurements, "checks": checks}
+    if "verdict" in document:
+        more["verdict"] = _with(document["verdict"], _of_verdict)
+    if isinstance(document.get("hosts"), list):
+        more["hosts"] = [_with(each, _of_verdict) for each in document["hosts"]]
+    return {**document, "schema": "tunetool.record/2", **more}
 
 
 def _with(read: Any, more: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
@@ -150,6 +156,13 @@ def _of_measurement(read: Mapping[str, Any]) -> dict[str, Any]:
 def _of_check(read: Mapping[str, Any]) -> dict[str, Any]:
     labels = labels_of_check(str(read.get("id", "")))
     return {"labels": labels} if labels else {}
+
+
+def _of_verdict(read: Mapping[str, Any]) -> dict[str, Any]:
+    reasons = read.get("reasons")
+    if not isinstance(reasons, list) or not reasons:
+        return {}
+    return {"kinds": ["expectation" if str(each).startswith(_COMPARISONS) else "unknown" for each in reasons]}
 
 
 def figure_of(name: str, parameters: Mapping[str, Any]) -> tuple[str, dict[str, str]]:

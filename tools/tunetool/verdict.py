@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import zip_longest
+from typing import Literal, NamedTuple
 
 from tunetool.errors import ExitCode
 from tunetool.node.units import format_bandwidth, format_figure, format_rate
-from tunetool.record import CheckResult, Expectation, Ladder, Measurement, Status, Verdict, chosen
+from tunetool.record import (
+    CheckResult,
+    Expectation,
+    FleetHost,
+    Ladder,
+    Measurement,
+    ReasonKind,
+    Status,
+    Verdict,
+    chosen,
+)
 
 CEILING = "ceiling.link"
 
@@ -43,6 +54,14 @@ _CODES: Mapping[Status, ExitCode] = {
     "unstable": ExitCode.NOT_JUDGED,
     "pass": ExitCode.OK,
 }
+
+
+class _Finding(NamedTuple):
+    """A reason before it has its place among the others."""
+
+    status: Status
+    reason: str
+    kind: ReasonKind
 
 
 @dataclass(frozen=True)
@@ -90,21 +109,32 @@ def code_of(verdict: Verdict | None) -> ExitCode:
 
 def judge(case: Case) -> Verdict:
     """The verdict of a record of any kind."""
-    findings: list[tuple[Status, str]] = [*_judge_checks(case)]
-    findings += [("error", reason) for reason in case.errors]
+    findings = _judge_checks(case)
+    findings += [_Finding("error", reason, "error") for reason in case.errors]
     findings += _judge_parts(case.parts)
-    findings += [("unproven", reason) for reason in case.doubts]
+    findings += [_Finding("unproven", reason, "unproven") for reason in case.doubts]
     if case.judged == "speed":
         findings += _judge_expectations(case)
     else:
-        findings += [("unproven", f"{_human(name)}: {reason}") for name, reason in case.unproven.items()]
+        unproven = [f"{_human(name)}: {reason}" for name, reason in case.unproven.items()]
+        findings += [_Finding("unproven", reason, "unproven") for reason in unproven]
     if case.judged == "parts" and not case.parts and not case.errors:
-        findings.append(("error", "no part was run: there is nothing to judge"))
+        findings.append(_Finding("error", "no part was run: there is nothing to judge", "part"))
     if case.judged == "checks" and not findings and not any(check.status == "pass" for check in case.checks):
-        findings.append(("unproven", "no check could be made: there is nothing to judge"))
-    findings += [("pass", note) for note in case.notes]
-    ranked = sorted(dict.fromkeys(findings), key=lambda finding: WORST_FIRST.index(finding[0]))
-    return Verdict(status=ranked[0][0] if ranked else "pass", reasons=[reason for _, reason in ranked])
+        findings.append(_Finding("unproven", "no check could be made: there is nothing to judge", "check"))
+    findings += [_Finding("pass", note, "note") for note in case.notes]
+    ranked = sorted(dict.fromkeys(findings), key=lambda finding: WORST_FIRST.index(finding.status))
+    return Verdict(
+        status=ranked[0].status if ranked else "pass",
+        reasons=[finding.reason for finding in ranked],
+        kinds=[finding.kind for finding in ranked] or None,
+    )
+
+
+def first_problem(judged: Verdict | FleetHost) -> str | None:
+    """The first reason that is about more than how figures compare with expectations; that of no kind is, too."""
+    kinds = judged.kinds or []
+    return next((each for each, kind in zip_longest(judged.reasons, kinds) if kind != "expectation"), None)
 
 
 def status_of(measurement: Measurement, expectation: Expectation, tolerance: float = 0.0) -> Status:
@@ -167,53 +197,54 @@ def _has_proof(measurement: Measurement) -> bool:
     return measurement.evidence is not None and measurement.evidence.kind == "block"
 
 
-def _judge_checks(case: Case) -> list[tuple[Status, str]]:
-    findings: list[tuple[Status, str]] = []
+def _judge_checks(case: Case) -> list[_Finding]:
+    findings: list[_Finding] = []
     for check in case.checks:
         if check.id in case.failed:
-            findings.append(("error", case.failed[check.id]))
+            findings.append(_Finding("error", case.failed[check.id], "error"))
         if check.status not in ("fail", "unknown") or (check.status == "unknown" and check.id in case.failed):
             continue
         remedy = f": {check.remedy}" if check.remedy else ""
         lines = case.words.get(check.id) or [f"{check.id}: {check.found}, expected {check.expected}{remedy}"]
         status: Status = "fail" if check.status == "fail" else "unproven"
-        findings += [(status, line) for line in lines]
+        findings += [_Finding(status, line, "check") for line in lines]
     return findings
 
 
-def _judge_parts(parts: Sequence[tuple[str, Verdict]]) -> list[tuple[Status, str]]:
+def _judge_parts(parts: Sequence[tuple[str, Verdict]]) -> list[_Finding]:
     """The first, most important reason of each part without a pass."""
     return [
-        (verdict.status, f"{name}: {next(iter(verdict.reasons), verdict.status)}")
+        _Finding(verdict.status, f"{name}: {next(iter(verdict.reasons), verdict.status)}", "part")
         for name, verdict in parts
         if verdict.status != "pass"
     ]
 
 
-def _judge_expectations(case: Case) -> list[tuple[Status, str]]:
+def _judge_expectations(case: Case) -> list[_Finding]:
     if not case.expectations:
-        return [("unproven", NO_EXPECTATION)]
+        return [_Finding("unproven", NO_EXPECTATION, "expectation")]
     by_name = {measurement.name: measurement for measurement in case.measurements}
     wanted = {expectation.name: expectation for expectation in case.expectations}
-    findings: list[tuple[Status, str]] = []
+    findings: list[_Finding] = []
     for name, status in status_by_name(case).items():
         if status == "pass":
             continue
         if status == "error":
             # The error itself was said already, unless there was none.
             if not case.errors:
-                findings.append(("error", f"{_human(name)} was not measured"))
+                findings.append(_Finding("error", f"{_human(name)} was not measured", "expectation"))
         elif status == "unproven":
             reason = case.unproven.get(name)
             if not reason and not case.doubts and _has_proof(by_name[name]):
                 slow_tester = tester_limit(by_name[name])
                 reason = slow_tester and f"{slow_tester}, so the drives may be faster: {_FREE_CORES}"
             if reason:
-                findings.append(("unproven", f"{_human(name)}: {reason}"))
+                findings.append(_Finding("unproven", f"{_human(name)}: {reason}", "unproven"))
             elif not case.doubts:
-                findings.append(("unproven", f"{_human(name)}: nothing proves its bytes"))
+                findings.append(_Finding("unproven", f"{_human(name)}: nothing proves its bytes", "unproven"))
         else:
-            findings.append((status, _short(by_name[name], wanted[name], status, case)))
+            short = _short(by_name[name], wanted[name], status, case)
+            findings.append(_Finding(status, short, "expectation"))
     return findings
 
 
@@ -265,7 +296,7 @@ def _cause(measurement: Measurement, expectation: Expectation, case: Case) -> st
             f"the drives' links carry {format_bandwidth(ceiling)} at most; use more or faster drives, "
             "look for links below their maximum, or expect less"
         )
-    loss = case.ladder.loss if case.ladder and _stands_on_the_loss(case.ladder, measurement) else None
+    loss = case.ladder.loss if case.ladder and _stands_on_the_loss(case.ladder, measurement, case) else None
     if loss is not None:
         return f"{loss.found}; {loss.remedy}"
     failed = [check.id for check in case.checks if check.status == "fail"]
@@ -276,13 +307,15 @@ def _cause(measurement: Measurement, expectation: Expectation, case: Case) -> st
     return "no manifest says how it was built, so no check explains it; compare `fio` on each drive"
 
 
-def _stands_on_the_loss(ladder: Ladder, measurement: Measurement) -> bool:
+def _stands_on_the_loss(ladder: Ladder, measurement: Measurement, case: Case) -> bool:
     """Whether the rung that loses is below the figure: among the drives, or on the way of the same direction."""
     names = [rung.name for rung in ladder.rungs]
     lost = next((rung for rung in ladder.rungs if ladder.loss and rung.title == ladder.loss.rung), None)
     if lost is None or measurement.name not in names or names.index(lost.name) > names.index(measurement.name):
         return False
-    return lost.kind in ("alone", "together", "array") or ("write" in lost.name) == ("write" in measurement.name)
+    direction = measurement.labels.get("direction")
+    same_way = {each.name for each in case.measurements if each.labels.get("direction") == direction}
+    return lost.kind in ("alone", "together", "array") or lost.name in same_way
 
 
 def _human(name: str) -> str:

@@ -13,7 +13,7 @@ from tunetool.measure.evidence import HIGHEST, LOWEST
 from tunetool.measure.figures import NAMES, sequential_figures
 from tunetool.node.units import format_bandwidth
 from tunetool.record import Expectation, Measurement, Record, chosen
-from tunetool.verdict import LEVEL, NO_EXPECTATION, status_of, tester_limit
+from tunetool.verdict import LEVEL, first_problem, status_of, tester_limit
 
 DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 PUBLISHED: Mapping[Direction, float] = {"read": 0.4, "write": 0.2}
@@ -21,8 +21,6 @@ PUBLISHED: Mapping[Direction, float] = {"read": 0.4, "write": 0.2}
 41 and 22 % of their 126 GB/s."""
 _SAME = 0.001
 """Relative difference of two ceilings of the same drives."""
-_SHORTFALLS = ("sequential read ", "sequential write ", "random read ", NO_EXPECTATION)
-"""How reasons of a verdict begin that say nothing against its figures: they compare these with an expectation."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,13 @@ def nodes_of(record: Record) -> list[NodeFigures]:
             NodeFigures(
                 each.host,
                 _figures([figure for figure in record.measurements if figure.host == each.host]),
-                problem=_problem(each.reasons),
+                problem=first_problem(each),
             )
             for each in record.hosts
         ]
     else:
-        reasons = record.verdict.reasons if record.verdict else ["it has no verdict"]
-        nodes = [NodeFigures(record.node.host, _figures(record.measurements), _ceiling(record), _problem(reasons))]
+        problem = first_problem(record.verdict) if record.verdict else "it has no verdict"
+        nodes = [NodeFigures(record.node.host, _figures(record.measurements), _ceiling(record), problem)]
     if not any(each.figures for each in nodes):
         raise UsageProblem(
             f"the record of `{record.node.host}` (kind `{record.kind}`) has no sequential figure that is proven",
@@ -115,10 +113,6 @@ def is_counted(figure: Measurement) -> bool:
 def _is_proven(figure: Measurement) -> bool:
     interval = figure.confidence
     return is_counted(figure) and interval is not None and (interval.level or 0.0) >= LEVEL
-
-
-def _problem(reasons: Sequence[str]) -> str | None:
-    return next((each for each in reasons if not each.startswith(_SHORTFALLS)), None)
 
 
 def _ceiling(record: Record) -> Ceiling | None:

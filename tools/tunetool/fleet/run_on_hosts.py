@@ -184,7 +184,8 @@ def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, 
     if record.verdict is None:
         return FleetHost(host=name, record_id=record.id, status="error", reasons=["its record has no verdict"]), record
     verdict = record.verdict
-    return FleetHost(host=name, record_id=record.id, status=verdict.status, reasons=verdict.reasons), record
+    judged = verdict.model_dump(include={"status", "reasons", "kinds"})
+    return FleetHost(host=name, record_id=record.id, **judged), record
 
 
 def record_over(
@@ -220,8 +221,9 @@ def _verdict(hosts: Sequence[FleetHost]) -> Verdict:
     parts = [(host.host, Verdict(status=host.status, reasons=host.reasons)) for host in hosts]
     verdict = judge(Case(parts=parts, judged="parts"))
     shared = {name: reasons.line(group, len(hosts)) for group in same_reasons(hosts) for name in group.hosts}
-    lines = (shared.get(reason.partition(": ")[0], reason) for reason in verdict.reasons)
-    return verdict.model_copy(update={"reasons": list(dict.fromkeys(lines))})
+    lines = [shared.get(reason.partition(": ")[0], reason) for reason in verdict.reasons]
+    kinds = dict(zip(lines, verdict.kinds or [], strict=True))
+    return verdict.model_copy(update={"reasons": list(kinds), "kinds": list(kinds.values()) or None})
 
 
 def host_file(host: str) -> str:

@@ -78,10 +78,12 @@ def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
                 f"below the median {format_bandwidth(each.middle)} of {len(values)} nodes: compare its drives, links "
                 "and firmware with theirs"
             )
-    return [
-        (host.model_copy(update={"reasons": [*host.reasons, *slow.get(host.host, [])]}), record)
-        for host, record in hosts
-    ]
+    return [(_with_outliers(host, slow.get(host.host, [])), record) for host, record in hosts]
+
+
+def _with_outliers(host: FleetHost, lines: list[str]) -> FleetHost:
+    kinds = [*(host.kinds or ["unknown"] * len(host.reasons)), *["outlier"] * len(lines)]
+    return host.model_copy(update={"reasons": [*host.reasons, *lines], "kinds": kinds}) if lines else host
 
 
 def fleet_record(request: FleetRequest, hosts: Hosts, started: datetime) -> Record:
