@@ -137,10 +137,12 @@ def test_raw_reads_are_read_only_and_one_group_after_the_other() -> None:
     assert array.count("--iodepth=8") == 32  # as deep a queue for each of eight drives as one has alone
 
 
-def test_random_reads_only_read() -> None:
-    for size in RANDOM:
+def test_only_random_writes_may_write() -> None:
+    for size in (*RANDOM, replace(RANDOM[0], direction="write")):
         argv = calls.random_io(FIO, size, "io_uring", 4, 64 * MIB, 1.0)
-        assert {"--rw=randread", "--readonly", f"--bs={size.block_bytes}", "--ioengine=io_uring"} <= set(argv)
+        assert f"--rw=rand{size.direction}" in argv
+        assert ("--readonly" in argv) == (size.direction == "read")
+        assert {f"--bs={size.block_bytes}", "--ioengine=io_uring"} <= set(argv)
 
 
 def test_the_bandwidth_of_all_jobs_interval_by_interval() -> None:

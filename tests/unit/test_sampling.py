@@ -32,7 +32,7 @@ from tunetool.measure.ladder.checkpoint import TorchCheckpoint
 from tunetool.measure.ladder.files import Random
 from tunetool.measure.ladder.rung import Scene, Wish
 from tunetool.measure.ladder.shots import Call, Part, Shooter
-from tunetool.measure.metrics import RANDOM
+from tunetool.measure.metrics import EXPECTABLE
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sequential
 from tunetool.node.machine import block_stack
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
@@ -407,7 +407,7 @@ def _random_reads(bench: Bench, faster: int) -> dict[str, str]:
     shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
     shooter = Shooter(bench.stack, fio, bench.target, dict(os.environ), bench.progress)
     scene = Scene(shape, bench.stack, bench.target, MIB, shooter, dict(os.environ), Wish(), [])
-    return Random(RANDOM[-1]).run(scene).unproven
+    return Random(EXPECTABLE["randread-4k"]).run(scene).unproven
 
 
 def test_a_slow_noisy_disk_does_not_make_fio_s_clock_wrong(bench: Bench) -> None:
