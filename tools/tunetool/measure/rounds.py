@@ -4,9 +4,9 @@ compared in pairs of the same round. Pure."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tunetool.measure.evidence import Counted, Judgement
 from tunetool.measure.figure import What, computed
@@ -17,6 +17,19 @@ FEWEST_ROUNDS = 5
 """Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
 
 ItemT = TypeVar("ItemT")
+
+
+class InRounds(Protocol):
+    """What a benchmark that measures in rounds is asked, as far as ``rounds_of`` acts by it."""
+
+    @property
+    def rounds(self) -> int:
+        """How many are asked for."""
+
+
+def rounds_of(call: InRounds) -> Iterator[int]:
+    """The numbers of its rounds. What every benchmark does before or after a round belongs here."""
+    yield from range(1, call.rounds + 1)
 
 
 def drawn_order(items: Iterable[ItemT], *key: object) -> list[ItemT]:

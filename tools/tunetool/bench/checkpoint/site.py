@@ -20,7 +20,7 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import FioFailed
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order
+from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again
 
 FIO = "fio"
@@ -55,7 +55,7 @@ class Site:
             self._search()
         runners = [name for name, row in self.matrix.rows.items() if row.left_out is None]
         took = 0.0
-        for number in range(1, self.request.rounds + 1):
+        for number in rounds_of(self.request):
             began = time.monotonic()
             if number > 1 and self.deadline is not None and began + took > self.deadline:
                 self.progress.say(f"the time is up after {number - 1} of {self.request.rounds} rounds")

@@ -33,7 +33,7 @@ from tunetool.measure import page_cache, session
 from tunetool.measure.evidence import LOWEST
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.residency import resident_bytes
-from tunetool.measure.rounds import drawn_order
+from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.stored import incomplete
@@ -126,7 +126,7 @@ class _Dataset:
         if self._with_records:
             self._make_records(directory, session)
         self._make_tables()
-        for number in range(1, request.rounds + 1):
+        for number in rounds_of(request):
             for table in drawn_order(self.tables, request.seed, number):
                 for name in drawn_order(table.rows, request.seed, number, table.state):
                     self._measure_row(table, table.rows[name], number, session)

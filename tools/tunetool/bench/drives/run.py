@@ -28,7 +28,7 @@ from tunetool.measure.ladder.raw import by_slot, sub_stack
 from tunetool.measure.ladder.shots import Call, Part, Shooter
 from tunetool.measure.ladder.source import RawData, Span, unmoved
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order
+from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again, judgement, judgement_of_fio
 from tunetool.measure.sequential import Sample, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
@@ -102,7 +102,7 @@ class _Drives:
             return
         volumes = self._standing() if self.plan.mode == "standing" else self._to_be_made()
         self._start_handles()
-        for number in range(1, self.request.rounds + 1):
+        for number in rounds_of(self.request):
             for layout, drives in drawn_order(self.plan.volumes, self.request.seed, number):
                 with volumes(layout, drives) as opened:
                     self._round(opened, number)

@@ -19,7 +19,7 @@ from tunetool.measure import page_cache, session
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio, FioFailed
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order
+from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, foreign_code
@@ -73,7 +73,7 @@ class _Loading:
                 matrix.rows = {name: Row(name, ENGINES[name].unavailable(gpu)) for name in self.names}
                 self.matrices.append(matrix)
                 work.append((matrix, model))
-        for number in range(1, self.request.rounds + 1):
+        for number in rounds_of(self.request):
             if gpu:
                 self._copy_pinned(number, session)
             for matrix, model in drawn_order(work, self.request.seed, number):

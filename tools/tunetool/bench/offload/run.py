@@ -18,7 +18,7 @@ from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure import aio, session
 from tunetool.measure.direction import Direction
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order
+from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.sequential import free_bytes, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
@@ -150,7 +150,7 @@ class _Offload:
         sites = self._sites(session)
         for site in sites:
             self._start(site, session)
-        for number in range(1, self.request.rounds + 1):
+        for number in rounds_of(self.request):
             pairs = [(site, row) for site in sites for row in site.rows]
             for site, row in drawn_order(pairs, self.request.seed, number):
                 self._sample(site, row, number, session)
