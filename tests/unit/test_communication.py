@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tunetool.advise.communication import Backend, Module, Parameter, Zero, buckets, bus_factor, sent_share
 from tunetool.advise.modules import in_full, modules_of, with_lora
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, LORA_TARGETS, is_tied, tensors
-from tunetool.advise.zero_memory import state_bytes
+from tunetool.advise.zero import state_bytes
 from tunetool.advise.zero_steps import Ask, Wait, events, traffic, uses
 
 GB = 10**9

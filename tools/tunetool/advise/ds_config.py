@@ -13,7 +13,7 @@ from tunetool.advise.ds_config_reasons import explain
 from tunetool.advise.expert_decoder import is_expert
 from tunetool.advise.precision import FP16
 from tunetool.advise.shapes import Model
-from tunetool.advise.zero_memory import ON_HOST
+from tunetool.advise.zero import ON_HOST
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.units import format_size, format_size_binary
 

@@ -8,7 +8,7 @@ what                                 bytes                       source
 weights, gradients                   2 P each                    ZeRO (arXiv 1910.02054), section 3.1
 optimizer (fp32 master weights,      12 P                        the same
 momentum, variance)
-a GPU's share                        P or P / N                  the same, section 5: ``zero_memory``
+a GPU's share                        P or P / N                  the same, section 5: ``state_bytes``
 gathered weights of ZeRO-3           2 max_live_parameters       DeepSpeed, zero/config.py: ``ds_config.live``
 swap files: optimizer                16 P / N                    DeepSpeed, swap_tensor: states, and gradients in fp32
 swap files: parameters               2 P / N                     the same: ``zero.nvme_bytes``
@@ -34,7 +34,7 @@ from tunetool.advise.checkpoint import FULL_STATE, WEIGHTS
 from tunetool.advise.ds_config import MEMORY_SHARE, live
 from tunetool.advise.expert_decoder import active
 from tunetool.advise.shapes import Model
-from tunetool.advise.zero_memory import ON_HOST, state_bytes
+from tunetool.advise.zero import ON_HOST, state_bytes
 from tunetool.node.units import format_size, format_size_binary
 
 PARAMETER_READS = 3

@@ -1,4 +1,4 @@
-"""How DeepSpeed divides a model under ZeRO: partitions, sub-groups, buffers, bytes. Pure.
+"""How DeepSpeed divides a model under ZeRO: partitions, sub-groups, buffers, bytes, memory of each rank. Pure.
 
 Each function repeats a calculation of DeepSpeed 0.19.8 and names its source below deepspeed/runtime. All counts are
 ELEMENTS unless a name says bytes, as in DeepSpeed.
@@ -6,7 +6,7 @@ ELEMENTS unless a name says bytes, as in DeepSpeed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tunetool.advise.shapes import Model, Tensor
 
@@ -106,3 +106,26 @@ def misread_gradients(parts: Sequence[int], sub_group_size: int, block_bytes: in
 def nvme_bytes(parts: Sequence[int], states: bool, parameters: bool) -> int:
     """Bytes of one rank's swap files: states and gradients in fp32, parameters in two bytes."""
     return sum(parts) * ((STATES + 1) * FP32 * states + LOW * parameters)
+
+
+ON_HOST: Mapping[str, int] = {
+    "parameters": LOW,
+    "accumulated gradients": LOW,
+    "gradients in fp32 for the optimizer": FP32,
+    "master weights, momentum, variance": STATES * FP32,
+}
+"""Bytes per element of a rank's partition in the node's memory where optimizer and parameters are offloaded to it."""
+
+
+def state_bytes(stage: int, parameters: int, trained: int, world: int, element_bytes: int) -> float:
+    """Bytes of weights, gradients and optimizer states that one rank needs. ``element_bytes``: bytes per element of
+    weights and gradients, 2 in bf16 and fp16.
+
+    ZeRO (arXiv 1910.02054, sections 3.1 and 5): Adam in mixed precision keeps 12 bytes per trained parameter (fp32
+    weight, momentum, variance); stage 1 partitions these over the ranks, stage 2 the gradients too, stage 3 the weights
+    too. A frozen parameter has a weight only. Activations and buffers are not included.
+    """
+    weights = parameters * element_bytes / (world if stage >= 3 else 1)
+    gradients = trained * element_bytes / (world if stage >= 2 else 1)
+    states = trained * STATES * FP32 / (world if stage >= 1 else 1)
+    return weights + gradients + states

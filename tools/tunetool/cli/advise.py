@@ -18,7 +18,7 @@ from tunetool.options.shared import AsJson
 from tunetool.options.values import BANDWIDTH, SIZE, TEXT, TIME, TIME_ABOVE_ZERO
 
 if TYPE_CHECKING:
-    from tunetool.advise.measured import Measured
+    from tunetool.advise.checkpoint import Measured
 
 SCHEMA = "tunetool.advise.checkpoint/1"
 
@@ -84,8 +84,7 @@ def checkpoint(given: CheckpointOptions) -> int:
 
     Exit codes: 0 computed; 2 the call was wrong.
     """
-    from tunetool.advise.checkpoint import Job, plan
-    from tunetool.advise.measured import bandwidth_source
+    from tunetool.advise.checkpoint import Job, bandwidth_source, plan
     from tunetool.node.units import format_bandwidth
     from tunetool.report.advise import as_document, print_plan
     from tunetool.report.page import table_console
@@ -143,7 +142,7 @@ def _parameters(size: int | None, model: str | None) -> tuple[float, str]:
 
 def _measured(path: str | None, engine: str | None) -> Measured | None:
     from tunetool import record as records
-    from tunetool.advise.measured import measured
+    from tunetool.advise.checkpoint import measured
     from tunetool.measure.runs_dir import default_runs_dir
     from tunetool.report.runs import find_record
 

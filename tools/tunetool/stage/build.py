@@ -13,11 +13,11 @@ from tunetool.node.common.files import content, replace_file
 from tunetool.record import utc_now
 from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
-from tunetool.stage.checksums import Checksum, piece_bytes
 from tunetool.stage.compare import listing
 from tunetool.stage.destination import Destination, inode_of, put, remove_tree, settle
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Moved, Plan, move
+from tunetool.stage.pieces import Checksum, piece_bytes
 from tunetool.stage.system import flush
 from tunetool.stage.tree import Entry, files_of, scan, total_bytes, untouched
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.worker import Missing, Worker, child_command
-from tunetool.stage.checksums import Checksum
+from tunetool.stage.pieces import Checksum
 from tunetool.stage.small import Tally
 from tunetool.stage.tree import Entry
 

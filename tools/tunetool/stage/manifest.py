@@ -16,7 +16,7 @@ from tunetool import __version__
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
 from tunetool.node.common.files import replace_file
-from tunetool.stage.checksums import Checksum
+from tunetool.stage.pieces import Checksum
 from tunetool.stage.tree import Entry, Kind
 
 SCHEMA = "tunetool.stage/1"

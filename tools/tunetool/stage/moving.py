@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.node.common.files import read_text
-from tunetool.stage.checksums import Checksum, hasher, piece_bytes
 from tunetool.stage.ends import DIRECT_BYTES, Sink, Source, create, writing
 from tunetool.stage.helpers import Helper, start_helpers
-from tunetool.stage.pieces import Piece, cut
+from tunetool.stage.pieces import Checksum, Piece, cut, hasher, piece_bytes
 from tunetool.stage.small import Tally, move_small
 from tunetool.stage.tree import Entry
 

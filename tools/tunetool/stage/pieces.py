@@ -1,9 +1,10 @@
-"""Cuts a copy into jobs for many threads. Pure."""
+"""Cuts a copy into jobs for many threads, and sums their bytes by a checksum that a manifest can name. Pure."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 PIECE_BYTES = 64 * 2**20
 """Bytes of a large file that one thread takes at a time, and that one xxh3_64 digest covers."""
@@ -51,3 +52,42 @@ def _batches(small: Sequence[Piece]) -> list[list[Piece]]:
         batches[-1].append(piece)
         filled += piece.length
     return batches
+
+
+Checksum = Literal["xxh3_64", "sha256"]
+DEFAULT_CHECKSUM: Checksum = "xxh3_64"
+
+
+class Hasher(Protocol):
+    """The interface of hashlib's hash objects."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Add bytes."""
+
+    def hexdigest(self) -> str:
+        """The checksum of all bytes so far, in hexadecimal digits."""
+
+
+def hasher(kind: Checksum) -> Hasher:
+    """A new hash object. Both kinds release the interpreter's lock while they hash large buffers."""
+    if kind == "sha256":
+        return hashlib.sha256()
+    # Not at the top: `tunetool --help` and a refused call need none.
+    import xxhash  # noqa: PLC0415  (not for --help)
+
+    xxh3: Hasher = xxhash.xxh3_64()
+    return xxh3
+
+
+def digest_of(kind: Checksum, data: memoryview) -> str:
+    """The checksum of ``data``, in hexadecimal digits."""
+    if kind == "sha256":
+        return hashlib.sha256(data).hexdigest()
+    import xxhash  # noqa: PLC0415  (as above)
+
+    return str(xxhash.xxh3_64_hexdigest(data))
+
+
+def piece_bytes(kind: Checksum) -> int | None:
+    """Bytes that one digest covers. None: the whole file, so that it equals `sha256sum` and published checksums."""
+    return None if kind == "sha256" else PIECE_BYTES

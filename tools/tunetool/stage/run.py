@@ -20,12 +20,12 @@ from tunetool.regular_files import POINTER_BYTES, is_pointer, read_end
 from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
 from tunetool.stage.build import Job, build
-from tunetool.stage.checksums import DEFAULT, Checksum
 from tunetool.stage.compare import changes, first
 from tunetool.stage.destination import Destination, find_destination, inode_of, is_empty, known, only_one, take_away
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Plan, move
 from tunetool.stage.outcome import KIND, copied, evicted, findings, unchanged, verified
+from tunetool.stage.pieces import DEFAULT_CHECKSUM, Checksum
 from tunetool.stage.room import IN_MEMORY, limits, refuse_too_big, space_needed
 from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes, within
 
@@ -166,7 +166,7 @@ def _prepare(request: Request, destination: Destination, progress: MovingProgres
         far,
         destination,
         entries,
-        request.checksum or DEFAULT,
+        request.checksum or DEFAULT_CHECKSUM,
         request.threads or default_threads(),
         fs_type in IN_MEMORY,
         not far and read_stack(source).in_memory,

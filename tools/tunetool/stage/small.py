@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.stage.checksums import Checksum, digest_of
 from tunetool.stage.ends import read_small, write_small
+from tunetool.stage.pieces import Checksum, digest_of
 from tunetool.stage.tree import Entry
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.advise.ds_config import MEMORY_SHARE
-from tunetool.advise.zero_memory import ON_HOST
+from tunetool.advise.zero import ON_HOST
 from tunetool.bench.offload.preflight import TARGET
 from tunetool.bench.offload.samples import DRAM
 from tunetool.node.units import format_count, format_size

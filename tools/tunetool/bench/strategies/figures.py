@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from tunetool.advise.communication import parameters, trained
-from tunetool.advise.zero_memory import state_bytes
+from tunetool.advise.zero import state_bytes
 from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
 from tunetool.bench.strategies.predict import Job
 from tunetool.bench.strategies.samples import Row, Sample, Study, network
