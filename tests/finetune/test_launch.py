@@ -24,7 +24,7 @@ from launched import Said, job
 
 from cluster import NODES, Cluster
 from tunetool.launch.choose import launcher
-from tunetool.launch.hosts import Host
+from tunetool.launch.job import Host
 from tunetool.launch.local import RankFailed
 from waiting import PATIENCE, until
 

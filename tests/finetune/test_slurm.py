@@ -15,8 +15,7 @@ import pytest
 from cluster import CONTROL, NODES, Cluster
 from staged import Quiet
 from tunetool.errors import UsageProblem
-from tunetool.launch.hosts import Host
-from tunetool.launch.job import Job
+from tunetool.launch.job import Host, Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.slurm import SlurmLauncher, SlurmOptions
 from tunetool.node.health import health_units

@@ -18,7 +18,7 @@ from tunetool.errors import UsageProblem
 from tunetool.fleet.ansible_options import answered, check, for_ssh, for_vault
 from tunetool.fleet.options import HostsCommand
 from tunetool.launch.deepspeed import ssh_settings
-from tunetool.launch.hosts import Host
+from tunetool.launch.job import Host
 from tunetool.options.shared import without_secrets
 from tunetool.record import read
 from waiting import PATIENCE, until

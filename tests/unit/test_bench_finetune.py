@@ -18,8 +18,7 @@ from tunetool.bench.finetune.view import Shares, binds, shares
 from tunetool.bench.finetune.view import figures as by_name
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.launch.hosts import Host
-from tunetool.launch.job import Job
+from tunetool.launch.job import Host, Job
 from tunetool.launch.local import RankFailed
 from tunetool.measure.process_reads import Read, reads
 from tunetool.record import Record

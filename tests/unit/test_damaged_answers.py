@@ -19,7 +19,7 @@ from damaged import bounded_memory, cut, edited, no_hang
 from doors import refused_well
 from trees import NUMBERS
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.launch.slurm_job import down_nodes, parse_sacct, parse_scontrol
+from tunetool.launch.slurm import down_nodes, parse_sacct, parse_scontrol
 from tunetool.node.array.md_arrays import examine, parse_examine
 from tunetool.node.common.commands import CommandError
 from tunetool.node.common.drift import Difference

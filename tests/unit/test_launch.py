@@ -25,14 +25,13 @@ from tunetool.errors import UsageProblem
 from tunetool.fleet.playbook import HostSelection
 from tunetool.launch.agent import first
 from tunetool.launch.choose import launcher
-from tunetool.launch.compilers import Compilers
 from tunetool.launch.decision import Decision, Limits, Moments, Report, decide, first_cause
 from tunetool.launch.deepspeed import command, hostfile, ssh_settings
-from tunetool.launch.hosts import Host, from_inventory, host_of
+from tunetool.launch.job import Host, from_inventory, host_of
 from tunetool.launch.leftovers import Leftovers
 from tunetool.launch.spec import SPEC, VERDICT, Failure, NodeSpec, Verdict, read_spec, read_verdict, write
 from tunetool.launch.ssh import unpack
-from tunetool.launch.watchdog import Beat, Stuck, innermost, to_blame
+from tunetool.launch.watchdog import Beat, Compilers, Stuck, innermost, to_blame
 from tunetool.measure.marked_processes import end_marked, has_mark, marked, naming
 from waiting import PATIENCE, stopped, until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.launch.slurm_job import call
+from tunetool.launch.slurm import call
 from tunetool.measure.fio import find_fio
 from tunetool.node.common.commands import captured, run
 from tunetool.node.common.files import read_text

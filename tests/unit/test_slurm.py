@@ -10,10 +10,19 @@ import pytest
 from staged import Quiet
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.choose import launcher
-from tunetool.launch.hosts import Host
-from tunetool.launch.job import Job
-from tunetool.launch.slurm import SlurmLauncher, SlurmOptions, parse_options, render
-from tunetool.launch.slurm_job import UNREACHABLE, JobState, down_nodes, parse_sacct, parse_scontrol, refused
+from tunetool.launch.job import Host, Job
+from tunetool.launch.slurm import (
+    UNREACHABLE,
+    JobState,
+    SlurmLauncher,
+    SlurmOptions,
+    down_nodes,
+    parse_options,
+    parse_sacct,
+    parse_scontrol,
+    refused,
+    render,
+)
 
 _RECORDED = Path(__file__).parents[1] / "data/slurm"
 _PLAIN = SlurmOptions()

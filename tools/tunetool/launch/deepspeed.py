@@ -22,8 +22,7 @@ from typing import Any
 from tunetool.errors import UsageProblem
 from tunetool.fleet import ansible_options
 from tunetool.fleet.playbook import find_playbook
-from tunetool.launch.hosts import PLAYBOOK, Host, host_variables, shown
-from tunetool.launch.job import Job
+from tunetool.launch.job import PLAYBOOK, Host, Job, host_variables, shown
 from tunetool.launch.local import RankFailed, tail
 from tunetool.launch.ssh import Guards, InventoryLauncher
 from tunetool.launch.this_machine import judge

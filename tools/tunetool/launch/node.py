@@ -8,29 +8,31 @@ is killed; it then removes DIR too.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import shutil
 import signal
+import socket
+import struct
 import sys
 import time
 from pathlib import Path
 from types import FrameType
 
 from tunetool.launch import rank as ranks
-from tunetool.launch.compilers import Compilers
 from tunetool.launch.decision import Report
 from tunetool.launch.engines import Adopted, Engine, Torchrun, started
 from tunetool.launch.leftovers import Leftovers
 from tunetool.launch.line import meet_others
-from tunetool.launch.network import interface_towards
 from tunetool.launch.spec import RUN, VERDICT, Failure, NodeSpec, Verdict, read_spec, write
 from tunetool.launch.start import PROGRAM, STACK, STACK_SIGNAL
-from tunetool.launch.watchdog import Stuck, innermost, read_beats
+from tunetool.launch.watchdog import Compilers, Stuck, innermost, read_beats
 from tunetool.measure.marked_processes import end_marked, has_mark, marked
 
 _TICK = 0.1
+_SIOCGIFADDR = 0x8915
 _LOOK_EVERY = 2.0
 _DUMP_SECONDS = 3.0
 """Seconds to wait for stacks. faulthandler writes them at once, unless the process is stuck in the kernel."""
@@ -146,7 +148,7 @@ def rank_variables(spec: NodeSpec, directory: Path) -> dict[str, str]:
         ranks.NODE: str(directory),
         ranks.LAUNCHED: repr(time.time()),
     }
-    if spec.master is not None and (interface := interface_towards(spec.towards or spec.master[0])) is not None:
+    if spec.master is not None and (interface := _interface_towards(spec.towards or spec.master[0])) is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             variables.setdefault(name, os.environ.get(name, interface))
     return variables
@@ -173,6 +175,26 @@ class _Terminated(BaseException):
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
     raise _Terminated
+
+
+def _interface_towards(address: str) -> str | None:
+    """The network interface from which this machine connects to ``address`` (IPv4); None if unknown.
+
+    By default, gloo and NCCL use the address to which the host name resolves (127.0.1.1 on Debian), or any interface.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing, only looks up the route
+            own_address = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):
+                    request = struct.pack("256s", name.encode()[:15])
+                    reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                    if socket.inet_ntoa(reply[20:24]) == own_address:
+                        return name
+    except OSError:
+        return None
+    return None
 
 
 def main(name: str) -> int:

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from tunetool.errors import UsageProblem
 from tunetool.fleet.playbook import HostSelection, Run, find_playbook, play
-from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory
-from tunetool.launch.job import Job
+from tunetool.launch.job import PLAYBOOK, Host, Job, from_inventory
 from tunetool.launch.local import RankFailed
 from tunetool.launch.spec import NodeSpec, Verdict, verdict_of
 from tunetool.launch.this_machine import judge

@@ -10,8 +10,7 @@ from pathlib import Path
 from tunetool.errors import CannotJudge
 from tunetool.fleet.playbook import HostSelection
 from tunetool.launch.choose import launcher as choose
-from tunetool.launch.hosts import Host, from_inventory
-from tunetool.launch.job import Job, Launcher
+from tunetool.launch.job import Host, Job, Launcher, from_inventory
 from tunetool.measure import busy
 from tunetool.measure.progress import MovingProgress, Progress
 from tunetool.training.model import reference_model
