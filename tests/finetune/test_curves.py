@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from programs import need_program
-from tunetool.training.rank import nvml
+from tunetool.training.rank import gpu_reading
 from tunetool.training.rank.curve_files import Curve, gather, read_about, read_curve
 from tunetool.training.rank.curves import Curves
 from waiting import PATIENCE, until
@@ -283,7 +283,7 @@ def test_a_rank_watches_its_own_gpu(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
     program = textwrap.dedent("""
         import json, sys
-        from tunetool.training.rank.nvml import NoGpu, open_gpu
+        from tunetool.training.rank.gpu_reading import NoGpu, open_gpu
         for device, rank, visible in json.loads(sys.argv[1]):
             environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
             try:
@@ -313,4 +313,4 @@ def test_a_rank_watches_its_own_gpu(tmp_path: Path) -> None:
         {"gpu.memory": 5_000_000_100.0, **clocks},
         "NVML knows no GPU `9`: Not Found",
     ]
-    assert set(clocks) < set(nvml.UNITS)
+    assert set(clocks) < set(gpu_reading.UNITS)

@@ -144,7 +144,7 @@ STAND_IN = textwrap.dedent("""
     import json, os, sys, time
     from pathlib import Path
     import yaml
-    from tunetool.training.rank.events import Events
+    from tunetool.training.rank.curve_files import Events
     assert "RANK" not in os.environ and not [name for name in os.environ if name.startswith("TORCHELASTIC")]
     told = yaml.safe_load(Path(sys.argv[2]).read_text())
     print("trainable params: 10 || all params: 1,000 || trainable%: 1.0", flush=True)

@@ -27,11 +27,18 @@ from tunetool.training.cluster import ranks_per_host
 from tunetool.training.data import batches
 from tunetool.training.preflight import need_memory
 from tunetool.training.preparation import Ready, gpus
-from tunetool.training.rank.nvml import Gpu
+from tunetool.training.rank.gpu_reading import Gpu
 from tunetool.training.rank.recorder import Recorder, keep_error, keep_result
 from tunetool.training.run_workload import explained
-from tunetool.training.settings import Cluster, Material
-from tunetool.training.workload import RankResult, Workload, as_environment, read_result, workload_from_json
+from tunetool.training.workload import (
+    Cluster,
+    Material,
+    RankResult,
+    Workload,
+    as_environment,
+    read_result,
+    workload_from_json,
+)
 from tunetool.verdict import exit_code, judge
 
 MODEL = 16 * 10**9

@@ -26,8 +26,7 @@ from tunetool.errors import UsageProblem
 from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
 from tunetool.stage.room import Limit
-from tunetool.training.settings import Material
-from tunetool.training.workload import RankResult, Workload
+from tunetool.training.workload import Material, RankResult, Workload
 from tunetool.verdict import judge
 
 GB = 10**9

@@ -12,7 +12,7 @@ from test_finetune_model import Quiet
 from tunetool.errors import UsageProblem
 from tunetool.training.data.conversations import Message, choose, read_conversations, split_name
 from tunetool.training.preparation import prepare
-from tunetool.training.settings import Material
+from tunetool.training.workload import Material
 
 TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 SHAREGPT = {

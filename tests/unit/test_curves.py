@@ -12,7 +12,7 @@ from builders import record
 from tunetool import record as records
 from tunetool.record import CheckResult, Series
 from tunetool.training.rank import curves as curves_module
-from tunetool.training.rank import kernel_counters, nvml
+from tunetool.training.rank import gpu_reading, kernel_counters
 from tunetool.training.rank.curve_files import CurveFile, finite, gather, opening_line, read_curve
 from waiting import PATIENCE
 
@@ -133,12 +133,12 @@ def test_what_cannot_be_read_is_no_curve(tmp_path: Path) -> None:
     [(None, 3, 3), ("4,5", 1, 5), (" 6 ", 0, 6), ("GPU-1f,GPU-2e", 1, "GPU-2e"), ("MIG-7a", 0, "MIG-7a")],
 )
 def test_the_gpu_that_a_rank_computes_on(visible: str | None, index: int, chosen: int | str) -> None:
-    assert nvml.choose(visible, index) == chosen
+    assert gpu_reading.choose(visible, index) == chosen
 
 
 def test_a_gpu_that_is_not_shown() -> None:
-    with pytest.raises(nvml.NoGpu, match="CUDA_VISIBLE_DEVICES is `4`, which shows no GPU 1"):
-        nvml.choose("4", 1)
+    with pytest.raises(gpu_reading.NoGpu, match="CUDA_VISIBLE_DEVICES is `4`, which shows no GPU 1"):
+        gpu_reading.choose("4", 1)
 
 
 def test_a_curve_is_read_back(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tunetool.loading import random_weights, safetensors_files
 from tunetool.stage.whole_directory import need_room
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import MANIFEST, prepare
-from tunetool.training.settings import Material
+from tunetool.training.workload import Material
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,10 @@ from tunetool.advise.precision import FP16, Asked, Capability, choose, need
 from tunetool.bench.strategies.hooks import CASES, with_case
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
-from tunetool.training.settings import Settings
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.trainers.lightning import configuration
-from tunetool.training.trainers.llamafactory_files import DEEPSPEED, SETTINGS, RunFiles, render
-from tunetool.training.trainers.llamafactory_results import outcome
-from tunetool.training.workload import Workload, workload_from_json
+from tunetool.training.trainers.llamafactory_files import DEEPSPEED, SETTINGS, RunFiles, outcome, render
+from tunetool.training.workload import Settings, Workload, workload_from_json
 from tunetool.tune.check import Facts
 from tunetool.tune.configs import precision_of
 

@@ -60,8 +60,7 @@ from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Record
 from tunetool.training.preparation import prepare
 from tunetool.training.rank.recorder import keep_result
-from tunetool.training.settings import Material
-from tunetool.training.workload import rank_directory
+from tunetool.training.workload import Material, rank_directory
 from tunetool.tune import fio_driver
 from tunetool.tune import request as tuning
 from tunetool.tune import run as tune_run

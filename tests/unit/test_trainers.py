@@ -15,8 +15,17 @@ import yaml
 from tunetool.errors import CannotJudge
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.trainers.lightning import configuration
-from tunetool.training.trainers.llamafactory_files import DEEPSPEED, SETTINGS, RunFiles, real, render, write
-from tunetool.training.trainers.llamafactory_results import cure, last_error, outcome
+from tunetool.training.trainers.llamafactory_files import (
+    DEEPSPEED,
+    SETTINGS,
+    RunFiles,
+    cure,
+    last_error,
+    outcome,
+    real,
+    render,
+    write,
+)
 from tunetool.training.workload import Workload
 
 ODD = '/data/a model\'s "name": #1 \\ äöü'

@@ -15,7 +15,7 @@ from tunetool.measure import busy
 from tunetool.measure.progress import MovingProgress, Progress
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import Ready, gpus, prepare_here, prepare_on_hosts
-from tunetool.training.settings import Cluster, Material
+from tunetool.training.workload import Cluster, Material
 
 _TIMEOUT = 7 * 86400.0
 """Seconds; practically no limit, since the watchdog ends a run that hangs."""

@@ -33,8 +33,7 @@ from tunetool.training.data.conversations import INFO, choose
 from tunetool.training.model import reference_model
 from tunetool.training.rank.recorder import leave_answer
 from tunetool.training.run_workload import explained
-from tunetool.training.settings import Material
-from tunetool.training.workload import rank_directory
+from tunetool.training.workload import Material, rank_directory
 
 MANIFEST = "tunetool.json"
 """Name of the manifest in each directory that was made; it exists only in a complete one."""

@@ -19,8 +19,7 @@ from tunetool.training_python import DEEPSPEED
 
 if TYPE_CHECKING:
     from tunetool.advise.precision import Asked
-    from tunetool.training.settings import Cluster, Material, Settings
-    from tunetool.training.workload import Device
+    from tunetool.training.workload import Cluster, Device, Material, Settings
 
 LAUNCHERS = ("auto", "local", "ssh", "deepspeed", "slurm")
 LOADERS = ("parallel", "transformers")
@@ -127,7 +126,7 @@ class TrainingRequest(Measuring, OnHosts):
     @cached_property
     def cluster(self) -> Cluster:
         """Where the ranks run. Raises ``UsageProblem`` for words that Ansible does not get."""
-        from tunetool.training.settings import Cluster
+        from tunetool.training.workload import Cluster
 
         return Cluster(
             launcher=self.launcher,
@@ -143,7 +142,7 @@ class TrainingRequest(Measuring, OnHosts):
     @property
     def material(self) -> Material:
         """The model and the data. Raises ``UsageProblem`` without a model, or without a place to make it."""
-        from tunetool.training.settings import IMAGES, Material
+        from tunetool.training.workload import IMAGES, Material
 
         model = self.model or self.presets.get("model")
         if model is None:
@@ -154,7 +153,7 @@ class TrainingRequest(Measuring, OnHosts):
     @property
     def settings(self) -> Settings:
         """The training. A benchmark replaces what it has options for."""
-        from tunetool.training.settings import BATCH_SIZE, Settings
+        from tunetool.training.workload import BATCH_SIZE, Settings
 
         return Settings(
             epochs=self.epochs or self.presets.get("epochs", 1),

@@ -1,9 +1,11 @@
-"""The workload that every rank of a fine-tune gets, and the result that it leaves. Pure data, passed as JSON."""
+"""What a fine-tune is asked: model and data, ranks, training; the workload that every rank gets of it, as JSON, and the
+result that the rank leaves. Pure data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tunetool.advise.precision import Asked, refuse_on_cpu
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.training.data.conversations import split_name
 
 RESULT, ERROR = "result.json", "error.json"
 """Names of files in a rank's directory."""
@@ -19,8 +22,8 @@ Trainer = Literal["deepspeed", "lightning", "llamafactory"]
 Device = Literal["auto", "cpu", "cuda"]
 Loader = Literal["parallel", "transformers"]
 
-
 BATCH_SIZE = 2
+IMAGES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,3 +184,82 @@ def as_environment(workload: Workload, environment: Mapping[str, str]) -> dict[s
 def _first(error: ValidationError) -> str:
     first = error.errors()[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The settings that decide where the ranks run."""
+
+    launcher: str = "auto"
+    inventory: Path | None = None
+    limit: str | None = None
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook, on the way to the hosts."""
+    slurm: Sequence[str] = ()
+    """``KEY=VALUE`` options for Slurm's batch script."""
+    python: str | None = None
+    """The interpreter on the hosts; None: the default of ``launch.job.Job``."""
+    ranks_per_node: int | None = None
+    """None: one per GPU of a node, or one on a node without GPUs."""
+    device: Device = "auto"
+
+
+@dataclass(frozen=True)
+class Material:
+    """The model and the data of the training."""
+
+    model: str
+    """7b, 3b, tiny, or a directory on the nodes."""
+    dataset: Path | None = None
+    """A directory on the nodes, or ``DIR:NAME``; None: synthetic pictures."""
+    images: int = IMAGES
+    target: Path | None = None
+    """Directory for a model or dataset that must be made; None where neither must."""
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Material:
+        """From JSON, in which a path is a text."""
+        paths = {name: Path(document[name]) if document[name] is not None else None for name in ("dataset", "target")}
+        return cls(**{**document, **paths})
+
+    @property
+    def folder(self) -> Path | None:
+        """The dataset's directory."""
+        return None if self.dataset is None else Path(split_name(str(self.dataset))[0])
+
+    @property
+    def entry(self) -> str | None:
+        """The name of the dataset in its directory's list; None where none was given."""
+        return None if self.dataset is None else split_name(str(self.dataset))[1]
+
+    def __post_init__(self) -> None:
+        from tunetool.training.model.reference_model import SIZES
+
+        made = ["the model"] * (self.model in SIZES) + ["pictures"] * (self.dataset is None)
+        if made and self.target is None:
+            raise UsageProblem(
+                f"{' and '.join(made)} must be made, but there is no `--target`",
+                "give `--target DIR` on the storage to measure; `--model DIR --dataset DIR` need none",
+            )
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    """The settings of the training."""
+
+    checkpoint: Path | None = None
+    precision: Asked = "auto"
+
+    def workload(self, model: str, dataset: str, device: Device, seed: int, entry: str | None = None) -> Workload:
+        """The workload for the ranks. Raises ``UsageProblem`` for an invalid setting."""
+        return Workload(
+            model=model,
+            dataset=dataset,
+            entry=entry,
+            device=device,
+            precision=self.precision,
+            seed=seed,
+            checkpoint=str(self.checkpoint) if self.checkpoint is not None else None,
+            **{each.name: getattr(self, each.name) for each in fields(Training)},
+        )

@@ -12,7 +12,7 @@ import torch
 from tunetool.advise.precision import choose
 from tunetool.bench.checkpoint.engines import tensors
 from tunetool.bench.checkpoint.engines.base import Engine, Pending, State
-from tunetool.training.rank.gpu_capability import of_gpu
+from tunetool.training.rank.gpu_reading import of_gpu
 
 _SIZES = {"cpu": 256, "cuda": 4096}
 """Size of the square matrices that a step multiplies, each milliseconds of work."""

@@ -18,8 +18,7 @@ from tunetool.training.request import TrainingRequest
 from tunetool.training_python import DEEPSPEED, TORCH
 
 if TYPE_CHECKING:
-    from tunetool.training.settings import Settings
-    from tunetool.training.workload import Loader, Trainer
+    from tunetool.training.workload import Loader, Settings, Trainer
 
 KIND = "bench.finetune"
 NEEDS = DEEPSPEED

@@ -15,7 +15,7 @@ from tunetool.node.units import format_size
 from tunetool.training.data import pictures
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import HEIGHT, TINY, WIDTH
-from tunetool.training.settings import IMAGES, Cluster
+from tunetool.training.workload import IMAGES, Cluster
 
 _MODELS: Sequence[tuple[str, int]] = (("7b", 40 * 10**9), ("3b", 20 * 10**9))
 """The largest model first, each with the memory that a GPU needs for LoRA on it; ``tiny`` runs anywhere."""

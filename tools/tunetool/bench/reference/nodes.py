@@ -11,7 +11,7 @@ from tunetool.fleet.playbook import HostSelection
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.capacity import Capacity
 from tunetool.record import FleetHost, Part, Record, Status, Verdict
-from tunetool.training.settings import Cluster
+from tunetool.training.workload import Cluster
 
 _TOGETHER = ("staging", "strategies")
 """Parts in which the ranks of all nodes work together."""

@@ -34,7 +34,7 @@ from tunetool.training.data.conversations import read_conversations
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import HEIGHT, TINY, WIDTH, Prepared, RankProgress, Ready, gpus, prepare
 from tunetool.training.rank.recorder import leave_answer
-from tunetool.training.settings import Material
+from tunetool.training.workload import Material
 
 MODULE = "tunetool.bench.staging.node_task"
 ANSWER = "node.json"

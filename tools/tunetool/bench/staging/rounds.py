@@ -21,8 +21,7 @@ from tunetool.measure.session import reason
 from tunetool.record import CheckResult, Series
 from tunetool.training.rank.curve_files import gather
 from tunetool.training.run_workload import run_workload
-from tunetool.training.settings import Material
-from tunetool.training.workload import Workload
+from tunetool.training.workload import Material, Workload
 
 
 @dataclass

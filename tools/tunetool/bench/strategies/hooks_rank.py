@@ -25,7 +25,7 @@ from tunetool.advise.qwen2_5_vl import LORA_TARGETS
 from tunetool.bench.strategies.hooks import CASES, FILE, STEPS, WARM_UP, Order, Probed, configuration, with_case
 from tunetool.bench.strategies.measuring_rank import MeasuringRank
 from tunetool.launch import rank as launched
-from tunetool.training.rank.gpu_capability import least_of_ranks
+from tunetool.training.rank.gpu_reading import least_of_ranks
 from tunetool.training.rank.recorder import leave_answer
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload

@@ -17,7 +17,7 @@ from tunetool.training.request import TrainingRequest
 from tunetool.training_python import DEEPSPEED
 
 if TYPE_CHECKING:
-    from tunetool.training.settings import Settings
+    from tunetool.training.workload import Settings
 
 KIND = "bench.strategies"
 NEEDS = DEEPSPEED

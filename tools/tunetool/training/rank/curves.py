@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 
 from tunetool.checkpoint.workers import Workers
-from tunetool.training.rank import kernel_counters, nvml
-from tunetool.training.rank.curve_files import ABOUT, EVENTS, FOLDER, CurveFile
-from tunetool.training.rank.events import Events, NoTensorBoard
+from tunetool.training.rank import gpu_reading, kernel_counters
+from tunetool.training.rank.curve_files import ABOUT, EVENTS, FOLDER, CurveFile, Events, NoTensorBoard
 
-_UNITS = {**kernel_counters.UNITS, **nvml.UNITS}
+_UNITS = {**kernel_counters.UNITS, **gpu_reading.UNITS}
 _NAME = re.compile(r"^[a-z][a-z0-9_.]*$")
 _ABOUT_BYTES = 4096
 """Size of ``about.json``, which is padded with blanks so that the reason of an end also fits on a full disk."""
@@ -55,7 +54,7 @@ class Curves:
         self._began = time.time() if started is None else started
         self._files: dict[str, CurveFile] = {}
         self._events: Events | None = None
-        self._gpu: nvml.Gpu | None = None
+        self._gpu: gpu_reading.Gpu | None = None
         self.left_out: dict[str, str] = {}
         self.ended: dict[str, str] = {}
         self.samples = 0
@@ -83,8 +82,8 @@ class Curves:
         except OSError as error:
             self._end("tensorboard", str(error.strerror))
         try:
-            self._gpu = nvml.open_gpu(self._device, self._local_rank, os.environ)
-        except nvml.NoGpu as error:
+            self._gpu = gpu_reading.open_gpu(self._device, self._local_rank, os.environ)
+        except gpu_reading.NoGpu as error:
             self.left_out["gpu"] = str(error)
         self._last = (time.monotonic(), self._counters())
         self._tell()

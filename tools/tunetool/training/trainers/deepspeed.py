@@ -18,7 +18,7 @@ from tunetool.measure import page_cache
 from tunetool.training.data import batches
 from tunetool.training.model.reference_model import describe
 from tunetool.training.preflight import need_absent, need_memory
-from tunetool.training.rank.gpu_capability import least_of_ranks, of_gpu
+from tunetool.training.rank.gpu_reading import least_of_ranks, of_gpu
 from tunetool.training.rank.recorder import Recorder
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload

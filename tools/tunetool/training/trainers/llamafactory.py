@@ -11,30 +11,31 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tunetool import user_directories
 from tunetool.advise import precision as formats
 from tunetool.advise.precision import Capability, Precision, need
-from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 from tunetool.launch import rank as launched
 from tunetool.measure.aio.ops import LOCK, builders
 from tunetool.training.data.conversations import choose
 from tunetool.training.model import reference_model
-from tunetool.training.rank import nvml
+from tunetool.training.rank import gpu_reading
 from tunetool.training.rank.recorder import Recorder
 from tunetool.training.trainers import llamafactory_files as files
 from tunetool.training.trainers.deepspeed import Trainer, note_precision
-from tunetool.training.trainers.group import Group
-from tunetool.training.trainers.llamafactory_results import Outcome, cure, last_error, read_outcome
+from tunetool.training.trainers.llamafactory_files import Outcome, cure, last_error, read_outcome
 from tunetool.training.workload import Workload
 
+_T = TypeVar("_T")
 PROGRAM = "llamafactory-cli"
 _LOOK = 0.5
 _PATIENCE = 30.0
@@ -86,7 +87,7 @@ class LlamaFactory:
         if program is None:
             raise self._missing(self._run_files(program, cuda, self._choose([mine], cuda)))
         with self.recorder.phase("communicator"):
-            group = Group(self.recorder.rank, self.recorder.world)
+            group = _Group(self.recorder.rank, self.recorder.world)
             port = group.share_port()
             precision = self._choose(group.all(mine), cuda)
         note_precision(self.recorder, precision)
@@ -133,13 +134,13 @@ class LlamaFactory:
         """
         self.recorder.device = "cuda"
         try:
-            gpu = nvml.open_gpu("cuda", self.recorder.local_rank, os.environ)
+            gpu = gpu_reading.open_gpu("cuda", self.recorder.local_rank, os.environ)
             try:
                 self.recorder.device = gpu.name()
                 return gpu.capability()
             finally:
                 gpu.close()
-        except nvml.NoGpu as error:
+        except gpu_reading.NoGpu as error:
             if self.workload.precision == "auto":
                 raise CannotJudge(
                     f"whether the GPU computes in bf16 is unknown: {error}", "say it: `--precision bf16` or `fp16`"
@@ -173,7 +174,7 @@ class LlamaFactory:
                 ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
             )
 
-    def _wait(self, group: Group) -> None:
+    def _wait(self, group: _Group) -> None:
         """Wait until LLaMA-Factory has ended on every node. Raises ``CannotJudge`` when it failed on one."""
         written = -1
         while True:
@@ -287,3 +288,52 @@ def _pixels(model: Path) -> int:
 def train(workload: Workload, recorder: Recorder) -> None:
     """Train one rank with LLaMA-Factory; the worker's entry point."""
     LlamaFactory(workload, recorder, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), launched.out()).run()
+
+
+class _Group:
+    """All ranks of the run, which only coordinate, over gloo without a GPU.
+
+    The methods are collective: every rank must call them in the same order.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        import torch
+
+        self._rank, self._world, self._torch = rank, world, torch
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+
+    def share_port(self) -> int:
+        """A TCP port that is free on the first rank's node."""
+        return self.first(_free_port)
+
+    def total(self, *counts: int | bool) -> list[int]:
+        """The sum of each count over all ranks."""
+        tensor = self._torch.tensor([int(count) for count in counts], dtype=self._torch.int64)
+        self._torch.distributed.all_reduce(tensor)
+        return [int(count) for count in tensor.tolist()]
+
+    def first(self, ask: Callable[[], _T]) -> _T:
+        """Call ``ask`` on the first rank only, and return its result, or raise its ``TunetoolError``, on all ranks."""
+        box: list[Any] = [None]
+        if self._rank == 0:
+            try:
+                box = [ask()]
+            except TunetoolError as error:
+                box = [error]
+        self._torch.distributed.broadcast_object_list(box, src=0)
+        if isinstance(box[0], TunetoolError):
+            raise box[0]
+        result: _T = box[0]
+        return result
+
+    def all(self, mine: _T) -> list[_T]:
+        """The values ``mine`` of all ranks, by rank."""
+        box: list[Any] = [None] * self._world
+        self._torch.distributed.all_gather_object(box, mine)
+        return box
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,10 +1,14 @@
-"""Utilisation, memory and clocks of one rank's GPU, read with NVML instead of nvidia-smi."""
+"""What a rank reads of its GPU: utilisation, memory and clocks, with NVML instead of nvidia-smi; with torch the compute
+capability, by which the ranks choose a number format (``advise.precision``).
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from tunetool.advise.precision import Capability
 
 UNITS = {"gpu.utilisation": "%", "gpu.memory": "B", "gpu.sm_clock": "MHz", "gpu.memory_clock": "MHz"}
 
@@ -91,3 +95,22 @@ def choose(visible: str | None, index: int) -> int | str:
     if index >= len(shown):
         raise NoGpu(f"CUDA_VISIBLE_DEVICES is `{visible}`, which shows no GPU {index}")
     return int(shown[index]) if shown[index].isdigit() else shown[index]
+
+
+def of_gpu(index: int) -> Capability:
+    """The compute capability of one GPU of this machine."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    return major, minor
+
+
+def least_of_ranks(index: int) -> Capability:
+    """The least of all ranks' GPUs, since all must compute in one format. A collective; ``index``: this rank's GPU."""
+    import torch
+
+    mine = of_gpu(index)
+    least = torch.tensor([100 * mine[0] + mine[1]], device=f"cuda:{index}")
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    major, minor = divmod(int(least.item()), 100)
+    return major, minor
