@@ -9,7 +9,7 @@ from tunetool.lab import guest
 from tunetool.lab import node as nodes
 from tunetool.lab import ssh as lab_ssh
 from tunetool.lab.machine import Drive
-from tunetool.lab.qmp import Qmp
+from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import Lab as State
 from tunetool.node.volume.late_mount import UNIT
 

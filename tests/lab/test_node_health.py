@@ -17,7 +17,7 @@ from conftest import POINT, Lab, changed_tasks
 
 from tunetool.health.answer import PATH
 from tunetool.lab import ssh as lab_ssh
-from tunetool.lab.qmp import Qmp
+from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import Lab as State
 from waiting import PATIENCE, until
 

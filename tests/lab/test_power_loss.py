@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import POINT, ROOT, Lab, changed_tasks, reboots_well, row
 
-from tunetool.lab import process
-from tunetool.lab.qmp import Qmp
+from tunetool.lab import qemu
+from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import Lab as State
 
 pytestmark = pytest.mark.usefixtures("marker")
@@ -163,7 +163,7 @@ def test_qemu_crashes_while_its_node_is_saved(blank: Lab) -> None:
     ) as saving:
         assert saving.stdout is not None
         said = next(line for line in saving.stdout if "pulling its drives" in line)
-        pid = process.pid_of(State(blank.state).pid_file("node1"))
+        pid = qemu.pid_of(State(blank.state).pid_file("node1"))
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         said += saving.stdout.read()

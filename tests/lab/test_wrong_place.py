@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import POINT, Lab
 
-from tunetool.lab.qmp import Qmp
+from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import Lab as State
 
 pytestmark = [pytest.mark.usefixtures("marker"), pytest.mark.slow]  # without a service it is in test_main_job.py

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tunetool.errors import CannotJudge
-from tunetool.lab import fleet, node, process, restoring, saved, ssh
-from tunetool.lab.qmp import QemuEnded
+from tunetool.lab import fleet, node, qemu, saved, ssh
+from tunetool.lab.qemu import QemuEnded
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.standing import Standing
 from tunetool.lab.state import Lab, NodeState
@@ -55,7 +55,7 @@ def test_a_node_that_is_incomplete_or_crashed_is_restored_again(
     monkeypatch.setattr(node, "end", lambda lab, name: ended.append(name))
     lab = Lab(tmp_path / "state")
     lab.prepare()
-    source = restoring.Source(Snapshot(tmp_path), TEMPLATE)
+    source = saved.Source(Snapshot(tmp_path), TEMPLATE)
     if works:
         (started,) = fleet._start(lab, source, ["node1"], lambda text: None, 0.0, port=2222)
         assert started.node.ssh_port == 2222
@@ -107,7 +107,7 @@ def test_a_node_whose_qemu_crashed_while_it_was_saved_is_booted_and_saved(
     tries: list[str] = []
     found = Standing(arrays=("md127",))
 
-    def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: restoring.Say) -> saved.Saved:
+    def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: saved.Say) -> saved.Saved:
         tries.append(wanted)
         if len(tries) <= crashes:
             raise QemuEnded("QEMU ended while `node1.qmp` was in use", "tunetool lab status")
@@ -140,6 +140,6 @@ def test_a_node_that_runs_and_cannot_be_saved_is_not_booted(tmp_path: Path, monk
     lab = Lab(tmp_path / "state")
     monkeypatch.setattr(saved, "look", lambda lab, state: Standing())
     monkeypatch.setattr(saved, "take", take)
-    monkeypatch.setattr(process, "pid_of", lambda path: os.getpid())
+    monkeypatch.setattr(qemu, "pid_of", lambda path: os.getpid())
     with pytest.raises(CannotJudge, match="busy"):
         fleet._take(lab, replace(TEMPLATE, name="node1", index=1), "built", pytest.fail)

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.lab import faults, inventory, process, programs
+from tunetool.lab import faults, inventory, programs, qemu
 from tunetool.lab.machine import Drive
-from tunetool.lab.qmp import Qmp
+from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import Fault, Lab, NodeState, cache_dir, data_serial, state_dir, system_serial
 
 
@@ -244,15 +244,15 @@ def test_extra_drives_fill_the_free_slots_and_then_no_more(lab: Lab):
 def test_a_reused_pid_is_not_ours(lab: Lab):
     node(lab)
     lab.pid_file("node1").write_text(f"{os.getpid()}\n")
-    assert process.pid_of(lab.pid_file("node1")) is None
-    assert process.all_under(lab.directory) == []
+    assert qemu.pid_of(lab.pid_file("node1")) is None
+    assert qemu.all_under(lab.directory) == []
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-1", "99999999999"])
 def test_a_strange_pid_file_names_nobody(lab: Lab, text: str):
     node(lab)
     lab.pid_file("node1").write_text(text)
-    assert process.pid_of(lab.pid_file("node1")) is None
+    assert qemu.pid_of(lab.pid_file("node1")) is None
 
 
 def test_a_missing_program_names_the_packages_to_install(monkeypatch: pytest.MonkeyPatch):

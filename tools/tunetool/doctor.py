@@ -18,8 +18,8 @@ from tunetool import user_directories
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError
 from tunetool.fleet.collection import find_collection
 from tunetool.fleet.playbook import need_ansible
-from tunetool.lab.kvm import DEVICE as KVM
 from tunetool.lab.programs import require
+from tunetool.lab.qemu import KVM_DEVICE
 from tunetool.launch.deepspeed import need_pdsh
 from tunetool.launch.slurm import need_slurm
 from tunetool.measure.fio import find_fio
@@ -272,12 +272,13 @@ def _slurm() -> str:
 
 
 def _kvm() -> str:
-    if not os.access(KVM, os.R_OK | os.W_OK):
-        why = "is closed to you" if KVM.exists() else "is not there"
+    if not os.access(KVM_DEVICE, os.R_OK | os.W_OK):
+        why = "is closed to you" if KVM_DEVICE.exists() else "is not there"
         raise CannotJudge(
-            f"`{KVM}` {why}: virtual nodes are several times slower", "a machine whose processor and kernel offer KVM"
+            f"`{KVM_DEVICE}` {why}: virtual nodes are several times slower",
+            "a machine whose processor and kernel offer KVM",
         )
-    return str(KVM)
+    return str(KVM_DEVICE)
 
 
 def _io_uring() -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab import guest, leftovers, node, ssh
 from tunetool.lab.machine import Drive
-from tunetool.lab.qmp import Qmp
+from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import Fault, Lab, NodeState, data_serial
 
 SLOW_BYTES_PER_SECOND = 20 * 10**6

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab import faults, image, inventory, kvm, node, process, programs, renewal, saved, snapshot, ssh
+from tunetool.lab import faults, image, inventory, node, programs, qemu, renewal, saved, snapshot, ssh
 from tunetool.lab.machine import SPARE_PORTS
-from tunetool.lab.restoring import Restores, Say, Source
+from tunetool.lab.saved import Restores, Say, Source
 from tunetool.lab.standing import Standing
 from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
@@ -117,8 +117,8 @@ def _take(lab: Lab, state: NodeState, wanted: str, say: Say) -> saved.Saved:
         try:
             return saved.take(lab, state, look, wanted, say)
         except CannotJudge as error:
-            pid = process.pid_of(lab.pid_file(state.name))
-            crashed = pid is None or process.wait_gone(pid, ENDING_SECONDS)
+            pid = qemu.pid_of(lab.pid_file(state.name))
+            crashed = pid is None or qemu.wait_gone(pid, ENDING_SECONDS)
             if not crashed or attempt == SAVE_ATTEMPTS - 1:
                 raise
             # What the node had written is in its files. Only what was in its memory is lost.
@@ -178,13 +178,13 @@ def down(lab: Lab, name: str | None = None) -> list[str]:
         names = lab.names()
         if name is not None and name not in names:
             lab.read(name)
-        with process.undisturbed():
+        with qemu.undisturbed():
             for each in [name] if name is not None else names:
                 node.end(lab, each)
                 saved.remove(lab, each)
             if name is None:
-                for pid in process.all_under(lab.directory):
-                    process.end(pid)
+                for pid in qemu.all_under(lab.directory):
+                    qemu.end(pid)
                 inventory.remove(lab)
                 lab.remove()
                 _clean_cache()
@@ -214,7 +214,7 @@ def _start(
     try:
         taken = {other.ssh_port for other in lab.nodes() if other.name not in names}
         for name in names:
-            restores.begin(name, port or process.pick_port(taken))
+            restores.begin(name, port or qemu.pick_port(taken))
             taken.add(restores.nodes[name].ssh_port)
         started = []
         for name in names:
@@ -222,7 +222,7 @@ def _start(
             started.append(Started(restores.nodes[name], time.monotonic() - begun))
     except BaseException:
         # Remove incomplete nodes after any error.
-        with process.undisturbed():
+        with qemu.undisturbed():
             restores.end()
             if not lab.names():
                 inventory.remove(lab)
@@ -239,7 +239,7 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
             in_use = {node_image.image for node_image in [*lab.nodes(), *(kept.node for kept in saved.every(lab))]}
             node_image = image.ensure_image(settings.os_name, cache, say, fresh=settings.fresh)
             image.prune(cache, settings.os_name, {node_image.directory, *in_use})
-            accel = kvm.accelerator(node_image.kernel, cache, say)
+            accel = qemu.accelerator(node_image.kernel, cache, say)
             template = NodeState(
                 name="",
                 index=0,

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.lab import recipe
-from tunetool.lab.in_directory import InDirectory
-from tunetool.lab.process import undisturbed
 from tunetool.lab.programs import require, require_space
+from tunetool.lab.qemu import undisturbed
+from tunetool.lab.state import InDirectory
 
 BUILD_TIMEOUT_SECONDS = 1800
 CACHE_BYTES = 3 * 2**29

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from tunetool.errors import CannotJudge
-from tunetool.lab import guest, process, snapshot, ssh
+from tunetool.lab import guest, qemu, snapshot, ssh
 from tunetool.lab.image import Image
 from tunetool.lab.machine import Boot, Drive
 from tunetool.lab.programs import FULL, failure_of
-from tunetool.lab.qmp import Qmp
+from tunetool.lab.qemu import Qmp
 from tunetool.lab.recipe import SYSTEM_LABEL
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.standing import Standing, bring_back
@@ -33,7 +33,7 @@ _MKE2FS = ("-q", "-F", "-t", "ext4", "-E", "root_owner=0:0,lazy_itable_init=1,la
 
 def alive(lab: Lab, name: str) -> bool:
     """Whether the node's QEMU runs."""
-    return process.pid_of(lab.pid_file(name)) is not None
+    return qemu.pid_of(lab.pid_file(name)) is not None
 
 
 def start_restored(lab: Lab, node: NodeState, saved: Snapshot, drives: Path | None = None) -> None:
@@ -116,7 +116,7 @@ def finish_preparing(node: NodeState, preparing: subprocess.Popen[str]) -> str:
 
 def shut_down(lab: Lab, node: NodeState) -> None:
     """Shut the node down cleanly from inside; power it off if it does not respond."""
-    pid = process.pid_of(lab.pid_file(node.name))
+    pid = qemu.pid_of(lab.pid_file(node.name))
     if pid is None:
         return
     try:
@@ -124,7 +124,7 @@ def shut_down(lab: Lab, node: NodeState) -> None:
     except CannotJudge:
         power_loss(lab, node)
         return
-    if not process.wait_gone(pid, SHUTDOWN_SECONDS):
+    if not qemu.wait_gone(pid, SHUTDOWN_SECONDS):
         power_loss(lab, node)
 
 
@@ -134,7 +134,7 @@ def power_loss(lab: Lab, node: NodeState) -> None:
     Through the monitor and not by a signal that QEMU cannot see: the guest stops at once, yet the layers of
     the disk image below it stay sound, as a real drive does.
     """
-    pid = process.pid_of(lab.pid_file(node.name))
+    pid = qemu.pid_of(lab.pid_file(node.name))
     if pid is None:
         return
     try:
@@ -143,15 +143,15 @@ def power_loss(lab: Lab, node: NodeState) -> None:
             qmp.command("quit")
     except CannotJudge:
         pass
-    if not process.wait_gone(pid, 10):
-        process.end(pid)
+    if not qemu.wait_gone(pid, 10):
+        qemu.end(pid)
 
 
 def end(lab: Lab, name: str) -> None:
     """End the node's QEMU in any state, and remove the node."""
     ssh.end_masters(lab, name)
-    for pid in process.all_under(lab.node_dir(name)):
-        process.end(pid)
+    for pid in qemu.all_under(lab.node_dir(name)):
+        qemu.end(pid)
     lab.remove_node(name)
 
 
@@ -254,11 +254,11 @@ def _launch(lab: Lab, node: NodeState, *, restored: bool) -> None:
     for attempt in range(_PORT_ATTEMPTS):
         machine = lab.machine(node, directory / "disk.qcow2", Boot(Image(node.os_name, node.image).loader))
         try:
-            process.start(replace(machine, restored=restored, drives=() if restored else tuple(node.drives)))
+            qemu.start(replace(machine, restored=restored, drives=() if restored else tuple(node.drives)))
             return
         except CannotJudge as error:
             # Another program took the port between our check and QEMU's start.
             if "host forwarding" not in error.message or attempt == _PORT_ATTEMPTS - 1:
                 raise
-            node.ssh_port = process.pick_port({node.ssh_port})
+            node.ssh_port = qemu.pick_port({node.ssh_port})
             lab.write(node)

@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.lab import guest, process, recipe, ssh
+from tunetool.lab import guest, qemu, recipe, ssh
 from tunetool.lab.image import Image
-from tunetool.lab.in_directory import InDirectory
 from tunetool.lab.machine import Boot, Machine
 from tunetool.lab.programs import FULL, failure_of
-from tunetool.lab.qmp import Qmp
-from tunetool.lab.state import Lab, NodeState
+from tunetool.lab.qemu import Qmp
+from tunetool.lab.state import InDirectory, Lab, NodeState
 
 BOOT_SECONDS = 300.0
 MIGRATE_SECONDS = 120.0
@@ -43,7 +42,7 @@ class Snapshot:
 
 def snapshot_of(image: Image, node: NodeState) -> Snapshot:
     """Where the snapshot for nodes like ``node`` is or would be."""
-    key = [process.qemu_version(), recipe.KERNEL_CMDLINE, guest.SETTLE, *_shape(node)]
+    key = [qemu.qemu_version(), recipe.KERNEL_CMDLINE, guest.SETTLE, *_shape(node)]
     if node.accel == "kvm":
         # `-cpu host` is another CPU on another machine, and a home directory can be shared.
         key.append(_cpu_model())
@@ -99,23 +98,23 @@ def store(qmp: Qmp, path: Path) -> None:
 
 def _take(lab: Lab, image: Image, template: NodeState, target: Snapshot) -> None:
     create_overlay(target.disk, image.root, "raw")
-    node = replace(template, name="boot", drive_count=0, drive_size=0, ssh_port=process.pick_port(set()))
+    node = replace(template, name="boot", drive_count=0, drive_size=0, ssh_port=qemu.pick_port(set()))
     directory = lab.node_dir(node.name)
     # A killed `up` may have left it.
-    for pid in process.all_under(directory):
-        process.end(pid)
+    for pid in qemu.all_under(directory):
+        qemu.end(pid)
     directory.mkdir(exist_ok=True)
     machine = lab.machine(node, target.disk, Boot(image.kernel, image.initrd, recipe.KERNEL_CMDLINE))
     try:
-        process.start(machine)
-        ssh.wait_for_server(node, BOOT_SECONDS, lambda: process.pid_of(machine.pid_file) is not None)
+        qemu.start(machine)
+        ssh.wait_for_server(node, BOOT_SECONDS, lambda: qemu.pid_of(machine.pid_file) is not None)
         ssh.run(lab, node, guest.SETTLE, BOOT_SECONDS)
         with Qmp(machine.qmp_socket) as qmp:
             qmp.command("stop")
             store(qmp, target.memory)
     finally:
-        for pid in process.all_under(directory):
-            process.end(pid)
+        for pid in qemu.all_under(directory):
+            qemu.end(pid)
         lab.remove_node(node.name)
 
 

@@ -13,16 +13,31 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tunetool import user_directories
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab import process
-from tunetool.lab.in_directory import InDirectory
+from tunetool.lab import qemu
 from tunetool.lab.machine import Boot, Drive, Machine
 from tunetool.node.common.files import replace_file
 
 _NODE_NAME = re.compile(r"^node[1-9][0-9]*$")
+
+
+class _HasDirectory(Protocol):
+    @property
+    def directory(self) -> Path: ...
+
+
+class InDirectory:
+    """``root = InDirectory("root.img")`` in a class: an object's ``root`` is that path below its ``directory``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: _HasDirectory, _: type | None = None) -> Path:
+        """The path below the directory of ``owner``."""
+        return owner.directory / self._name
 
 
 @dataclass
@@ -150,7 +165,7 @@ class Lab:
             qmp_socket=self.qmp_socket(node.name),
             pid_file=self.pid_file(node.name),
             serial_log=self.node_dir(node.name) / "serial.log",
-            link=self.link if process.has_multicast() else "",
+            link=self.link if qemu.has_multicast() else "",
             offline=node.offline,
             boot=boot,
         )
