@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab import guest, leftovers, node, ssh
+from tunetool.lab import foreign_contents, guest, node, ssh
 from tunetool.lab.machine import Drive
 from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import Fault, Lab, NodeState, data_serial
@@ -38,18 +38,18 @@ KINDS = {
     "zfs-label": "the drive carries the labels of a ZFS pool",
 }
 GUEST_SCRIPTS: dict[str, Callable[[str], str]] = {
-    "metadata": leftovers.metadata,
-    "has-filesystem": leftovers.has_filesystem,
-    "has-partitions": leftovers.has_partitions,
-    "in-use": leftovers.in_use,
-    "partition-in-use": leftovers.partition_in_use,
-    "btrfs": leftovers.btrfs,
-    "btrfs-in-use": leftovers.btrfs_in_use,
-    "lvm": leftovers.lvm,
-    "lvm-idle": leftovers.lvm_idle,
-    "luks": leftovers.luks,
-    "swap-signature": leftovers.swap_signature,
-    "zfs-label": leftovers.zfs_label,
+    "metadata": foreign_contents.metadata,
+    "has-filesystem": foreign_contents.has_filesystem,
+    "has-partitions": foreign_contents.has_partitions,
+    "in-use": foreign_contents.in_use,
+    "partition-in-use": foreign_contents.partition_in_use,
+    "btrfs": foreign_contents.btrfs,
+    "btrfs-in-use": foreign_contents.btrfs_in_use,
+    "lvm": foreign_contents.lvm,
+    "lvm-idle": foreign_contents.lvm_idle,
+    "luks": foreign_contents.luks,
+    "swap-signature": foreign_contents.swap_signature,
+    "zfs-label": foreign_contents.zfs_label,
 }
 OF_THE_DRIVE = ("extra-drive", "mixed-size", "4k-sectors", "duplicate-serial", "empty-serial")
 """Faults of the drive itself, which stay when the drive is blank again."""
