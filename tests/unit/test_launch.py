@@ -28,7 +28,7 @@ from tunetool.launch.choose import launcher
 from tunetool.launch.decision import Decision, Limits, Moments, Report, decide, first_cause
 from tunetool.launch.deepspeed import command, hostfile, ssh_settings
 from tunetool.launch.job import Host, from_inventory, host_of
-from tunetool.launch.leftovers import Leftovers
+from tunetool.launch.shm_cleanup import ShmCleanup
 from tunetool.launch.spec import SPEC, VERDICT, Failure, NodeSpec, Verdict, read_spec, read_verdict, write
 from tunetool.launch.ssh import unpack
 from tunetool.launch.watchdog import Beat, Compilers, Stuck, innermost, to_blame
@@ -444,16 +444,16 @@ def test_what_a_run_left_in_memory_goes_and_what_others_have_there_stays(tmp_pat
         kept = [f"{buffer}_10.0.0.1_501_0", f"{buffer}_10.0.0.1_500_2", f"torch_{foreign.pid}_77_0", "torch_2_1_0"]
         for name in kept:
             file(name)
-        leftovers = Leftovers(tmp_path)
-        leftovers.look([rank.pid])
-        leftovers.expect_buffers("10.0.0.1", "500", world=2)
+        cleanup = ShmCleanup(tmp_path)
+        cleanup.look([rank.pid])
+        cleanup.expect_buffers("10.0.0.1", "500", world=2)
         rank.kill()
         rank.wait()
-        assert leftovers.remove() == [shared.name]
+        assert cleanup.remove() == [shared.name]
         foreign.communicate()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*kept, theirs.name, staged.name, shared.name, "torch_1_a_0"}
-    assert leftovers.remove() == []
+    assert cleanup.remove() == []
     assert not shared.exists()
 
 

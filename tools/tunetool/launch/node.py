@@ -24,8 +24,8 @@ from types import FrameType
 from tunetool.launch import rank as ranks
 from tunetool.launch.decision import Report
 from tunetool.launch.engines import Adopted, Engine, Torchrun, started
-from tunetool.launch.leftovers import Leftovers
 from tunetool.launch.line import meet_others
+from tunetool.launch.shm_cleanup import ShmCleanup
 from tunetool.launch.spec import RUN, VERDICT, Failure, NodeSpec, Verdict, read_spec, write
 from tunetool.launch.start import PROGRAM, STACK, STACK_SIGNAL
 from tunetool.launch.watchdog import Compilers, Stuck, innermost, read_beats
@@ -44,7 +44,7 @@ class Guard:
     def __init__(self, directory: Path, spec: NodeSpec) -> None:
         self._directory = directory
         self._spec = spec
-        self._leftovers = Leftovers()
+        self._shm_cleanup = ShmCleanup()
         self._compilers = Compilers()
         self._looked_at = 0.0
         self._stuck: dict[int, Stuck] | None = None
@@ -89,7 +89,7 @@ class Guard:
             where = f"`{spec.master[0]}` port {spec.line_port}" if spec.master else f"`{self._directory}`"
             failure = Failure(f"{where}: {error.strerror or error} (on `{spec.host}`)", spec.host)
         finally:
-            kept = self._leftovers.remove()
+            kept = self._shm_cleanup.remove()
         return Verdict(spec.node, spec.host, failure, kept)
 
     @property
@@ -105,10 +105,10 @@ class Guard:
         running = marked(RUN, self._spec.run)
         self._compilers.look(running)
         # A rank that has ended has reported its id; its child processes are known only while they run.
-        self._leftovers.look([*running, *(rank_file["pid"] for rank_file in ranks_here)])
+        self._shm_cleanup.look([*running, *(rank_file["pid"] for rank_file in ranks_here)])
         for rank_file in ranks_here:
             address, port = rank_file["master"]
-            self._leftovers.expect_buffers(address, port, self._spec.world)
+            self._shm_cleanup.expect_buffers(address, port, self._spec.world)
 
     def _report(self, engine: Engine) -> Report:
         beats, compiling = read_beats(self._directory), self._compilers.age()

@@ -20,7 +20,7 @@ _BUFFER = "deepspeed_allreduce_buffer_"
 _MAPPED = ("nccl-", "psm_", _BUFFER)
 
 
-class Leftovers:
+class ShmCleanup:
     """The files of one run in ``shm`` on this node. Call ``look`` repeatedly while its processes run."""
 
     def __init__(self, shm: Path = SHM) -> None:
