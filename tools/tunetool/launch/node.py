@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 from tunetool.launch import rank as ranks
+from tunetool.launch.control_channel import meet_others
 from tunetool.launch.decision import Report
 from tunetool.launch.engines import Adopted, Engine, Torchrun, started
-from tunetool.launch.line import meet_others
 from tunetool.launch.shm_cleanup import ShmCleanup
 from tunetool.launch.spec import RUN, VERDICT, Failure, NodeSpec, Verdict, read_spec, write
 from tunetool.launch.start import PROGRAM, STACK, STACK_SIGNAL
@@ -62,14 +62,14 @@ class Guard:
         if spec.engine == "torchrun":
             engine = Torchrun(spec, self._directory, {**os.environ, **environment})
         try:
-            with meet_others(spec) as line:
+            with meet_others(spec) as channel:
                 path.write_text(json.dumps(program))
                 try:
                     with engine:
                         try:
                             while True:
                                 self._look()
-                                decision = line.exchange(self._report(engine))
+                                decision = channel.exchange(self._report(engine))
                                 if decision.do == "end":
                                     failure = decision.failure
                                     break

@@ -25,7 +25,7 @@ _PART_SECONDS = 3.0
 _LONGEST = 4 * 2**20
 
 
-class Line(Protocol):
+class ControlChannel(Protocol):
     """A guard's connection to the rest of the run."""
 
     def exchange(self, report: Report) -> Decision:
@@ -33,14 +33,14 @@ class Line(Protocol):
 
 
 @contextlib.contextmanager
-def meet_others(spec: NodeSpec) -> Iterator[Line]:
+def meet_others(spec: NodeSpec) -> Iterator[ControlChannel]:
     """The connection of this node. When the context ends on the first node, the others get the final decision."""
     hub = Hub(spec) if spec.node == 0 else None
-    line = hub or Follower(spec)
+    channel = hub or Follower(spec)
     try:
-        yield line
+        yield channel
     finally:
-        line.close()
+        channel.close()
 
 
 class Hub:
