@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.lab import faults, guest, recipe, standing
+from tunetool.lab import faults, guest, quiesce, recipe
 from tunetool.lab.machine import Boot, Drive, Machine
 
 MACHINE = Machine(
@@ -31,10 +31,10 @@ DRIVES = tuple(
     Drive(serial, Path(f"/lab/node1/drives/{serial}.img"), 4 * 2**30, port)
     for port, serial in enumerate(["LAB1SYS", "LAB1NV1", "LAB1NV2"])
 )
-STANDING = standing.Standing(
+DRIVE_USE = quiesce.DriveUse(
     arrays=("md127",),
     names=("it's mine",),
-    mounts=(standing.Mount("0-1", "xfs", "rw,noatime", "/mnt/a b"),),
+    mounts=(quiesce.Mount("0-1", "xfs", "rw,noatime", "/mnt/a b"),),
     swaps=(("/dev/nvme3n1", "0-2"),),
 )
 BOOT = Boot(Path("/b/vmlinuz"), Path("/b/initrd.img"), "root=/dev/vda quiet")
@@ -209,9 +209,9 @@ def test_the_marker_follows_from_the_serial_alone():
         guest.prepare("node1", 1, ["LAB1SYS"], 1.7e9, offline=True),
         guest.wait_for_drives(8),
         *(script("LAB1NV3") for script in faults.GUEST_SCRIPTS.values()),
-        standing.LOOK,
-        standing.take_down(STANDING),
-        standing.bring_back(STANDING),
+        quiesce.LOOK,
+        quiesce.take_down(DRIVE_USE),
+        quiesce.bring_back(DRIVE_USE),
     ],
 )
 def test_every_script_is_valid_shell(script: str):

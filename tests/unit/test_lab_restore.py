@@ -11,8 +11,8 @@ import pytest
 from tunetool.errors import CannotJudge
 from tunetool.lab import fleet, node, qemu, saved, ssh
 from tunetool.lab.qemu import QemuEnded
+from tunetool.lab.quiesce import DriveUse
 from tunetool.lab.snapshot import Snapshot
-from tunetool.lab.standing import Standing
 from tunetool.lab.state import Lab, NodeState
 
 TEMPLATE = NodeState("node0", 0, "debian12", Path("/cache/image"), 2**31, "tcg", 11, 8, 2**32, 0)
@@ -102,12 +102,12 @@ def test_a_node_whose_qemu_crashed_while_it_booted_is_booted_again(
 def test_a_node_whose_qemu_crashed_while_it_was_saved_is_booted_and_saved(
     crashes: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boots: list[Standing | None] = []
+    boots: list[DriveUse | None] = []
     lines: list[str] = []
     tries: list[str] = []
-    found = Standing(arrays=("md127",))
+    found = DriveUse(arrays=("md127",))
 
-    def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: saved.Say) -> saved.Saved:
+    def take(lab: Lab, state: NodeState, found: DriveUse, wanted: str, say: saved.Say) -> saved.Saved:
         tries.append(wanted)
         if len(tries) <= crashes:
             raise QemuEnded("QEMU ended while `node1.qmp` was in use", "tunetool lab status")
@@ -117,7 +117,7 @@ def test_a_node_whose_qemu_crashed_while_it_was_saved_is_booted_and_saved(
     monkeypatch.setattr(saved, "look", lambda lab, state: found)
     monkeypatch.setattr(saved, "take", take)
     monkeypatch.setattr(node, "start_booted", lambda lab, state: None)
-    monkeypatch.setattr(node, "start_preparing", lambda lab, state, standing: boots.append(standing) or Script())
+    monkeypatch.setattr(node, "start_preparing", lambda lab, state, drive_use: boots.append(drive_use) or Script())
     monkeypatch.setattr(node, "finish_preparing", lambda state, script: fleet.SYSTEM_DEVICE)
     lab = Lab(tmp_path / "state")
     lab.prepare()
@@ -138,7 +138,7 @@ def test_a_node_that_runs_and_cannot_be_saved_is_not_booted(tmp_path: Path, monk
         raise CannotJudge("`node1`: umount: /mnt: target is busy.")
 
     lab = Lab(tmp_path / "state")
-    monkeypatch.setattr(saved, "look", lambda lab, state: Standing())
+    monkeypatch.setattr(saved, "look", lambda lab, state: DriveUse())
     monkeypatch.setattr(saved, "take", take)
     monkeypatch.setattr(qemu, "pid_of", lambda path: os.getpid())
     with pytest.raises(CannotJudge, match="busy"):

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab import faults, fleet, node, renewal, saved, standing
+from tunetool.lab import faults, fleet, node, quiesce, renewal, saved
 from tunetool.lab.machine import Drive
+from tunetool.lab.quiesce import DriveUse, Mount
 from tunetool.lab.renewal import Change
-from tunetool.lab.standing import Mount, Standing
 from tunetool.lab.state import Fault, Lab, NodeState
 
-# Printed by `standing.LOOK` on a built node (the mounts of the kernel left out), a swap and a place with a space added.
+# Printed by `quiesce.LOOK` on a built node (the mounts of the kernel left out), a swap and a place with a space added.
 PRINTED = """\
 holder md127
 holder md127
@@ -27,7 +27,7 @@ SOURCE="tmpfs" UUID="" FSTYPE="tmpfs" FSROOT="/" OPTIONS="rw,nosuid,nodev,size=5
 SOURCE="/dev/nvme0n1" UUID="c1f3" FSTYPE="ext4" FSROOT="/" OPTIONS="rw,relatime" TARGET="/srv/system"
 SOURCE="/dev/md127" UUID="7e6b" FSTYPE="xfs" FSROOT="/" OPTIONS="rw,noatime,swidth=16384" TARGET="/mnt/nvme\\x20raid0"
 """
-LOOK = Standing(
+LOOK = DriveUse(
     ("md127", "md126"),
     ("nvme_raid0",),
     (
@@ -62,11 +62,11 @@ def keep(lab: Lab, name: str, node: NodeState) -> None:
 
 
 def test_what_stands_on_the_drives_is_read_and_nothing_else():
-    assert standing.parse(PRINTED, "node1") == LOOK
+    assert quiesce.parse(PRINTED, "node1") == LOOK
 
 
 def test_it_is_taken_down_in_the_opposite_order_and_brought_back():
-    down, up = standing.take_down(LOOK).splitlines(), standing.bring_back(LOOK)
+    down, up = quiesce.take_down(LOOK).splitlines(), quiesce.bring_back(LOOK)
     assert [line.split()[0] for line in down] == [
         "sync",
         "swapoff",
@@ -92,7 +92,7 @@ def test_it_is_taken_down_in_the_opposite_order_and_brought_back():
 )
 def test_what_could_not_be_brought_back_is_refused(line: str, said: str):
     with pytest.raises(CannotJudge, match=said):
-        standing.parse(PRINTED + line + "\n", "node1")
+        quiesce.parse(PRINTED + line + "\n", "node1")
 
 
 def test_a_state_that_is_not_there_names_those_that_are(lab: Lab):
@@ -121,7 +121,7 @@ def test_a_state_comes_back_in_the_nodes_own_files(lab: Lab):
     keep(lab, "built", node)
     kept = saved.find(lab, "node1", "built")
     assert kept.node == node
-    assert kept.standing == LOOK
+    assert kept.drive_use == LOOK
     again = saved.start(lab, kept, 2300)
     assert again == replace(node, ssh_port=2300)
     assert all(drive.path.parent == lab.node_dir("node1") / "drives" for drive in again.drives)

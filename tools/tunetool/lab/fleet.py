@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab import faults, image, inventory, node, programs, qemu, renewal, saved, snapshot, ssh
 from tunetool.lab.machine import SPARE_PORTS
+from tunetool.lab.quiesce import DriveUse
 from tunetool.lab.saved import Restores, Say, Source
-from tunetool.lab.standing import Standing
 from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
 SYSTEM_DEVICE = "/dev/nvme0n1"
@@ -153,8 +153,8 @@ def _shut_down(lab: Lab, state: NodeState, say: Say, *, power_loss: bool = False
         (node.power_loss if power_loss else node.shut_down)(lab, state)
 
 
-def _boot(lab: Lab, state: NodeState, say: Say, standing: Standing | None = None) -> None:
-    """Boot a node that is off from its own disk, and with ``standing`` mount again what was mounted."""
+def _boot(lab: Lab, state: NodeState, say: Say, drive_use: DriveUse | None = None) -> None:
+    """Boot a node that is off from its own disk, and with ``drive_use`` mount again what was mounted."""
     for attempt in range(BOOT_ATTEMPTS):
         _shut_down(lab, state, say)
         say(f"{state.name}: booting what its disk holds ({state.accel})")
@@ -165,7 +165,7 @@ def _boot(lab: Lab, state: NodeState, say: Say, standing: Standing | None = None
                 raise
             say(f"{state.name}: {error.message}")
             continue
-        if node.finish_preparing(state, node.start_preparing(lab, state, standing)) == SYSTEM_DEVICE:
+        if node.finish_preparing(state, node.start_preparing(lab, state, drive_use)) == SYSTEM_DEVICE:
             break
         say(f"{state.name}: its drives were numbered in another order than by slot")
 

@@ -16,9 +16,9 @@ from tunetool.lab.image import Image
 from tunetool.lab.machine import Boot, Drive
 from tunetool.lab.programs import FULL, failure_of
 from tunetool.lab.qemu import Qmp
+from tunetool.lab.quiesce import DriveUse, bring_back
 from tunetool.lab.recipe import SYSTEM_LABEL
 from tunetool.lab.snapshot import Snapshot
-from tunetool.lab.standing import Standing, bring_back
 from tunetool.lab.state import Lab, NodeState, data_serial
 from tunetool.system_packages import find
 
@@ -92,11 +92,11 @@ def _stop_when_stuck(node: NodeState, log: Path, offset: int) -> None:
             )
 
 
-def start_preparing(lab: Lab, node: NodeState, standing: Standing | None = None) -> subprocess.Popen[str]:
-    """Start giving the node its name, clock, drives and, with ``standing``, what was on them."""
+def start_preparing(lab: Lab, node: NodeState, drive_use: DriveUse | None = None) -> subprocess.Popen[str]:
+    """Start giving the node its name, clock, drives and, with ``drive_use``, what was on them."""
     serials = [drive.shown_serial for drive in node.drives if drive.shown_serial]
     script = guest.prepare(node.name, node.index, serials, time.time(), offline=node.offline)
-    return ssh.start(lab, node, script + bring_back(standing) if standing else script)
+    return ssh.start(lab, node, script + bring_back(drive_use) if drive_use else script)
 
 
 class NotReady(CannotJudge):

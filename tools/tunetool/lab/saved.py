@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab import node, programs, qemu, snapshot, ssh, standing
+from tunetool.lab import node, programs, qemu, quiesce, snapshot, ssh
 from tunetool.lab.qemu import QemuEnded, Qmp
+from tunetool.lab.quiesce import DriveUse, Mount
 from tunetool.lab.snapshot import Snapshot
-from tunetool.lab.standing import Mount, Standing
 from tunetool.lab.state import InDirectory, Lab, NodeState, decode_node
 
 Say = Callable[[str], None]
@@ -32,11 +32,11 @@ itself crashes now and then, too (``fleet.SAVE_ATTEMPTS``)."""
 
 @dataclass(frozen=True)
 class Saved:
-    """One saved state. ``node`` has the drives as they were attached, ``standing`` what was on them."""
+    """One saved state. ``node`` has the drives as they were attached, ``drive_use`` what was on them."""
 
     directory: Path
     node: NodeState
-    standing: Standing
+    drive_use: DriveUse
 
     @property
     def snapshot(self) -> Snapshot:
@@ -80,12 +80,12 @@ def check_name(lab: Lab, name: str, wanted: str) -> None:
         raise UsageProblem(f"`{name}` has a saved state `{wanted}` already", "choose another name")
 
 
-def look(lab: Lab, state: NodeState) -> Standing:
+def look(lab: Lab, state: NodeState) -> DriveUse:
     """What is on the drives of a running node."""
-    return standing.parse(ssh.run(lab, state, standing.LOOK).stdout, state.name)
+    return quiesce.parse(ssh.run(lab, state, quiesce.LOOK).stdout, state.name)
 
 
-def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: Say) -> Saved:
+def take(lab: Lab, state: NodeState, found: DriveUse, wanted: str, say: Say) -> Saved:
     """Save a running node with what ``look`` found on its drives.
 
     The node has ended afterwards; restoring the saved state brings it back.
@@ -93,11 +93,11 @@ def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: Say) -> 
     programs.require_space(lab.directory, state.memory, "the node's memory")
     ssh.end_masters(lab, state.name)
     try:
-        ssh.run(lab, state, standing.take_down(found))
+        ssh.run(lab, state, quiesce.take_down(found))
     except CannotJudge:
         # The first error matters more than an error of its clean-up.
         with contextlib.suppress(CannotJudge):
-            ssh.run(lab, state, standing.bring_back(found))
+            ssh.run(lab, state, quiesce.bring_back(found))
         raise
     say(f"{state.name}: pulling its drives and saving its memory")
     target = lab.saved_dir(state.name) / wanted
@@ -117,7 +117,7 @@ def take(lab: Lab, state: NodeState, found: Standing, wanted: str, say: Say) -> 
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _keep(lab: Lab, state: NodeState, found: Standing, work: Path, target: Path) -> Saved:
+def _keep(lab: Lab, state: NodeState, found: DriveUse, work: Path, target: Path) -> Saved:
     directory = lab.node_dir(state.name)
     (directory / "disk.qcow2").rename(Snapshot(work).disk)
     (work / "drives").mkdir()
@@ -145,7 +145,7 @@ def _read(path: Path) -> Saved:
     try:
         data = json.loads(path.read_text())
         recorded = data["standing"]
-        look = Standing(
+        look = DriveUse(
             tuple(recorded["arrays"]),
             tuple(recorded["names"]),
             tuple(Mount(**mount) for mount in recorded["mounts"]),
@@ -212,7 +212,7 @@ class Restores:
         kept = self._source.kept
         self.nodes[name] = self._source.new_node(self._lab, name, port)
         node.start_restored(self._lab, self.nodes[name], self._source.snapshot, kept.drives if kept else None)
-        self._preparing[name] = node.start_preparing(self._lab, self.nodes[name], kept.standing if kept else None)
+        self._preparing[name] = node.start_preparing(self._lab, self.nodes[name], kept.drive_use if kept else None)
 
     def _finished(self, name: str) -> bool:
         if name in self._preparing:

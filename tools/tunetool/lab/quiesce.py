@@ -47,7 +47,7 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class Standing:
+class DriveUse:
     """What is on the drives, in the order in which it was put there."""
 
     arrays: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Standing:
     """Device and UUID."""
 
 
-def parse(text: str, node: str) -> Standing:
+def parse(text: str, node: str) -> DriveUse:
     """Parse the output of ``LOOK``. Raises an error for anything that could not be restored."""
     arrays: list[str] = []
     names: list[str] = []
@@ -87,7 +87,7 @@ def parse(text: str, node: str) -> Standing:
         elif line.startswith("SOURCE="):
             mount = _mount(line, node)
             mounts += [mount] if mount else []
-    return Standing(tuple(arrays), tuple(names), tuple(mounts), tuple(swaps))
+    return DriveUse(tuple(arrays), tuple(names), tuple(mounts), tuple(swaps))
 
 
 def _mount(line: str, node: str) -> Mount | None:
@@ -100,19 +100,19 @@ def _mount(line: str, node: str) -> Mount | None:
     return Mount(fields["UUID"], fields["FSTYPE"], fields["OPTIONS"], fields["TARGET"])
 
 
-def take_down(standing: Standing) -> str:
+def take_down(drive_use: DriveUse) -> str:
     """Script that removes everything from the drives: first the mounts, which may be busy, then the arrays."""
     lines = ["sync"]
-    lines += [f"swapoff {shlex.quote(device)}" for device, _ in standing.swaps]
-    lines += [f"umount {shlex.quote(mount.target)}" for mount in reversed(standing.mounts)]
-    lines += [f"mdadm --stop --quiet /dev/{array}" for array in standing.arrays]
+    lines += [f"swapoff {shlex.quote(device)}" for device, _ in drive_use.swaps]
+    lines += [f"umount {shlex.quote(mount.target)}" for mount in reversed(drive_use.mounts)]
+    lines += [f"mdadm --stop --quiet /dev/{array}" for array in drive_use.arrays]
     return "\n".join([*lines, "udevadm settle", "sync", ""])
 
 
-def bring_back(standing: Standing) -> str:
+def bring_back(drive_use: DriveUse) -> str:
     """Script that waits until udev has assembled the arrays, as at a boot, and restores the mounts."""
     lines = ["tries=0"]
-    for name in standing.names:
+    for name in drive_use.names:
         mount_path = shlex.quote(f"/dev/md/{name}")
         lines += [
             f"until [ -e {mount_path} ]; do",
@@ -121,10 +121,12 @@ def bring_back(standing: Standing) -> str:
             "    sleep 0.1",
             "done",
         ]
-    for mount in standing.mounts:
+    for mount in drive_use.mounts:
         target, options = shlex.quote(mount.target), shlex.quote(mount.options)
         # udev mounts the ninth drive, perhaps already.
         lines.append(f"mountpoint -q {target} || mount -t {mount.kind} -o {options} UUID={mount.uuid} {target}")
     # A boot may have switched it on already, from fstab.
-    lines += [f"swapon --show=UUID --noheadings | grep -qxF {uuid} || swapon UUID={uuid}" for _, uuid in standing.swaps]
+    lines += [
+        f"swapon --show=UUID --noheadings | grep -qxF {uuid} || swapon UUID={uuid}" for _, uuid in drive_use.swaps
+    ]
     return "\n".join([*lines, ""])
