@@ -18,14 +18,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import changelog
 import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("sdist", "wheel")
 CONTRACTS = ("manifest.schema.json", "record.schema.json")
 """Reference pages that git has; the wheel carries them beside the others."""
+KIND = "major_changes"
+"""antsibull's section of all entries: the headings of CHANGELOG.md are subjects."""
+_RELEASE = re.compile(r"^## (\S+)(?: \((.*)\))?$")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def backend() -> list[str]:
@@ -84,10 +88,37 @@ def build_collection(directory: Path) -> None:
     galaxy = Path(sys.executable).with_name("ansible-galaxy")
     command = [str(galaxy), "collection", "build", "--force", "--output-path", str(directory)]
     made = ROOT / "changelogs/changelog.yaml"
-    document = changelog.changelog((ROOT / "CHANGELOG.md").read_text(), datetime.date.today().isoformat())
+    document = changelog((ROOT / "CHANGELOG.md").read_text(), datetime.date.today().isoformat())
     pages = {ROOT / reference.FOLDER / name: text for name, text in made_pages().items()}
     with in_place({made: yaml.safe_dump(document, width=120), **pages}):
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+
+
+def as_rst(text: str) -> str:
+    """Markdown of one entry as reStructuredText: code, and links by their text."""
+    without_links = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"`([^`]*)`", r"``\1``", without_links)
+
+
+def changelog(text: str, today: str) -> dict[str, Any]:
+    """antsibull's document of a CHANGELOG.md.
+
+    ``today``: the date of a version that has none yet, since antsibull wants one of each.
+    """
+    releases: dict[str, Any] = {}
+    entries: list[str] = []
+    for line in text.splitlines():
+        if match := _RELEASE.match(line):
+            dated = match[2] is not None and _DATE.fullmatch(match[2])
+            entries = []
+            releases[match[1]] = {"changes": {KIND: entries}, "release_date": match[2] if dated else today}
+        elif line.startswith("- "):
+            entries.append(line[2:])
+        elif line.startswith("  ") and entries:
+            entries[-1] += f" {line.strip()}"
+    for release in releases.values():
+        release["changes"][KIND] = [as_rst(each) for each in release["changes"][KIND]]
+    return {"ancestor": None, "releases": releases}
 
 
 def main() -> int:
