@@ -12,13 +12,13 @@ from test_drift import wishes
 
 from programs import need_program
 from skips import no_loops
-from tunetool.node.array.begun import note_as_made
+from tunetool.node.array.begun import note_as_made, note_formatting
 from tunetool.node.array.md_arrays import Array
 from tunetool.node.common.commands import run
 from tunetool.node.common.drift import Ledger, settle
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.device_users import users_of
-from tunetool.node.machine.unlabelled import probes
+from tunetool.node.machine.unlabelled import XFS, look, probes
 from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.make_xfs import half_made
 from tunetool.node.volume.xfs_geometry import mkfs_arguments, wanted_geometry
@@ -190,6 +190,73 @@ def test_raw_data_on_an_array_that_was_made_here_is_kept(
     with Path(device.path).open("rb") as stream:
         stream.seek(2**31)
         assert stream.read(18) == b"somebody's results"
+
+
+def old_groups(device: Array) -> bytes:
+    """What is left of an XFS whose first superblock was wiped, as in an array over the survivors of a dead drive; the
+    superblock of its second group."""
+    subprocess.run(["mkfs.xfs", "-f", device.path], check=True, capture_output=True)
+    for at in (0, 4 * 2**30 - 2**20):
+        write(device, at, bytes(2**20))
+    piece = look(device.path, deep=False)
+    assert piece is not None
+    assert piece.kind == XFS
+    with Path(device.path).open("rb") as stream:
+        stream.seek(piece.offset)
+        return stream.read(512)
+
+
+def group_offset(device: Array) -> int:
+    piece = look(device.path, deep=False)
+    assert piece is not None
+    return piece.offset
+
+
+def test_the_groups_of_a_file_system_that_a_plan_gave_up_are_no_data(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drive is replaced: the old array cannot be read, so its file system cannot be wiped, and the new one shows it."""
+    need_program("mkfs.xfs")
+    without_udev(tmp_path, monkeypatch)
+    old_groups(device)
+    note_as_made(str(device.uuid), device.device, str(tmp_path))
+    made(device, tmp_path, new_array=True)
+    with Path(device.path).open("rb") as stream:
+        assert stream.read(4) == b"XFSB"
+
+
+def test_the_groups_of_a_file_system_that_came_since_are_kept(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_program("mkfs.xfs")
+    without_udev(tmp_path, monkeypatch)
+    group = old_groups(device)
+    at = group_offset(device)
+    write(device, at, bytes(512))
+    while (piece := look(device.path, deep=False)) is not None:
+        write(device, piece.offset, bytes(512))
+    note_as_made(str(device.uuid), device.device, str(tmp_path))
+    note = tmp_path / "etc/tunetool/array.begun"
+    note.write_text(note.read_text().replace(BOOT, "another"))
+    write(device, at, group)
+    with pytest.raises(Refusal, match="does not hold what it held when it was made"):
+        made(device, tmp_path, new_array=True)
+    with Path(device.path).open("rb") as stream:
+        stream.seek(at)
+        assert stream.read(512) == group
+
+
+def test_an_mkfs_over_old_groups_that_was_cut_off_is_done_again(
+    device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_program("mkfs.xfs")
+    without_udev(tmp_path, monkeypatch)
+    old_groups(device)
+    note_as_made(str(device.uuid), device.device, str(tmp_path))
+    note_formatting(str(device.uuid), str(tmp_path))
+    made(device, tmp_path)
+    with Path(device.path).open("rb") as stream:
+        assert stream.read(4) == b"XFSB"
 
 
 def test_an_mkfs_that_was_cut_off_before_its_label_is_done_again(

@@ -63,11 +63,18 @@ def look(path: str, deep: bool) -> Piece | None:
         return found or (next(_between(read, size), None) if deep else None)
 
 
+def look_at_ends(path: str) -> Piece | None:
+    """The first data of any kind in the first and the last MiB. Raises ``OSError``."""
+    with _open(path, os.O_RDONLY) as (read, _, size):
+        return next(_at_the_ends(read, size), None)
+
+
 def fingerprint(path: str) -> str:
-    """sha256 of all that ``look`` reads for data of any kind: equal while nobody writes there. Raises ``OSError``."""
+    """sha256 of all that ``look`` reads: equal while nobody writes there. Raises ``OSError``."""
     digest = hashlib.sha256()
     with _open(path, os.O_RDONLY) as (read, _, size):
-        for start, length in [*_ends(size), *((at, PROBE) for at in probes(size))]:
+        blocks = {*probes(size), *(at for at in (*_BTRFS_COPIES, *xfs_groups(size)) if at + PROBE <= size)}
+        for start, length in [*_ends(size), *((at, PROBE) for at in sorted(blocks))]:
             digest.update(b"%d:%d:" % (start, length))
             digest.update(read(start, length))
     return digest.hexdigest()

@@ -17,7 +17,7 @@ from ..machine.device_users import users_of
 from ..machine.drive_contents import UnreadableDevice, read_signatures
 from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry, without_entry
 from ..machine.mounts import read_mounts
-from ..machine.unlabelled import look
+from ..machine.unlabelled import look, look_at_ends
 from ..units import format_size_binary
 from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
@@ -112,8 +112,9 @@ class Volume(MountPoint):
         return self._uuid(str(signatures[0].uuid))
 
     def _refuse_unless_blank(self, array: Array) -> None:
-        """Read all of the array, whoever made it. Only where it holds what it held when it was made here, the places
-        between may hold something: what the drives held that a plan or a teardown gave up. Raises ``Refusal``.
+        """Read all of the array, whoever made it. Only where it holds what it held when it was made here, there may be
+        something: what the drives held that a plan or a teardown gave up, such as the groups of the old XFS. Where an
+        mkfs of ours was cut off, only the ends tell. Raises ``Refusal``.
         """
         path = "/dev/" + array.device
         noted = self._noted(array)
@@ -123,10 +124,14 @@ class Volume(MountPoint):
                 "over it; make its XFS yourself, or ask without `raid_array_adopt` for one on an array that is blank"
                 % self.wanted["array"]
             )
-        known = noted is not None and bool(noted.lay or noted.formatting)
+        problem = piece = None
         try:
-            problem = noted.problem(array.device, self._path(path)) if noted is not None and noted.lay else None
-            piece = look(self._path(path), deep=not known)
+            if noted is not None and noted.lay:
+                problem = noted.problem(array.device, self._path(path))
+            elif noted is not None and noted.formatting:
+                piece = look_at_ends(self._path(path))
+            else:
+                piece = look(self._path(path), deep=True)
         except OSError as error:
             raise UnreadableDevice("`%s` cannot be read: %s" % (path, error.strerror)) from error
         if problem is not None:
