@@ -19,7 +19,7 @@ from tunetool.measure.evidence import Counted
 from tunetool.measure.figures import ceiling_figure
 from tunetool.measure.ladder.causes import DriveFacts as LadderDrive
 from tunetool.measure.ladder.causes import Facts
-from tunetool.measure.ladder.climb import conclude
+from tunetool.measure.ladder.plan import conclude
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import (
     CheckResult,

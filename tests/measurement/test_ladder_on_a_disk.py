@@ -15,13 +15,13 @@ from judged import undisturbed
 from pythons import bare_python, python_that
 from tunetool.measure import busy
 from tunetool.measure.aio import Missing, probe
-from tunetool.measure.fio import find_fio
+from tunetool.measure.fio import Outcome, find_fio
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.checkpoint import FILE, TorchCheckpoint
-from tunetool.measure.ladder.rung import Scene, Wish
-from tunetool.measure.ladder.shots import Shooter
+from tunetool.measure.ladder.rung import Context
+from tunetool.measure.ladder.sampler import Sampler
 from tunetool.measure.ladder.source import Span
-from tunetool.measure.sequential import Plan
+from tunetool.measure.sequential import Plan, Sample
 from tunetool.measure.session import Run
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
@@ -135,15 +135,18 @@ def with_torch() -> Path:
     return python
 
 
-def scene(disk: Path, python: Path) -> Scene:  # noqa: F811
+def context(disk: Path, python: Path) -> Context:  # noqa: F811
     stack = read_stack(str(disk))
-    shooter = Shooter(stack, find_fio(dict(os.environ)), disk, os.environ, PlainProgress())
+    sampler = Sampler(stack, find_fio(dict(os.environ)), disk, os.environ, PlainProgress())
     shape = Plan(str(disk), stack.medium, 4, 2**26, 0.2, None)
-    return Scene(shape, stack, disk, 2**26, shooter, os.environ, Wish(python=python), [], written=1.0)
+    made = Context(shape, stack, disk, sampler, os.environ, python=python)
+    # A disk so slow that the smallest checkpoint is chosen.
+    made.sequential.samples["write"] = [Sample(Outcome(1, 1.0, {}, ""), None, 0.0)]
+    return made
 
 
 def test_a_torch_checkpoint_is_saved_durably_and_comes_back_equal(disk: Path, with_torch: Path) -> None:  # noqa: F811
-    outcome = TorchCheckpoint().run(scene(disk, with_torch))
+    outcome = TorchCheckpoint().run(context(disk, with_torch))
     figures = {measurement.name: measurement for measurement in outcome.measurements}
     assert figures.keys() == {"checkpoint.save", "checkpoint.load"}
     for measurement in figures.values():
@@ -164,7 +167,7 @@ def test_a_checkpoint_s_process_that_dies_is_told(disk: Path, with_torch: Path, 
     program = python_that(tmp_path, watch).read_text().replace(sys.executable, str(with_torch))
     (tmp_path / "python").write_text(program)
     with pytest.raises(Failed, match="SIGKILL"):
-        TorchCheckpoint().run(scene(disk, tmp_path / "python"))
+        TorchCheckpoint().run(context(disk, tmp_path / "python"))
     assert list(disk.iterdir()) == []
 
 

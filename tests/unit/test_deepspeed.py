@@ -20,8 +20,9 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes, need, ops, probe
 from tunetool.measure.aio.build_ops import build_environment, clear_lock, only_build, plain_architectures
 from tunetool.measure.aio.ops import STAMP, builders
-from tunetool.measure.aio.rung import prepare
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
+from tunetool.measure.ladder.pinned_handle import prepare
+from tunetool.measure.sequential import Plan
 from tunetool.measure.worker import Worker, child_command, describe_end
 from tunetool.options.values import parse_io_size
 from tunetool.origin import install_hint
@@ -197,8 +198,9 @@ def test_an_interpreter_that_cannot_answer(tmp_path: Path) -> None:
 def test_the_rung_is_left_out_without_deepspeed(tmp_path: Path) -> None:
     rung = prepare(bare_python(tmp_path), 4.0, (), os.environ)
     assert rung.installed is None
-    assert "torch is not installed" in rung.announcement()
-    assert install_hint("deepspeed") in rung.announcement()
+    (line,) = rung.announcement(Plan(str(tmp_path), "nvme disk", 1, 2**26, 4.0, None))
+    assert "torch is not installed" in line
+    assert install_hint("deepspeed") in line
 
 
 # --- compiled ops -------------------------------------------------------------------------------------------------

@@ -20,11 +20,16 @@ from rich.console import Console
 from builders import record
 from tunetool.cli.main import main
 from tunetool.measure.direction import Direction
-from tunetool.measure.gds import config, judge, rung
+from tunetool.measure.fio import Fio
+from tunetool.measure.gds import config, judge
 from tunetool.measure.gds.counters import Counts, parse, version_of
 from tunetool.measure.gds.driver import start
 from tunetool.measure.gds.judge import Moved, proven, way_of
 from tunetool.measure.gds.spec import SMALLEST, TASK, Mode, io_bytes
+from tunetool.measure.ladder import gpudirect
+from tunetool.measure.ladder.rung import Context
+from tunetool.measure.ladder.sampler import Sampler
+from tunetool.measure.sequential import Plan
 from tunetool.measure.worker import Failed
 from tunetool.node.gds.cufile_check import read_config
 from tunetool.node.gds.facts import GdsFacts
@@ -193,8 +198,12 @@ def stack(tmp_path: Path) -> BlockStack:
 
 
 def measured(mode: Mode, stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: GdsFacts) -> Any:
-    monkeypatch.setattr(rung, "read_gds_facts", lambda root, mount_point=None: facts)
-    return rung.measure(mode, Path(sys.executable), stack, tmp_path, 1e9, {"PATH": "/usr/bin"}, PlainProgress())
+    monkeypatch.setattr(gpudirect, "read_gds_facts", lambda root, mount_point=None: facts)
+    environment = {"PATH": "/usr/bin"}
+    sampler = Sampler(stack, Fio("fio", "3.33"), tmp_path, environment, PlainProgress())
+    shape = Plan(str(tmp_path), stack.medium, 1, 2**26, 1.0, None)
+    context = Context(shape, stack, tmp_path, sampler, environment)
+    return gpudirect.GpuDirect(mode, Path(sys.executable)).run(context)
 
 
 def test_without_a_gpu(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +211,6 @@ def test_without_a_gpu(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.Mo
     assert [(each.id, each.status) for each in outcome.checks if each.id == judge.CHECK_ID] == [("gds.path", "unknown")]
     assert "no NVIDIA GPU" in outcome.checks[-1].found
     assert measured("auto", stack, tmp_path, monkeypatch, GdsFacts()).checks[-1].status == "skip"
-    assert measured("off", stack, tmp_path, monkeypatch, GdsFacts()).checks == []
 
 
 def test_with_a_gpu_and_no_kvikio(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +231,7 @@ def test_a_config_that_libcufile_refuses_ends_in_a_refusal(tmp_path: Path) -> No
     (tmp_path / "cufile.json").write_text('{"properties": {"use_pci_p2pdma": "true"}}')
     environment = {"CUFILE_ENV_PATH_JSON": str(tmp_path / "cufile.json"), "PATH": "/usr/bin"}
     with start(Path(sys.executable), environment) as child:
-        assert "json type mismatch" in rung.opened(child, tmp_path)["refused"]["message"]
+        assert "json type mismatch" in gpudirect.opened(child, tmp_path)["refused"]["message"]
         with pytest.raises(Failed, match="nothing is open"):
             child.ask({"do": "clear"}, 60)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from builders import PROVEN, measurement, record
 from tunetool.measure.ladder.causes import DriveFacts, Facts
-from tunetool.measure.ladder.climb import conclude
+from tunetool.measure.ladder.plan import conclude
 from tunetool.measure.ladder.rungs import first_loss, rungs
 from tunetool.record import Confidence, Expectation, Ladder, Measurement, Record, Verdict
 from tunetool.report.junit import junit

@@ -30,10 +30,11 @@ from tunetool.measure.gds.spec import Spec
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.ladder.checkpoint import TorchCheckpoint
 from tunetool.measure.ladder.files import Random
-from tunetool.measure.ladder.rung import Scene, Wish
-from tunetool.measure.ladder.shots import Call, Part, Shooter
+from tunetool.measure.ladder.rung import Context
+from tunetool.measure.ladder.sampler import Call, Part, Sampler
+from tunetool.measure.ladder.sequential import Sequential
 from tunetool.measure.metrics import EXPECTABLE
-from tunetool.measure.sequential import FEWEST, Plan, Results, Sequential
+from tunetool.measure.sequential import FEWEST, Plan, Results
 from tunetool.node.machine import block_stack
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.tune.fio_driver import FioDriver
@@ -227,8 +228,8 @@ def _probe(python: Path) -> aio.Probe:
 
 def sequential(bench: Bench) -> None:
     shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
-    fio = bench.fio(timed=True)
-    Sequential(shape, bench.stack, fio, bench.target, dict(os.environ), bench.progress, Results()).execute()
+    sampler = Sampler(bench.stack, bench.fio(timed=True), bench.target, dict(os.environ), bench.progress)
+    Sequential().run(Context(shape, bench.stack, bench.target, sampler, dict(os.environ)))
 
 
 def deepspeed(bench: Bench) -> None:
@@ -247,25 +248,23 @@ def gpudirect(bench: Bench) -> None:
         gds.Run(spec, bench.stack, bench.progress, gds.Outcome(), child).execute()
 
 
-def _shooter(bench: Bench) -> Shooter:
-    return Shooter(bench.stack, bench.fio(timed=False), bench.target, dict(os.environ), bench.progress)
+def _sampler(bench: Bench) -> Sampler:
+    return Sampler(bench.stack, bench.fio(timed=False), bench.target, dict(os.environ), bench.progress)
 
 
 def ladder_fio(bench: Bench) -> None:
-    shooter = _shooter(bench)
-    argv = [shooter.fio.path, "--name=a", "--rw=write", f"--size={MIB}", "--numjobs=1"]
+    sampler = _sampler(bench)
+    argv = [sampler.fio.path, "--name=a", "--rw=write", f"--size={MIB}", "--numjobs=1"]
     part = Part("", bench.stack)
-    shooter.rounds(lambda label: Call(label, argv, "write", 1.0, [part]), "write-io_uring")
+    sampler.rounds(lambda label: Call(label, argv, "write", 1.0, [part]), "write-io_uring")
 
 
 def ladder_checkpoint(bench: Bench) -> None:
     python = bench.python()
     shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
-    scene = Scene(
-        shape, bench.stack, bench.target, MIB, _shooter(bench), dict(os.environ), Wish(python=python), [],
-        installed=_probe(python),
-    )  # fmt: skip
-    TorchCheckpoint().run(scene)
+    context = Context(shape, bench.stack, bench.target, _sampler(bench), dict(os.environ), python=python)
+    context.installed = _probe(python)
+    TorchCheckpoint().run(context)
 
 
 def tune(bench: Bench) -> None:
@@ -405,9 +404,9 @@ def _random_reads(bench: Bench, faster: int) -> dict[str, str]:
     fio = Fio(str(bench.program("fio", _PACED_FIO, parts=6, faster=faster)), "3.33")
     bench.script([])
     shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
-    shooter = Shooter(bench.stack, fio, bench.target, dict(os.environ), bench.progress)
-    scene = Scene(shape, bench.stack, bench.target, MIB, shooter, dict(os.environ), Wish(), [])
-    return Random(EXPECTABLE["randread-4k"]).run(scene).unproven
+    sampler = Sampler(bench.stack, fio, bench.target, dict(os.environ), bench.progress)
+    context = Context(shape, bench.stack, bench.target, sampler, dict(os.environ), sequential=Results(file_bytes=MIB))
+    return Random(EXPECTABLE["randread-4k"]).run(context).unproven
 
 
 def test_a_slow_noisy_disk_does_not_make_fio_s_clock_wrong(bench: Bench) -> None:

@@ -52,9 +52,10 @@ from tunetool.errors import CannotJudge, Unforeseen
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.this_machine import LocalLauncher
-from tunetool.measure import aio, busy, rundir, sampling, sequential, tester
+from tunetool.measure import aio, busy, rundir, sampling, tester
 from tunetool.measure.aio import driver as aio_driver
 from tunetool.measure.fio_result import Fio, Outcome
+from tunetool.measure.ladder import sequential
 from tunetool.measure.session import Run
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Record

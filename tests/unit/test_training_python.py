@@ -19,7 +19,11 @@ from machines import RECORDED, lay_out
 from pythons import bare_python, python_that
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.aio import driver
-from tunetool.measure.aio.rung import measure, prepare
+from tunetool.measure.fio import Fio
+from tunetool.measure.ladder.pinned_handle import prepare
+from tunetool.measure.ladder.rung import Context
+from tunetool.measure.ladder.sampler import Sampler
+from tunetool.measure.sequential import Plan
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.manifest import ManifestError, load, write
 from tunetool.node.common.training_part import NoTraining, check_training, python_of_ranks
@@ -244,12 +248,15 @@ def test_an_op_for_another_processor_is_one_line_with_a_hint(
     rung = prepare(chosen.path, 1.0, (), dict(os.environ), chosen)
     target = tmp_path / "target"
     target.mkdir()
-    result = measure(rung, read_stack(str(target)), target, 1e9, dict(os.environ), PlainProgress())
+    stack, environment = read_stack(str(target)), dict(os.environ)
+    sampler = Sampler(stack, Fio("fio", "3.33"), target, environment, PlainProgress())
+    shape = Plan(str(target), stack.medium, 1, 2**26, 1.0, None)
+    (check,) = rung.run(Context(shape, stack, target, sampler, environment)).checks
     # The manifest promised it: without a judgement there is no pass.
-    assert result.check.status == "unknown"
-    assert "SIGILL" in result.check.found
-    assert "\n" not in result.check.found
-    assert "build-ops --rebuild" in result.check.remedy
+    assert check.status == "unknown"
+    assert "SIGILL" in check.found
+    assert "\n" not in check.found
+    assert "build-ops --rebuild" in check.remedy
 
 
 def test_what_the_manifest_promises_is_required(manifest: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 from pythons import bare_python
 from tunetool.cli.main import main
 from tunetool.errors import UsageProblem
-from tunetool.measure import busy, sampling, sequential
+from tunetool.measure import busy, sampling
+from tunetool.measure.ladder import sequential
 from tunetool.measure.session import Result, Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf

@@ -1,4 +1,4 @@
-"""Sequential read and write of a directory with fio: the plan (pure), then its execution."""
+"""Sequential read and write of a directory with fio: the plan and what its samples are. Pure but for the free space."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from tunetool.errors import UsageProblem
 from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
-from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, arguments, run
-from tunetool.measure.progress import Progress
-from tunetool.measure.sampling import Counting, Repeats, collect, judgement_of_fio
+from tunetool.measure.fio import Outcome
+from tunetool.measure.sampling import Repeats
 from tunetool.measure.statistics import LOOKS, estimate, next_look
-from tunetool.measure.stored import incomplete
-from tunetool.node.machine.block_stack import BlockStack
-from tunetool.node.units import format_bandwidth, format_size
+from tunetool.node.units import format_size
 
 MIB = 2**20
 PROBE_BYTES = 64 * MIB
@@ -114,7 +111,6 @@ class Results:
     repeated: dict[Direction, Repeats] = field(default_factory=lambda: defaultdict(Repeats))
     ceilings: dict[Direction, list[Outcome]] = field(default_factory=dict)
     """Samples of fio without storage; none where that failed."""
-    raw: dict[str, str] = field(default_factory=dict)
     file_bytes: int = 0
     direct: bool = True
     incomplete: list[str] = field(default_factory=list)
@@ -154,86 +150,6 @@ def free_bytes(target: Path) -> int:
     """Space that this user may still fill."""
     status = os.statvfs(target)
     return status.f_bavail * status.f_frsize
-
-
-@dataclass
-class Sequential:
-    """One execution of a plan inside the run's directory."""
-
-    shape: Plan
-    stack: BlockStack
-    fio: Fio
-    directory: Path
-    environment: Mapping[str, str]
-    progress: Progress
-    results: Results
-
-    def execute(self) -> None:
-        """Probe, lay out, then the samples. Raises ``CannotJudge`` (``FioFailed`` among it)."""
-        self.results.direct = takes_direct_io(self.directory)
-        probe = self._sample("probe", self._job("write", PROBE_BYTES, None), self.shape.duration, 300)
-        speed = probe.outcome.bandwidth
-        size = self.results.file_bytes = file_bytes(self.shape, speed)
-        total = size * self.shape.jobs
-        written = speed * FEWEST * self.shape.duration + total
-        self.progress.say(
-            f"about {format_bandwidth(speed)}: files of {format_size(total)}, {format_size(written)} or more written"
-        )
-        self._tester("write", size)
-        self._tester("read", size)
-        seconds = total / speed
-        self._sample("layout", self._job("write", size, None), seconds, 60 + 10 * seconds)
-        self._look_at_files(size)
-        # The layout has warmed the writes up.
-        self._direction("write", size)
-        warm_up = WARM_UP_SHARE * self.shape.duration
-        self._sample("warm-up", self._job("read", size, warm_up), warm_up, warm_up + 60)
-        self._direction("read", size)
-        self._look_at_files(size)
-
-    def _tester(self, direction: Direction, size: int) -> None:
-        """What fio reaches by itself, by which a slow fio is told from slow drives."""
-        seconds = self.shape.duration
-        argv = arguments(self.fio, self._job(direction, size, seconds))
-        load = tester.Load(self.fio, argv, direction, seconds, self.directory, self.environment)
-        self.results.ceilings[direction] = tester.measure_ceiling(load, direction, self.progress, self.results.raw)
-
-    def _look_at_files(self, size: int) -> None:
-        """A sparse or short file is read without a drive; what is not stored was not written either."""
-        names = [DATA_FILE.format(number=number) for number in range(self.shape.jobs)]
-        self.results.incomplete += incomplete(self.directory, names, size)
-
-    def _direction(self, direction: Direction, size: int) -> None:
-        job = self._job(direction, size, self.shape.duration)
-        collect(
-            self.results.samples.setdefault(direction, []),
-            direction,
-            FEWEST,
-            lambda name: self._sample(name, job, self.shape.duration, self.shape.duration + 60),
-            judgement_of_fio,
-            self.results.repeated[direction],
-            self.progress.say,
-            lambda kept: more_where_open(direction, kept, self.shape.limits.get(direction), self.progress.say),
-        )
-
-    def _job(self, direction: Direction, size: int, seconds: float | None) -> Job:
-        return Job(direction, self.shape.jobs, size, seconds, direct=self.results.direct)
-
-    def _sample(self, name: str, job: Job, seconds: float, timeout: float) -> Sample:
-        step = self.progress.step(f"{self.shape.target}: {name}", seconds)
-        direct = self.directory if job.direct else None
-        with step as tick, Counting(self.stack, f"`{name}`", direct=direct) as counting:
-            outcome = self._fio(name, job, timeout, counting.ticking(tick))
-        return Sample(outcome, counting.count(job.direction, outcome.claimed_bytes), counting.moment)
-
-    def _fio(self, name: str, job: Job, timeout: float, tick: Callable[[], None]) -> Outcome:
-        try:
-            outcome = run(self.fio, job, self.directory, self.environment, timeout, tick)
-        except FioFailed as error:
-            self.results.raw[f"fio-{name}.txt"] = error.raw
-            raise
-        self.results.raw[f"fio-{name}.json"] = outcome.raw
-        return outcome
 
 
 def takes_direct_io(directory: Path) -> bool:

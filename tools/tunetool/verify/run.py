@@ -11,20 +11,24 @@ from typing import Any
 
 from tunetool.errors import UsageProblem
 from tunetool.measure import figures, rundir, session
-from tunetool.measure.aio import rung as deepspeed
 from tunetool.measure.balance import balance
 from tunetool.measure.checks import as_result
 from tunetool.measure.evidence import obstacles
-from tunetool.measure.fio import Fio, find_fio
-from tunetool.measure.gds import rung as gds
+from tunetool.measure.fio import find_fio
 from tunetool.measure.gds.config import default_mode
-from tunetool.measure.gds.spec import Mode
-from tunetool.measure.ladder import climb as ladder
 from tunetool.measure.ladder import facts as ladder_facts
+from tunetool.measure.ladder import plan as ladder
 from tunetool.measure.ladder.gpu import PINNED
-from tunetool.measure.ladder.rung import Wish
+from tunetool.measure.ladder.gpudirect import GpuDirect
+from tunetool.measure.ladder.pinned_handle import CHECK_ID as DEEPSPEED_CHECK
+from tunetool.measure.ladder.pinned_handle import prepare as pinned_handle
+from tunetool.measure.ladder.rung import Context, Rung
+from tunetool.measure.ladder.rung import Result as Found
+from tunetool.measure.ladder.rung import run as run_rungs
+from tunetool.measure.ladder.sampler import Sampler
+from tunetool.measure.ladder.sequential import Sequential
 from tunetool.measure.progress import Progress
-from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
+from tunetool.measure.sequential import Plan, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_directory, refuse_unanswering
@@ -36,7 +40,7 @@ from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.node.volume.volume_answers import ANSWERS, DRIVES, WRITABLE
-from tunetool.record import CheckResult, Expectation, Ladder, Measurement
+from tunetool.record import CheckResult, Expectation, Ladder
 from tunetool.verdict import Case, limit_of
 from tunetool.verify.ceiling import ceiling
 from tunetool.verify.configuration import manifest_checks, static_checks
@@ -50,31 +54,15 @@ LIVE = (WRITABLE, ANSWERS, DRIVES)
 """The checks after whose failure nothing is measured: I/O of ours would fail, or wait for ever."""
 
 
-@dataclass
-class _Findings:
-    """What the run has found so far; kept if the run fails."""
-
-    checks: list[CheckResult] = field(default_factory=list)
-    measurements: list[Measurement] = field(default_factory=list)
-    unproven: dict[str, str] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    climbed: ladder.Climbed | None = None
-    """Of level full."""
-
-
 @dataclass(frozen=True)
-class _Scene:
-    """The target, and how it will be measured."""
+class _Plan:
+    """The target, and the rungs by which it will be measured."""
 
     stack: BlockStack
     shape: Plan
-    stale: Sequence[Path]
-    """Directories that dead runs left in the target."""
-    rung: deepspeed.Rung
-    gds: Mode
-    wish: Wish
-    """Of level full."""
+    limits: Mapping[str, float]
+    """By measurement name, what its figure is judged against, tolerance taken off."""
+    rungs: Sequence[Rung]
 
 
 def verify(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
@@ -86,42 +74,105 @@ def verify(request: Request, progress: Progress, environment: Mapping[str, str] 
 class _Verification:
     request: Request
     manifest: dict[str, Any] | None = None
-    scene: _Scene | None = None
+    plan: _Plan | None = None
     """None where nothing is to be measured."""
-    collected: _Findings = field(default_factory=_Findings)
-    results: Results = field(default_factory=Results)
-    fio: Fio | None = None
+    found: Found = field(default_factory=Found)
+    doubts: list[str] = field(default_factory=list)
+    context: Context | None = None
+    """The run, once it began."""
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
-        request, findings, progress, environment = self.request, self.collected, session.progress, session.environment
+        request, progress, environment = self.request, session.progress, session.environment
         manifest = self.manifest = read_manifest(request.manifest)
         if manifest is not None:
-            findings.checks += map(as_result, _against(request, manifest))
+            self.found.checks += map(as_result, _against(request, manifest))
         if request.level == "config":
-            findings.checks += map(as_result, static_checks(manifest, environment, request.gds))
+            self.found.checks += map(as_result, static_checks(manifest, environment, request.gds))
         else:
-            self.scene = _set_scene(request, manifest, findings, progress, environment)
+            self._plan(progress, environment)
         if manifest is None:
             progress.say("no manifest: the configuration checks are skipped")
-        if self.scene is None and request.run.dry_run:
+        if self.plan is None and request.run.dry_run:
             progress.say("writes nothing but the record")
+
+    def _plan(self, progress: Progress, environment: Mapping[str, str]) -> None:
+        """Plan the run and announce it, unless nothing may be written. Writes nothing itself."""
+        target, own_mount = _target(self.request, self.manifest)
+        obstacle = _obstacle(target, self.found.checks, own_mount)
+        if obstacle is not None:
+            progress.say(f"{obstacle.what}: nothing is written there")
+            self.found.errors.append(f"`{target}` was not measured: see {obstacle.check}")
+            return
+        try:
+            check_directory(target)
+            free = free_bytes(target)
+        except OSError as error:
+            # A file system that shut itself down.
+            self.found.errors.append(f"`{target}` was not measured: {error.strerror or error}; see `dmesg | tail`")
+            return
+        stack = read_stack(str(target))
+        doubt = _doubt_of_manifest(self.request, self.manifest, stack, self.found.checks)
+        self.doubts += [doubt] if doubt is not None else []
+        self.plan = _planned(self.request, self.manifest, stack, free, environment)
+        if self.plan.shape.ceiling is not None:
+            self.found.measurements.append(figures.ceiling_figure(stack, self.plan.shape.ceiling))
+        for rung in self.plan.rungs:
+            for line in rung.announcement(self.plan.shape):
+                progress.say(line)
+        if self.request.level == "full":
+            for line in ladder.announcement(self.plan.shape, stack):
+                progress.say(line)
+        for path in rundir.stale_directories(target):
+            progress.say(f"`{path}` was left by a run that died")
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
-        if self.scene is None:
+        if self.plan is None:
             return
-        stack = self.scene.stack
+        stack, shape, environment = self.plan.stack, self.plan.shape, session.environment
         session.subject = stack.directory
-        self.collected.doubts += obstacles(stack)
-        self.collected.doubts += [f"{doubt} and verify again" for doubt in foreign_code(session.environment)]
-        self.fio = find_fio(session.environment)
-        session.hold(_watched(stack, self.collected.checks))
-        _run(self.request, self.scene, self.fio, self.results, self.collected, session)
+        self.doubts += obstacles(stack)
+        self.doubts += [f"{doubt} and verify again" for doubt in foreign_code(environment)]
+        fio = find_fio(environment)
+        session.hold(_watched(stack, self.found.checks))
+        directory = session.directory(Path(shape.target), stack)
+        self.context = Context(
+            shape=shape,
+            stack=stack,
+            directory=directory,
+            sampler=Sampler(stack, fio, directory, environment, session.progress),
+            environment=environment,
+            drives=read_drives(),
+            limits=self.plan.limits,
+            python=self.request.python,
+            require_deepspeed="deepspeed" in self.request.require,
+        )
+        try:
+            run_rungs(self.plan.rungs, self.context, self.found)
+        finally:
+            session.raw.update(self.context.sampler.raw)
 
     def findings(self) -> Findings:
         """See ``session.Work``."""
-        return _conclude(self)
+        found, stack = self.found, self.plan.stack if self.plan is not None else None
+        if self.context is not None:
+            _add_sequential(self.context, found)
+            self.doubts += dict.fromkeys(self.context.sequential.incomplete)
+        if self.request.level == "config" and self.manifest is None:
+            found.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
+        case = Case(
+            measurements=found.measurements,
+            expectations=expectations(self.request, self.manifest),
+            checks=found.checks,
+            unproven=found.unproven,
+            doubts=self.doubts,
+            errors=found.errors,
+            tolerance=self.request.tolerance,
+            judged="checks" if self.request.level == "config" else "speed",
+            ladder=_ladder(found, self.context) if self.request.level == "full" else None,
+        )
+        return Findings(case, target=stack.directory if stack else None, stack=stack)
 
 
 def _against(request: Request, manifest: Mapping[str, Any]) -> list[Check]:
@@ -170,24 +221,43 @@ def _is_mounted(checks: Sequence[CheckResult]) -> bool:
     return any(check.id == MOUNTED and check.status == "pass" for check in checks)
 
 
-def _halted(checks: Sequence[CheckResult]) -> CheckResult | None:
-    """The check of an array that somebody stopped, if there is one."""
-    found = [f"state `{state}`" for state in HALTED_STATES]
-    return next((check for check in checks if check.status == "fail" and check.found in found), None)
+@dataclass(frozen=True)
+class _Obstacle:
+    """Why nothing is written to the manifest's own mount point."""
+
+    what: str
+    check: str
+    """The check that says more."""
 
 
-def _doubt_manifest(
-    request: Request, manifest: Mapping[str, Any] | None, stack: BlockStack, findings: _Findings
-) -> None:
+def _obstacle(target: Path, checks: Sequence[CheckResult], own_mount: bool) -> _Obstacle | None:
+    if not own_mount:
+        return None
+    if not _is_mounted(checks):
+        return _Obstacle(f"`{target}` is not the mount that the manifest names", MOUNTED)
+    failed = [check for check in checks if check.status == "fail"]
+    halted = [f"state `{state}`" for state in HALTED_STATES]
+    for check in failed:
+        if check.found in halted:
+            # I/O of ours would wait with everybody else's, in a state in which no signal ends it.
+            return _Obstacle(f"`{target}` lies on an array with {check.found}", check.id)
+    dead = next((check for check in failed if check.id in LIVE), None)
+    return _Obstacle(f"`{target}`: {dead.found}", dead.id) if dead is not None else None
+
+
+def _doubt_of_manifest(
+    request: Request, manifest: Mapping[str, Any] | None, stack: BlockStack, checks: Sequence[CheckResult]
+) -> str | None:
     """The manifest's expectations hold for the manifest's file system, and for no other."""
     if manifest is None or request.expect or not manifest["expect"]:
-        return
+        return None
     mount_point = manifest["filesystem"]["mount_point"]
-    if not (_shows(stack.mount, mount_point) and _is_mounted(findings.checks)):
-        findings.doubts.append(
-            f"`{stack.directory}` is not on the manifest's file system (`{mount_point}`), whose expectations do not "
-            "apply to it: pass `--expect`, or leave out `--target`"
-        )
+    if _shows(stack.mount, mount_point) and _is_mounted(checks):
+        return None
+    return (
+        f"`{stack.directory}` is not on the manifest's file system (`{mount_point}`), whose expectations do not "
+        "apply to it: pass `--expect`, or leave out `--target`"
+    )
 
 
 def _shows(mount: Mount | None, mount_point: str) -> bool:
@@ -198,54 +268,29 @@ def _shows(mount: Mount | None, mount_point: str) -> bool:
     return there is not None and there.device_number == mount.device_number
 
 
-def _set_scene(
+def _planned(
     request: Request,
     manifest: Mapping[str, Any] | None,
-    findings: _Findings,
-    progress: Progress,
+    stack: BlockStack,
+    free: int,
     environment: Mapping[str, str],
-) -> _Scene | None:
-    """Inspect the target and announce the run; None if nothing may be written. Writes nothing itself."""
-    target, own_mount = _target(request, manifest)
-    if own_mount and not _is_mounted(findings.checks):
-        progress.say(f"`{target}` is not the mount that the manifest names: nothing is written there")
-        findings.errors.append(f"`{target}` was not measured: see {MOUNTED}")
-        return None
-    halted = _halted(findings.checks) if own_mount else None
-    if halted is not None:
-        # I/O of ours would wait with everybody else's, in a state in which no signal ends it.
-        progress.say(f"`{target}` lies on an array with {halted.found}: nothing is written there")
-        findings.errors.append(f"`{target}` was not measured: see {halted.id}")
-        return None
-    dead = next((check for check in findings.checks if check.status == "fail" and check.id in LIVE), None)
-    if own_mount and dead is not None:
-        progress.say(f"`{target}`: {dead.found}: nothing is written there")
-        findings.errors.append(f"`{target}` was not measured: see {dead.id}")
-        return None
-    try:
-        check_directory(target)
-        free = free_bytes(target)
-    except OSError as error:
-        # A file system that shut itself down.
-        findings.errors.append(f"`{target}` was not measured: {error.strerror or error}; see `dmesg | tail`")
-        return None
-    stack = read_stack(str(target))
-    _doubt_manifest(request, manifest, stack, findings)
-    limit = ceiling(stack, read_drives())
-    if limit is not None:
-        findings.measurements.append(figures.ceiling_figure(stack, limit))
-    cpus = os.cpu_count() or 1
-    named = {wanted.name: limit_of(wanted.value, request.tolerance) for wanted in expectations(request, manifest)}
-    limits = {direction: named[name] for direction, name in figures.NAMES.items() if name in named}
-    shape = plan_sequential(target, stack.medium, free, cpus, request.duration, limit, limits)
-    stale = rundir.stale_directories(target)
-    rung = deepspeed.prepare(request.python, request.duration, request.require, environment, request.chosen)
-    above = ladder.announcement(shape, stack) if request.level == "full" else []
-    left = [f"`{path}` was left by a run that died" for path in stale]
-    direct = request.gds or default_mode(manifest)
-    for line in [*shape.announcement(), rung.announcement(), *gds.announcement(direct), *above, *left]:
-        progress.say(line)
-    return _Scene(stack, shape, stale, rung, direct, Wish(named, request.python, "deepspeed" in request.require))
+) -> _Plan:
+    """The rungs, from fio's to the ladder's. Raises ``UsageProblem`` where there is too little space."""
+    wanted = expectations(request, manifest)
+    limits = {each.name: limit_of(each.value, request.tolerance) for each in wanted}
+    by_direction = {direction: limits[name] for direction, name in figures.NAMES.items() if name in limits}
+    top, cpus = ceiling(stack, read_drives()), os.cpu_count() or 1
+    shape = plan_sequential(Path(stack.directory), stack.medium, free, cpus, request.duration, top, by_direction)
+    rungs: list[Rung] = [
+        Sequential(),
+        pinned_handle(request.python, request.duration, request.require, environment, request.chosen),
+    ]
+    mode = request.gds or default_mode(manifest)
+    if mode != "off":
+        rungs.append(GpuDirect(mode, request.python))
+    if request.level == "full":
+        rungs += ladder.rungs()
+    return _Plan(stack, shape, limits, rungs)
 
 
 @contextmanager
@@ -258,80 +303,24 @@ def _watched(stack: BlockStack, checks: list[CheckResult]) -> Iterator[None]:
             checks += watch.findings()
 
 
-def _run(request: Request, scene: _Scene, fio: Fio, results: Results, findings: _Findings, session: Session) -> None:
-    stack, environment, progress = scene.stack, session.environment, session.progress
-    directory = session.directory(Path(scene.shape.target), stack)
-    try:
-        Sequential(scene.shape, stack, fio, directory, environment, progress, results).execute()
-    finally:
-        session.raw.update(results.raw)
-    seen = min((each.outcome.bandwidth for samples in results.samples.values() for each in samples), default=0.0)
-    rung = deepspeed.measure(scene.rung, stack, directory, seen, environment, progress)
-    findings.checks.append(rung.check)
-    findings.measurements += rung.measurements
-    session.raw.update(rung.raw)
-    direct = gds.measure(scene.gds, request.python, stack, directory, seen, environment, progress)
-    findings.checks += direct.checks
-    findings.measurements += direct.measurements
-    session.raw.update(direct.raw)
-    if request.level == "full":
-        findings.climbed = ladder.Climbed()
-        try:
-            ladder.climb(
-                scene.shape,
-                stack,
-                fio,
-                directory,
-                results,
-                read_drives(),
-                scene.wish,
-                environment,
-                progress,
-                findings.climbed,
-            )
-        finally:
-            session.raw.update(findings.climbed.raw)
+def _add_sequential(context: Context, found: Found) -> None:
+    """fio's figures, as far as there are samples of it: they are kept where it failed, too."""
+    results, stack = context.sequential, context.stack
+    if results.samples:
+        found.measurements += figures.bandwidths(stack, context.sampler.fio, context.shape, results)
+        found.measurements += figures.service_time_figures(stack, results)
+        found.unproven.update(figures.unproven(stack, results))
+        found.checks.append(balance(stack, figures.counted_samples(results)))
 
 
-def _conclude(work: _Verification) -> Findings:
-    request, findings, results = work.request, work.collected, work.results
-    stack = work.scene.stack if work.scene else None
-    if findings.climbed is not None:
-        findings.measurements += findings.climbed.measurements
-        findings.unproven.update(findings.climbed.unproven)
-        findings.errors += findings.climbed.errors
-    findings.doubts += dict.fromkeys(results.incomplete)
-    if results.samples and work.scene is not None and work.fio is not None:
-        scene = work.scene
-        findings.measurements += figures.bandwidths(scene.stack, work.fio, scene.shape, results)
-        findings.measurements += figures.service_time_figures(scene.stack, results)
-        findings.unproven.update(figures.unproven(scene.stack, results))
-        findings.checks.append(balance(scene.stack, figures.counted_samples(results)))
-    if request.level == "config" and work.manifest is None:
-        findings.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
-    case = Case(
-        measurements=findings.measurements,
-        expectations=expectations(request, work.manifest),
-        checks=findings.checks,
-        unproven=findings.unproven,
-        doubts=findings.doubts,
-        errors=findings.errors,
-        tolerance=request.tolerance,
-        judged="checks" if request.level == "config" else "speed",
-        ladder=_ladder(findings, stack),
-    )
-    return Findings(case, target=stack.directory if stack else None, stack=stack)
-
-
-def _ladder(findings: _Findings, stack: BlockStack | None) -> Ladder | None:
-    climbed = findings.climbed
-    if climbed is None or stack is None:
+def _ladder(found: Found, context: Context | None) -> Ladder | None:
+    if context is None:
         return None
     # The handle to pinned memory is measured at every level; where it was left out, its check says why.
-    left_out = {name: check.found for check in findings.checks if check.id == deepspeed.CHECK_ID for name in PINNED}
+    left_out = {name: check.found for check in found.checks if check.id == DEEPSPEED_CHECK for name in PINNED}
     return ladder.conclude(
-        findings.measurements,
-        {**left_out, **climbed.skipped},
-        findings.unproven,
-        lambda: ladder_facts.read_facts(stack, read_drives(), findings.measurements),
+        found.measurements,
+        {**left_out, **found.skipped},
+        found.unproven,
+        lambda: ladder_facts.read_facts(context.stack, read_drives(), found.measurements),
     )

@@ -28,7 +28,7 @@ from tunetool.measure.aio.ops import Probe, need, probe
 from tunetool.measure.aio.spec import default_parallelism, largest_io_bytes
 from tunetool.measure.direction import Direction
 from tunetool.measure.io_uring import no_io_uring
-from tunetool.measure.ladder.climb import no_raw
+from tunetool.measure.ladder.source import no_raw
 from tunetool.measure.sequential import FREE_SHARE, MIB, free_bytes
 from tunetool.measure.target import check_target
 from tunetool.measure.worker import Missing

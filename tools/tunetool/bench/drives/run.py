@@ -23,10 +23,9 @@ from tunetool.measure.aio.driver import sector_bytes
 from tunetool.measure.aio.spec import Spec, check_shape
 from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.ladder.calls import raw_reads
-from tunetool.measure.ladder.climb import raw_data
 from tunetool.measure.ladder.raw import by_slot, sub_stack
-from tunetool.measure.ladder.shots import Call, Part, Shooter
-from tunetool.measure.ladder.source import RawData, Span, unmoved
+from tunetool.measure.ladder.sampler import Call, Part, Sampler
+from tunetool.measure.ladder.source import RawData, Span, raw_data, unmoved
 from tunetool.measure.progress import Progress
 from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again, judgement, judgement_of_fio
@@ -282,9 +281,9 @@ class _Drives:
     def _shoot(self, call: Call, opened: _Volume) -> Sample:
         raw: dict[str, str] = {}
         session = self.session
-        shooter = Shooter(opened.stack, self.fio, self.base, session.environment, session.progress, raw)
+        sampler = Sampler(opened.stack, self.fio, self.base, session.environment, session.progress, raw)
         try:
-            return shooter.shoot(call)[""]
+            return sampler.sample(call)[""]
         except CannotJudge:
             # Of hundreds of samples, the output of the one that failed is kept.
             session.raw.update(raw)

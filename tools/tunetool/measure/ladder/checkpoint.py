@@ -9,8 +9,8 @@ from pathlib import Path
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, SAMPLES
-from tunetool.measure.ladder.figures import Label, RungResult, figure
-from tunetool.measure.ladder.rung import Scene, Skip
+from tunetool.measure.ladder.figures import Label, figure
+from tunetool.measure.ladder.rung import Context, Result, Rung, Skip
 from tunetool.measure.metrics import MIB
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import Plan, Sample, free_bytes
@@ -28,7 +28,7 @@ _ORDERS: Mapping[str, Direction] = {"save": "write", "load": "read"}
 
 
 @dataclass(frozen=True)
-class TorchCheckpoint:
+class TorchCheckpoint(Rung):
     """torch.save and torch.load of a state in HBM, or in memory where there is no GPU."""
 
     name: str = "torch checkpoint"
@@ -41,23 +41,23 @@ class TorchCheckpoint:
         """About how long it takes where a checkpoint's bytes take as long as a sample."""
         return 2 * SAMPLES * shape.duration + _START
 
-    def run(self, scene: Scene) -> RungResult:
+    def run(self, context: Context) -> Result:
         """A figure for each direction. Raises ``Skip``; ``Failed`` for a child that dies or loads something else."""
-        python = scene.wish.python
+        python = context.python
         try:
-            torch_version = scene.probe().torch
+            torch_version = context.probe().torch
         except Missing as error:
             raise Skip(error.message) from None
         if torch_version is None:
             raise Skip(f"torch is not installed in `{python}`; name the Python that has it with `--python`")
-        size = _size(scene)
-        path = scene.directory / FILE
+        size = _size(context)
+        path = context.directory / FILE
         samples: dict[str, list[Sample]] = {order: [] for order in _ORDERS}
         with (
-            scene.shooter.progress.step(
-                f"{scene.stack.directory}: torch checkpoint", self.seconds(scene.shape, 1)
+            context.sampler.progress.step(
+                f"{context.stack.directory}: torch checkpoint", self.seconds(context.shape, 1)
             ) as tick,
-            Worker(child_command(python, _CHILD), "the checkpoint's process", scene.environment, tick) as child,
+            Worker(child_command(python, _CHILD), "the checkpoint's process", context.environment, tick) as child,
         ):
             try:
                 child_facts = child.ask({"do": "start", "path": str(path)}, _PATIENCE)
@@ -65,9 +65,9 @@ class TorchCheckpoint:
                 child.ask({"do": "save"}, _PATIENCE)
                 repeats = 0
                 for order in _ORDERS:
-                    repeats += _samples(child, scene, order, samples[order])
+                    repeats += _samples(child, context, order, samples[order])
             except Failed as error:
-                scene.shooter.raw["checkpoint.txt"] = error.raw
+                context.sampler.raw["checkpoint.txt"] = error.raw
                 raise
             finally:
                 path.unlink(missing_ok=True)
@@ -80,29 +80,31 @@ class TorchCheckpoint:
             "repeated_samples": repeats,
             "python": str(python),
         }
-        result = RungResult()
+        result = Result()
         for order in _ORDERS:
             engine = f"torch {child_facts['torch']}"
-            label = Label("checkpoint.{figure}", "checkpoint", engine, _ORDERS[order], scene.stack.medium, figure=order)
-            result.add(figure(label, scene.stack, samples[order], parameters))
+            label = Label(
+                "checkpoint.{figure}", "checkpoint", engine, _ORDERS[order], context.stack.medium, figure=order
+            )
+            result.add(figure(label, context.stack, samples[order], parameters))
         return result
 
 
-def _size(scene: Scene) -> int:
+def _size(context: Context) -> int:
     """About one sample's worth, and no more than fits."""
-    room = int(free_bytes(scene.directory) * CHECKPOINT_SHARE)
-    wanted = int(scene.written * scene.shape.duration) if scene.written else CHECKPOINT_BYTES
+    room = int(free_bytes(context.directory) * CHECKPOINT_SHARE)
+    wanted = int(context.written * context.shape.duration) if context.written else CHECKPOINT_BYTES
     size = min(CHECKPOINT_BYTES, room, max(64 * MIB, wanted)) // (16 * MIB) * (16 * MIB)
     if size < _LEAST:
         raise Skip("there is too little space for a checkpoint")
     return size
 
 
-def _samples(child: Worker, scene: Scene, order: str, kept: list[Sample]) -> int:
+def _samples(child: Worker, context: Context, order: str, kept: list[Sample]) -> int:
     """Samples of one direction; how many were taken again."""
 
     def take(name: str) -> Sample:
-        with Counting(scene.stack, f"`{name}`") as counting:
+        with Counting(context.stack, f"`{name}`") as counting:
             answer = child.ask({"do": order}, _PATIENCE)
         if answer.get("equal") is False:
             raise Failed("`torch.load` did not return what `torch.save` was given", "look at `dmesg` for I/O errors")
@@ -110,5 +112,5 @@ def _samples(child: Worker, scene: Scene, order: str, kept: list[Sample]) -> int
         return Sample(outcome, counting.count(_ORDERS[order], outcome.claimed_bytes), counting.moment)
 
     repeats = Repeats()
-    collect(kept, f"checkpoint-{order}", SAMPLES, take, judgement, repeats, scene.shooter.progress.say)
+    collect(kept, f"checkpoint-{order}", SAMPLES, take, judgement, repeats, context.sampler.progress.say)
     return repeats.taken

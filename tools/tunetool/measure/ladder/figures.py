@@ -11,23 +11,10 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import wrong_clock
 from tunetool.measure.figure import Quantity, What, measured
 from tunetool.measure.fio import Outcome
+from tunetool.measure.ladder.rung import Result
 from tunetool.measure.sequential import Sample
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.record import Measurement, Scalar
-
-
-@dataclass
-class RungResult:
-    """What a rung measured."""
-
-    measurements: list[Measurement] = field(default_factory=list)
-    unproven: dict[str, str] = field(default_factory=dict)
-    """By measurement name, why its samples prove nothing."""
-
-    def add(self, other: RungResult) -> None:
-        """Add the figures of another rung."""
-        self.measurements += other.measurements
-        self.unproven.update(other.unproven)
+from tunetool.record import Scalar
 
 
 @dataclass(frozen=True)
@@ -48,7 +35,7 @@ class Label:
     """Empty: ``bandwidth``, or ``rate``."""
 
 
-def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameters: Mapping[str, Scalar]) -> RungResult:
+def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameters: Mapping[str, Scalar]) -> Result:
     """One measurement of the samples, whose bytes the devices of ``stack`` counted."""
     value: Callable[[Outcome], float] = lambda outcome: outcome.rate if label.rate else outcome.bandwidth  # noqa: E731
     values = [value(sample.outcome) for sample in samples]
@@ -66,7 +53,7 @@ def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameter
     )
     measurement = measured(what, stack, samples, values, [sample.outcome.percentiles for sample in samples])
     reason = doubt(stack, label.direction, samples)
-    return RungResult([measurement], {measurement.name: reason} if reason else {})
+    return Result([measurement], {measurement.name: reason} if reason else {})
 
 
 def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) -> str | None:

@@ -12,9 +12,9 @@ from tunetool.measure.fio import Outcome
 from tunetool.measure.io_uring import no_io_uring
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import SAMPLES, SUSTAINED_BYTES_A_DRIVE, SUSTAINED_SAMPLES
-from tunetool.measure.ladder.figures import Label, RungResult, figure
-from tunetool.measure.ladder.rung import Scene, Skip
-from tunetool.measure.ladder.shots import Call, Part, of_one_part
+from tunetool.measure.ladder.figures import Label, figure
+from tunetool.measure.ladder.rung import Context, Result, Rung, Skip
+from tunetool.measure.ladder.sampler import Call, Part, of_one_part
 from tunetool.measure.metrics import MIB, Metric
 from tunetool.measure.sequential import FEWEST, Plan
 from tunetool.record import Measurement, Scalar
@@ -26,7 +26,7 @@ _DIRECTIONS: tuple[Direction, ...] = ("write", "read")
 
 
 @dataclass(frozen=True)
-class Uring:
+class Uring(Rung):
     """The sequential rungs of libaio, by io_uring."""
 
     name: str = "io_uring"
@@ -39,28 +39,30 @@ class Uring:
         """About how long it takes."""
         return 2 * SAMPLES * (shape.duration + _START)
 
-    def run(self, scene: Scene) -> RungResult:
+    def run(self, context: Context) -> Result:
         """A figure for each direction."""
         obstacle = no_io_uring()
         if obstacle:
             raise Skip(obstacle)
-        result = RungResult()
+        result = Result()
         for direction in _DIRECTIONS:
-            result.add(self._direction(scene, direction))
+            result.add(self._direction(context, direction))
         return result
 
-    def _direction(self, scene: Scene, direction: Direction) -> RungResult:
-        jobs, seconds = scene.shape.jobs, scene.shape.duration
-        argv = calls.sequential(scene.shooter.fio, direction, "io_uring", jobs, scene.file_bytes, seconds)
-        part = Part("", scene.stack)
-        kept, repeats = scene.shooter.rounds(of_one_part(argv, direction, seconds, part), f"{direction}-io_uring")
+    def _direction(self, context: Context, direction: Direction) -> Result:
+        jobs, seconds = context.shape.jobs, context.shape.duration
+        argv = calls.sequential(
+            context.sampler.fio, direction, "io_uring", jobs, context.sequential.file_bytes, seconds
+        )
+        part = Part("", context.stack)
+        kept, repeats = context.sampler.rounds(of_one_part(argv, direction, seconds, part), f"{direction}-io_uring")
         uring = {"io_engine": "io_uring"}
-        label = Label(URING, "filesystem", scene.engine, direction, scene.stack.medium, labels=uring)
-        return figure(label, scene.stack, kept[""], _parameters(scene, "io_uring", MIB, 32, repeats))
+        label = Label(URING, "filesystem", context.engine, direction, context.stack.medium, labels=uring)
+        return figure(label, context.stack, kept[""], _parameters(context, "io_uring", MIB, 32, repeats))
 
 
 @dataclass(frozen=True)
-class Sustained:
+class Sustained(Rung):
     """A write so long that no cache of the drives hides what they can really take."""
 
     name: str = "sustained write"
@@ -73,23 +75,23 @@ class Sustained:
         """About how long it takes; less where the bytes are spent earlier."""
         return SUSTAINED_SAMPLES * shape.duration + _START
 
-    def run(self, scene: Scene) -> RungResult:
+    def run(self, context: Context) -> Result:
         """One process; its samples are the intervals of fio's own log."""
-        jobs, shape = scene.shape.jobs, scene.shape
-        rate = scene.written
+        jobs, shape = context.shape.jobs, context.shape
+        rate = context.written
         seconds = SUSTAINED_SAMPLES * shape.duration
-        budget = SUSTAINED_BYTES_A_DRIVE * max(1, len(scene.stack.leaves))
+        budget = SUSTAINED_BYTES_A_DRIVE * max(1, len(context.stack.leaves))
         if rate:
             seconds = max(4 * shape.duration, min(seconds, budget / rate))
         interval = seconds / SUSTAINED_SAMPLES
-        argv = calls.sustained(scene.shooter.fio, jobs, scene.file_bytes, seconds, interval)
-        samples = scene.shooter.shoot(Call("sustained-write", argv, "write", seconds, [Part("", scene.stack)]))
-        logs = sorted(scene.directory.glob(f"{calls.BANDWIDTH_LOG}_bw.*.log"))
+        argv = calls.sustained(context.sampler.fio, jobs, context.sequential.file_bytes, seconds, interval)
+        samples = context.sampler.sample(Call("sustained-write", argv, "write", seconds, [Part("", context.stack)]))
+        logs = sorted(context.directory.glob(f"{calls.BANDWIDTH_LOG}_bw.*.log"))
         texts = [log.read_text() for log in logs]
-        scene.shooter.raw["sustained-write-bandwidth.log"] = "".join(texts)
-        label = Label("sustained.{direction}", "filesystem", scene.engine, "write", scene.stack.medium)
-        parameters = {**_parameters(scene, "libaio", MIB, 32, 0), "sample_seconds": interval}
-        result = figure(label, scene.stack, [samples[""]], {**parameters, "seconds": round(seconds, 3)})
+        context.sampler.raw["sustained-write-bandwidth.log"] = "".join(texts)
+        label = Label("sustained.{direction}", "filesystem", context.engine, "write", context.stack.medium)
+        parameters = {**_parameters(context, "libaio", MIB, 32, 0), "sample_seconds": interval}
+        result = figure(label, context.stack, [samples[""]], {**parameters, "seconds": round(seconds, 3)})
         values = calls.intervals(texts)
         if len(values) >= FEWEST:
             result.measurements = [_over_time(result.measurements[0], values, interval)]
@@ -102,7 +104,7 @@ def _over_time(whole: Measurement, values: Sequence[float], interval: float) -> 
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Rung):
     """Random requests of one size."""
 
     metric: Metric
@@ -120,39 +122,39 @@ class Random:
         """About how long it takes where nothing is expected of it."""
         return SAMPLES * (shape.duration + _START) + tester.seconds(shape.duration)
 
-    def run(self, scene: Scene) -> RungResult:
+    def run(self, context: Context) -> Result:
         """A rate, with the latencies of its requests."""
-        metric, jobs, seconds = self.metric, scene.shape.jobs, scene.shape.duration
+        metric, jobs, seconds = self.metric, context.shape.jobs, context.shape.duration
         direction, block = metric.direction, metric.block
         engine = "libaio" if no_io_uring() else "io_uring"
-        argv = calls.random_io(scene.shooter.fio, metric, engine, jobs, scene.file_bytes, seconds)
-        part = Part("", scene.stack)
+        argv = calls.random_io(context.sampler.fio, metric, engine, jobs, context.sequential.file_bytes, seconds)
+        part = Part("", context.stack)
         title = f"random-{block}" if direction == "read" else f"random-{direction}-{block}"
-        ceiling = scene.shooter.without_storage(title, argv, direction, seconds)
-        kept, repeats = scene.shooter.rounds(
-            of_one_part(argv, direction, seconds, part), title, scene.wish.limits.get(metric.name), _rate
+        ceiling = context.sampler.without_storage(title, argv, direction, seconds)
+        kept, repeats = context.sampler.rounds(
+            of_one_part(argv, direction, seconds, part), title, context.limits.get(metric.name), _rate
         )
         of_block = {"block": block}
         label = Label(
-            metric.form, "filesystem", scene.engine, direction, scene.stack.medium, rate=True, labels=of_block
+            metric.form, "filesystem", context.engine, direction, context.stack.medium, rate=True, labels=of_block
         )
-        parameters = _parameters(scene, engine, metric.block_bytes, metric.queue_depth, repeats)
+        parameters = _parameters(context, engine, metric.block_bytes, metric.queue_depth, repeats)
         outcomes = [sample.outcome for sample in kept[""]]
-        return figure(label, scene.stack, kept[""], {**parameters, **tester.limits(outcomes, ceiling, jobs, _rate)})
+        return figure(label, context.stack, kept[""], {**parameters, **tester.limits(outcomes, ceiling, jobs, _rate)})
 
 
 def _rate(outcome: Outcome) -> float:
     return outcome.rate
 
 
-def _parameters(scene: Scene, engine: str, block: int, depth: int, repeats: int) -> dict[str, Scalar]:
+def _parameters(context: Context, engine: str, block: int, depth: int, repeats: int) -> dict[str, Scalar]:
     return {
         "block_bytes": block,
         "queue_depth": depth,
-        "jobs": scene.shape.jobs,
+        "jobs": context.shape.jobs,
         "io_engine": engine,
         "direct": True,
-        "file_bytes": scene.file_bytes,
-        "sample_seconds": scene.shape.duration,
+        "file_bytes": context.sequential.file_bytes,
+        "sample_seconds": context.shape.duration,
         "repeated_samples": repeats,
     }

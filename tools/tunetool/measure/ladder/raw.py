@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import RAW_BLOCK, SAMPLES
-from tunetool.measure.ladder.figures import Label, RungResult, figure
-from tunetool.measure.ladder.rung import Scene, Skip
-from tunetool.measure.ladder.shots import Call, Part, of_one_part
+from tunetool.measure.ladder.figures import Label, figure
+from tunetool.measure.ladder.rung import Context, Result, Rung
+from tunetool.measure.ladder.sampler import Call, Part, of_one_part
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan
 from tunetool.node.machine.block_stack import BlockStack
@@ -33,15 +33,9 @@ def counts(drives: int) -> list[int]:
     return [*powers, drives]
 
 
-def _need(scene: Scene) -> RawData:
-    if scene.raw is None:
-        raise Skip(scene.no_raw)
-    return scene.raw
-
-
-def in_slots(scene: Scene) -> list[str]:
+def in_slots(context: Context) -> list[str]:
     """Kernel names of the members by PCI address: drives behind one switch follow each other."""
-    return by_slot(_need(scene), scene.drives)
+    return by_slot(context.raw_data(), context.drives)
 
 
 def by_slot(raw: RawData, drives: Sequence[Drive]) -> list[str]:
@@ -50,13 +44,13 @@ def by_slot(raw: RawData, drives: Sequence[Drive]) -> list[str]:
     return [*ordered, *(name for name in raw.members if name not in ordered)]
 
 
-def serial_of(scene: Scene, name: str) -> str:
+def serial_of(context: Context, name: str) -> str:
     """The serial of a drive, or its kernel name."""
-    return next((leaf.label for leaf in scene.stack.leaves if leaf.name == name), name)
+    return next((leaf.label for leaf in context.stack.leaves if leaf.name == name), name)
 
 
 @dataclass(frozen=True)
-class Alone:
+class Alone(Rung):
     """Each drive by itself, one after the other."""
 
     alone: dict[str, float]
@@ -71,31 +65,31 @@ class Alone:
         """About how long it takes."""
         return SAMPLES * (drives * shape.duration + _START)
 
-    def run(self, scene: Scene) -> RungResult:
+    def run(self, context: Context) -> Result:
         """A figure for each drive."""
-        raw, seconds, result = _need(scene), scene.shape.duration, RungResult()
-        parts = [Part(name, sub_stack(scene.stack, [name])) for name in in_slots(scene)]
+        raw, seconds, result = context.raw_data(), context.shape.duration, Result()
+        parts = [Part(name, sub_stack(context.stack, [name])) for name in in_slots(context)]
         groups = [(part.name, raw.members[part.name]) for part in parts]
-        argv = calls.raw_reads(scene.shooter.fio, groups, seconds)
-        kept, repeats = scene.shooter.rounds(
+        argv = calls.raw_reads(context.sampler.fio, groups, seconds)
+        kept, repeats = context.sampler.rounds(
             lambda label: Call(label, argv, "read", seconds * len(parts), parts), "drives-alone"
         )
         for part in parts:
             parameters: dict[str, Scalar] = {
-                **_parameters(scene, repeats),
+                **_parameters(context, repeats),
                 "device": part.name,
-                "serial": serial_of(scene, part.name),
+                "serial": serial_of(context, part.name),
                 "range_bytes": raw.bytes_of(part.name),
             }
             drive = {"drive": str(parameters["serial"])}
-            label = Label("drive.{direction}", "drive", scene.engine, "read", "nvme disk", labels=drive)
+            label = Label("drive.{direction}", "drive", context.engine, "read", "nvme disk", labels=drive)
             result.add(figure(label, part.stack, kept[part.name], parameters))
             self.alone[part.name] = result.measurements[-1].value
         return result
 
 
 @dataclass(frozen=True)
-class Together:
+class Together(Rung):
     """1, 2, 4 ... drives at once: where the sum bends, drives share something."""
 
     alone: dict[str, float]
@@ -110,31 +104,31 @@ class Together:
         """About how long it takes."""
         return SAMPLES * (shape.duration + _START) * len(counts(drives)[1:])
 
-    def run(self, scene: Scene) -> RungResult:
+    def run(self, context: Context) -> Result:
         """A figure for each number of drives; one drive is what was measured alone."""
-        raw, names, seconds, result = _need(scene), in_slots(scene), scene.shape.duration, RungResult()
+        raw, names, seconds, result = context.raw_data(), in_slots(context), context.shape.duration, Result()
         for count in counts(len(names))[1:]:
             chosen = names[:count]
             title = f"{count}-drives"
             spans = [span for name in chosen for span in raw.members[name]]
-            argv = calls.raw_reads(scene.shooter.fio, [(title, spans)], seconds)
-            part = Part(title, sub_stack(scene.stack, chosen))
-            kept, repeats = scene.shooter.rounds(of_one_part(argv, "read", seconds, part), f"drives-together-{count}")
+            argv = calls.raw_reads(context.sampler.fio, [(title, spans)], seconds)
+            part = Part(title, sub_stack(context.stack, chosen))
+            kept, repeats = context.sampler.rounds(of_one_part(argv, "read", seconds, part), f"drives-together-{count}")
             parameters: dict[str, Scalar] = {
-                **_parameters(scene, repeats),
+                **_parameters(context, repeats),
                 "drives": count,
                 "devices": ", ".join(chosen),
-                "serials": ", ".join(serial_of(scene, name) for name in chosen),
+                "serials": ", ".join(serial_of(context, name) for name in chosen),
             }
             if all(name in self.alone for name in chosen):
                 parameters["sum_alone"] = sum(self.alone[name] for name in chosen)
-            label = Label(TOGETHER, "drive", scene.engine, "read", f"{count} x nvme", labels={"drives": str(count)})
+            label = Label(TOGETHER, "drive", context.engine, "read", f"{count} x nvme", labels={"drives": str(count)})
             result.add(figure(label, part.stack, kept[title], parameters))
         return result
 
 
 @dataclass(frozen=True)
-class Array:
+class Array(Rung):
     """The array's device, below the file system."""
 
     name: str = "array"
@@ -147,26 +141,26 @@ class Array:
         """About how long it takes."""
         return SAMPLES * (shape.duration + _START)
 
-    def run(self, scene: Scene) -> RungResult:
+    def run(self, context: Context) -> Result:
         """The figure of the array."""
-        raw, seconds = _need(scene), scene.shape.duration
-        argv = calls.raw_reads(scene.shooter.fio, [("array", raw.array)], seconds, len(raw.members))
-        part = Part("array", scene.stack)
-        kept, repeats = scene.shooter.rounds(of_one_part(argv, "read", seconds, part), "array")
+        raw, seconds = context.raw_data(), context.shape.duration
+        argv = calls.raw_reads(context.sampler.fio, [("array", raw.array)], seconds, len(raw.members))
+        part = Part("array", context.stack)
+        kept, repeats = context.sampler.rounds(of_one_part(argv, "read", seconds, part), "array")
         parameters: dict[str, Scalar] = {
-            **_parameters(scene, repeats),
+            **_parameters(context, repeats),
             "device": raw.array[0].device,
             "range_bytes": sum(span.length for span in raw.array),
         }
-        label = Label("array.{direction}", "md", scene.engine, "read", scene.stack.medium)
-        return figure(label, scene.stack, kept["array"], parameters)
+        label = Label("array.{direction}", "md", context.engine, "read", context.stack.medium)
+        return figure(label, context.stack, kept["array"], parameters)
 
 
-def _parameters(scene: Scene, repeats: int) -> dict[str, Scalar]:
+def _parameters(context: Context, repeats: int) -> dict[str, Scalar]:
     return {
         "block_bytes": RAW_BLOCK,
         "io_engine": "libaio",
         "direct": True,
-        "sample_seconds": scene.shape.duration,
+        "sample_seconds": context.shape.duration,
         "repeated_samples": repeats,
     }

@@ -1,4 +1,8 @@
-"""The interface of every rung: name, needs, expected time, and a run that measures or skips."""
+"""A rung: one step of a measurement, from fio's sequential figures down to a bare drive and up to a checkpoint.
+
+A command plans its rungs, runs them one after the other, and judges what they found. What one found is kept when a
+later one fails.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +10,156 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from statistics import median_high
+from typing import ClassVar, Protocol
 
+from tunetool.errors import CannotJudge
 from tunetool.measure.aio.ops import Probe, probe
-from tunetool.measure.ladder.figures import RungResult
-from tunetool.measure.ladder.shots import Shooter
-from tunetool.measure.ladder.source import RawData
-from tunetool.measure.sequential import Plan
+from tunetool.measure.fio import DATA_FILE
+from tunetool.measure.ladder.sampler import Sampler
+from tunetool.measure.ladder.source import RawData, raw_data, unmoved
+from tunetool.measure.sequential import Plan, Results
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import Drive
+from tunetool.record import CheckResult, Measurement
+
+_NO_DIRECT_IO = "the file system takes no direct I/O"
+_MOVED = "the file system moved the files meanwhile: what was read may not have been theirs"
 
 
 class Skip(Exception):
-    """The rung cannot be climbed here; the message is the reason."""
+    """The rung cannot be run here; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class Wish:
-    """The options of the ladder."""
+@dataclass
+class Result:
+    """What one rung found, or all of them."""
 
+    measurements: list[Measurement] = field(default_factory=list)
+    unproven: dict[str, str] = field(default_factory=dict)
+    """By measurement name, why its samples prove nothing."""
+    checks: list[CheckResult] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """By measurement name, why its rung was not run."""
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, other: Result) -> None:
+        """Add what another rung found."""
+        self.measurements += other.measurements
+        self.unproven.update(other.unproven)
+        self.checks += other.checks
+        self.skipped.update(other.skipped)
+        self.errors += other.errors
+
+
+@dataclass
+class Context:
+    """The run, as its rungs see it: its files lie in ``directory``."""
+
+    shape: Plan
+    stack: BlockStack
+    directory: Path
+    sampler: Sampler
+    environment: Mapping[str, str]
+    drives: Sequence[Drive] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     """By measurement name, what its figure is judged against, tolerance taken off."""
     python: Path = Path(sys.executable)
     """The interpreter with the user's torch and deepspeed."""
     require_deepspeed: bool = False
     """Whether a handle of DeepSpeed's that fails is an error."""
-
-
-@dataclass
-class Scene:
-    """The run, as rungs see it: its files are written and lie in ``directory``."""
-
-    shape: Plan
-    stack: BlockStack
-    directory: Path
-    file_bytes: int
-    shooter: Shooter
-    environment: Mapping[str, str]
-    wish: Wish
-    drives: Sequence[Drive]
-    written: float = 0.0
-    """Bytes per second of the sequential write; 0 where that was not measured."""
-    raw: RawData | None = None
-    no_raw: str = ""
-    """Why there is none."""
-
+    sequential: Results = field(default_factory=Results)
+    """What fio's sequential rung measured: it is the first one, and the others size their work by it."""
     installed: Probe | None = None
     """What the user's Python has, once it was asked."""
-
-    def probe(self) -> Probe:
-        """Ask the user's Python, once. Raises ``Missing``."""
-        if self.installed is None:
-            self.installed = probe(self.wish.python, self.environment)
-        return self.installed
+    _raw: tuple[RawData | None, str] | None = None
 
     @property
     def engine(self) -> str:
         """The program that reads and writes, for records."""
-        return f"fio {self.shooter.fio.version}"
+        return f"fio {self.sampler.fio.version}"
+
+    @property
+    def written(self) -> float:
+        """Bytes per second of the sequential write; 0 where that was not measured."""
+        samples = self.sequential.samples.get("write", [])
+        return median_high([each.outcome.bandwidth for each in samples]) if samples else 0.0
+
+    @property
+    def slowest(self) -> float:
+        """Bytes per second of fio's slowest sequential sample; 0 where none was measured."""
+        samples = [each for kept in self.sequential.samples.values() for each in kept]
+        return min((each.outcome.bandwidth for each in samples), default=0.0)
+
+    def probe(self) -> Probe:
+        """Ask the user's Python, once. Raises ``Missing``."""
+        if self.installed is None:
+            self.installed = probe(self.python, self.environment)
+        return self.installed
+
+    def raw_data(self) -> RawData:
+        """Where the run's files lie on the drives, proven by reading it both ways. Raises ``Skip``."""
+        if self._raw is None:
+            names = [DATA_FILE.format(number=number) for number in range(self.shape.jobs)]
+            self._raw = raw_data(self.stack, [self.directory / name for name in names])
+        data, obstacle = self._raw
+        if data is None:
+            raise Skip(obstacle)
+        return data
+
+    def files_moved(self) -> bool:
+        """Whether the file system moved the files since a rung read them on the drives."""
+        return self._raw is not None and self._raw[0] is not None and not unmoved(self._raw[0])
 
 
 class Rung(Protocol):
     """One rung, or several that are measured together."""
 
+    indispensable: ClassVar[bool] = False
+    """Whether the run ends where it fails."""
+    needs_direct_io: ClassVar[bool] = True
+    """Without direct I/O the page cache would answer."""
+
     @property
     def name(self) -> str:
         """Title for people."""
 
+    def announcement(self, shape: Plan) -> Sequence[str]:
+        """Lines that describe it before it starts."""
+        return ()
+
     def covers(self) -> Sequence[str]:
         """Names of the measurements that are missing where it is skipped."""
+        return ()
 
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes."""
 
-    def run(self, scene: Scene) -> RungResult:
+    def has_a_say(self, context: Context) -> bool:
+        """Whether it is an error of the run if it fails."""
+        return True
+
+    def run(self, context: Context) -> Result:
         """Measure. Raises ``Skip`` or ``CannotJudge``."""
+
+
+def run(rungs: Sequence[Rung], context: Context, found: Result) -> None:
+    """Run them in their order; ``found`` grows. Raises ``CannotJudge`` where an indispensable one fails."""
+    for rung in rungs:
+        if rung.needs_direct_io and not context.sequential.direct:
+            found.skipped.update(dict.fromkeys(rung.covers(), _NO_DIRECT_IO))
+            continue
+        try:
+            found.add(rung.run(context))
+        except Skip as reason:
+            context.sampler.progress.say(f"{rung.name}: skipped: {reason}")
+            found.skipped.update(dict.fromkeys(rung.covers(), str(reason)))
+        except CannotJudge as error:
+            if rung.indispensable:
+                raise
+            if rung.has_a_say(context):
+                found.errors.append(f"{rung.name}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+            found.skipped.update(dict.fromkeys(rung.covers(), f"it failed: {error.message}"))
+    if context.files_moved():
+        on_drives = [m.name for m in found.measurements if m.layer in ("drive", "md")]
+        found.unproven.update(dict.fromkeys(on_drives, _MOVED))

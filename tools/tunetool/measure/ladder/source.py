@@ -53,6 +53,30 @@ class RawData:
         return sum(span.length for span in self.members[name])
 
 
+def no_raw(stack: BlockStack, is_root: bool | None = None) -> str | None:
+    """Why nothing below the file system can be read, as far as that is known before anything is written."""
+    try:
+        read_stripe(stack.device or "")
+    except NoStripe:
+        return f"`{stack.directory}` lies on {stack.medium}: raw rungs need an md RAID0 straight under the file system"
+    if not (os.geteuid() == 0 if is_root is None else is_root):
+        return "only root may read the drives themselves"
+    return None
+
+
+def raw_data(stack: BlockStack, files: Sequence[Path]) -> tuple[RawData | None, str]:
+    """Where ``files`` lie on the drives, proven by reading it both ways; or None, and why that is not known."""
+    obstacle = no_raw(stack)
+    if obstacle:
+        return None, obstacle
+    try:
+        raw = find(stack, files)
+        prove(raw)
+    except (NoRawData, OSError) as error:
+        return None, str(error)
+    return raw, ""
+
+
 def find(stack: BlockStack, files: Sequence[Path]) -> RawData:
     """Ranges for the drives of ``stack`` that ``files`` fill. Raises ``NoRawData``."""
     if stack.mount is None or stack.device is None:

@@ -43,12 +43,12 @@ class Call:
 
 
 def of_one_part(argv: Sequence[str], direction: Direction, seconds: float, part: Part) -> Callable[[str], Call]:
-    """The processes of a rung with a single figure, for ``Shooter.rounds``."""
+    """The processes of a rung with a single figure, for ``Sampler.rounds``."""
     return lambda label: Call(label, argv, direction, seconds, [part])
 
 
 @dataclass
-class Shooter:
+class Sampler:
     """Takes samples in the run's directory."""
 
     stack: BlockStack
@@ -77,7 +77,7 @@ class Shooter:
             rounds,
             name,
             SAMPLES if limit is None else FEWEST,
-            lambda label: self.shoot(call(label)),
+            lambda label: self.sample(call(label)),
             lambda samples: [each for sample in samples.values() for each in judgement_of_fio(sample)],
             repeats,
             self.progress.say,
@@ -90,7 +90,7 @@ class Shooter:
         load = tester.Load(self.fio, argv, direction, seconds, self.directory, self.environment)
         return tester.measure_ceiling(load, name, self.progress, self.raw)
 
-    def shoot(self, call: Call) -> dict[str, Sample]:
+    def sample(self, call: Call) -> dict[str, Sample]:
         """One process. Raises ``CannotJudge`` (``FioFailed`` among it)."""
         step = self.progress.step(f"{self.stack.directory}: {call.name}", call.seconds)
         with step as tick, Counting(self.stack, f"`{call.name}`", direct=self.directory) as counting:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from machines import lay_out
 from tunetool.errors import UsageProblem
-from tunetool.measure.fio import Fio
-from tunetool.measure.ladder import calls, climb, facts
+from tunetool.measure.fio import Fio, FioFailed
+from tunetool.measure.ladder import calls, facts, source
+from tunetool.measure.ladder import plan as ladder
+from tunetool.measure.ladder.gpu import Handle
+from tunetool.measure.ladder.pinned_handle import PinnedHandle
 from tunetool.measure.ladder.raw import counts, sub_stack
-from tunetool.measure.ladder.rung import Scene, Skip, Wish
-from tunetool.measure.ladder.shots import Shooter
+from tunetool.measure.ladder.rung import Context, Result, Rung, Skip, run
+from tunetool.measure.ladder.sampler import Sampler
+from tunetool.measure.ladder.sequential import Sequential
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.metrics import RANDOM
 from tunetool.measure.sequential import Plan, Results
@@ -45,74 +50,90 @@ def plan(directory: Path) -> Plan:
 
 
 def test_bytes_time_and_place_are_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = " ".join(climb.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=True))
+    lines = " ".join(ladder.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=True))
     assert "60 s or 512 GB" in lines
     assert "2.147 GB" in lines
     assert "writes at most 520.6 GB more" in lines
     assert "raw rungs are left out" in lines
-    monkeypatch.setattr(climb, "read_stripe", lambda device: None)
-    with_raw = " ".join(climb.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=True))
+    monkeypatch.setattr(source, "read_stripe", lambda device: None)
+    with_raw = " ".join(ladder.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=True))
     assert "drives alone, drives together, array" in with_raw
     assert "reads 8 drives and their array themselves, read-only" in with_raw
-    assert "only root" in " ".join(climb.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=False))
+    assert "only root" in " ".join(ladder.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=False))
 
 
 # --- rungs that are left out, and rungs that fail --------------------------------------------------------------
 
 
-def scene(directory: Path) -> Scene:
-    shooter = Shooter(stack(directory), FIO, directory, dict(os.environ), PlainProgress())
-    return Scene(plan(directory), stack(directory), directory, 64 * MIB, shooter, {}, Wish(), [])
+def context(directory: Path, of: BlockStack | None = None, fio: Fio = FIO, **given: Any) -> Context:
+    measured = of or stack(directory)
+    sampler = Sampler(measured, fio, directory, dict(os.environ), PlainProgress())
+    return Context(plan(directory), measured, directory, sampler, {}, **given)
 
 
-def test_without_direct_io_nothing_is_climbed(tmp_path: Path) -> None:
-    climbed = climb.Climbed()
-    results = Results(direct=False)
-    climb.climb(plan(tmp_path), stack(tmp_path), FIO, tmp_path, results, [], Wish(), {}, PlainProgress(), climbed)
-    assert climbed.measurements == []
-    assert set(climbed.skipped.values()) == {"the file system takes no direct I/O"}
+def test_without_direct_io_only_fio_deepspeed_and_cufile_measure(tmp_path: Path) -> None:
+    found = Result()
+    run(ladder.rungs(), context(tmp_path, sequential=Results(direct=False)), found)
+    assert found.measurements == []
+    assert set(found.skipped.values()) == {"the file system takes no direct I/O"}
+    assert not any(rung.needs_direct_io for rung in (Sequential(), PinnedHandle(Path("p"), 1.0, False)))
 
 
 def test_a_rung_that_fails_is_an_error_and_the_others_go_on(tmp_path: Path) -> None:
     broken = tmp_path / "fio"
     broken.write_text("#!/bin/sh\necho 'fio: broken' >&2; exit 7\n")
     broken.chmod(0o755)
-    climbed, bare = climb.Climbed(), replace(stack(tmp_path), leaves=(), device=None)
-    fio = Fio(str(broken), "3.33")
-    wish = Wish(python=Path("/nonexistent/python"))
-    climb.climb(plan(tmp_path), bare, fio, tmp_path, Results(file_bytes=MIB), [], wish, {}, PlainProgress(), climbed)
-    assert any(line.startswith("random reads, 4k: ") and "fio: broken" in line for line in climbed.errors)
-    assert any(line.startswith("sustained write: ") for line in climbed.errors)
-    assert "it failed" in climbed.skipped["random.read.4k"]
-    assert "raw rungs need an md RAID0" in climbed.skipped["array.read"]
-    assert "does not start" in climbed.skipped["checkpoint.save"]
-    assert "does not start" in climbed.skipped["deepspeed.gds.read"]
+    found, bare = Result(), replace(stack(tmp_path), leaves=(), device=None)
+    made = context(tmp_path, bare, Fio(str(broken), "3.33"), python=Path("/nonexistent/python"))
+    made.sequential.file_bytes = MIB
+    run(ladder.rungs(), made, found)
+    assert any(line.startswith("random reads, 4k: ") and "fio: broken" in line for line in found.errors)
+    assert any(line.startswith("sustained write: ") for line in found.errors)
+    assert "it failed" in found.skipped["random.read.4k"]
+    assert "raw rungs need an md RAID0" in found.skipped["array.read"]
+    assert "does not start" in found.skipped["checkpoint.save"]
+    assert "does not start" in found.skipped["deepspeed.gds.read"]
+
+
+def test_where_fio_s_sequential_rung_fails_the_run_ends(tmp_path: Path) -> None:
+    reached: list[str] = []
+
+    class Next(Rung):
+        name = "next"
+
+        def run(self, context: Context) -> Result:
+            reached.append(self.name)
+            return Result()
+
+    broken = tmp_path / "fio"
+    broken.write_text("#!/bin/sh\necho 'fio: broken' >&2; exit 7\n")
+    broken.chmod(0o755)
+    bare = replace(stack(tmp_path), leaves=(), device=None)
+    with pytest.raises(FioFailed, match="fio: broken"):
+        run([Sequential(), Next()], context(tmp_path, bare, Fio(str(broken), "3.33")), Result())
+    assert not reached
 
 
 @pytest.mark.parametrize("required", [False, True])
 def test_a_handle_that_fails_has_a_say_only_where_it_is_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
-    def dies(rung: climb.Handle, scene: Scene) -> None:
+    def dies(rung: Handle, context: Context) -> None:
         raise Failed("the process that runs DeepSpeed's `gds_handle` ended with SIGABRT")
 
-    monkeypatch.setattr(climb.Handle, "run", dies)
-    monkeypatch.setattr(climb, "plan", lambda: [climb.Handle("gds")])
-    climbed, wish = climb.Climbed(), Wish(require_deepspeed=required)
-    climb.climb(plan(tmp_path), stack(tmp_path), FIO, tmp_path, Results(), [], wish, {}, PlainProgress(), climbed)
-    assert bool(climbed.errors) == required
-    assert "SIGABRT" in climbed.skipped["deepspeed.gds.read"]
+    monkeypatch.setattr(Handle, "run", dies)
+    found = Result()
+    run([Handle("gds")], context(tmp_path, require_deepspeed=required), found)
+    assert bool(found.errors) == required
+    assert "SIGABRT" in found.skipped["deepspeed.gds.read"]
 
 
 def test_where_the_files_lie_must_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = scene(tmp_path)
-    climb.find_raw(made)
-    assert "raw rungs need an md RAID0" in made.no_raw
-    with pytest.raises(Skip, match="md RAID0"):
-        climb.plan()[0].run(made)
-    monkeypatch.setattr(climb, "no_raw", lambda stack: None)
-    climb.find_raw(made)
-    assert "`md0` is no md array" in made.no_raw
+    with pytest.raises(Skip, match="raw rungs need an md RAID0"):
+        ladder.rungs()[0].run(context(tmp_path))
+    monkeypatch.setattr(source, "no_raw", lambda stack: None)
+    with pytest.raises(Skip, match="`md0` is no md array"):
+        ladder.rungs()[0].run(context(tmp_path))
 
 
 # --- fio's command lines --------------------------------------------------------------------------------------

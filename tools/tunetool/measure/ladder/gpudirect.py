@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio.driver import Pass
@@ -19,16 +19,16 @@ from tunetool.measure.gds import config, judge
 from tunetool.measure.gds.counters import FIRST, version_of
 from tunetool.measure.gds.driver import START_SECONDS, Outcome, Run, start
 from tunetool.measure.gds.spec import SMALLEST, Mode, Spec, Way, io_bytes
-from tunetool.measure.progress import Progress
-from tunetool.measure.sequential import free_bytes
+from tunetool.measure.ladder.rung import Context, Result, Rung
+from tunetool.measure.sequential import Plan, free_bytes
 from tunetool.measure.worker import Failed, Missing, Worker
 from tunetool.node.gds.facts import read_gds_facts
 from tunetool.node.gds.path_choice import Decision, current
-from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.origin import install_hint
 from tunetool.record import CheckResult, Measurement, Scalar
 
+_SECONDS = 15.0
 _NOT_STARTED = "cuFile initialization failed"
 """libcufile, all releases from 1.11 to 1.20, on standard error."""
 _ENGINES: Mapping[Way, str] = {
@@ -38,49 +38,43 @@ _ENGINES: Mapping[Way, str] = {
 }
 
 
-@dataclass
-class Result:
-    """The checks, figures and raw files."""
+@dataclass(frozen=True)
+class GpuDirect(Rung):
+    """Whether it is required, its proof, and its figures."""
 
-    checks: list[CheckResult] = field(default_factory=list)
-    measurements: list[Measurement] = field(default_factory=list)
-    raw: dict[str, str] = field(default_factory=dict)
+    mode: Mode
+    """Not ``off``: then there is no such rung."""
+    python: Path
+    needs_direct_io: ClassVar[bool] = False
+    name: str = "GPUDirect Storage"
 
+    def announcement(self, shape: Plan) -> Sequence[str]:
+        """What it will do, for how long, in a line."""
+        return [
+            "then GPUDirect Storage: a file of at most 1.074 GB to and from HBM through cuFile, "
+            f"about {self.seconds(shape, 0):.0f} s"
+        ]
 
-def announcement(mode: Mode) -> list[str]:
-    """Lines that describe the rung before it starts."""
-    if mode == "off":
-        return []
-    return ["then GPUDirect Storage: a file of at most 1.074 GB to and from HBM through cuFile, about 15 s"]
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes."""
+        return _SECONDS
 
-
-def measure(
-    mode: Mode,
-    python: Path,
-    stack: BlockStack,
-    directory: Path,
-    seen: float,
-    environment: Mapping[str, str],
-    progress: Progress,
-) -> Result:
-    """Measure and judge inside the run's ``directory``; ``seen`` is fio's bandwidth, by which the file is sized."""
-    result = Result()
-    if mode == "off":
+    def run(self, context: Context) -> Result:
+        """Its checks and figures. What cannot be measured is the answer of its check, no error of the run."""
+        result = Result()
+        facts = read_gds_facts("/", context.stack.mount.mount_point if context.stack.mount else None)
+        path = config.config_path(context.environment)
+        if not facts.gpus:
+            result.checks.append(as_result(config.check(path, facts.libcufile, None, "there is no GPU")))
+            result.checks.append(
+                judge.answer(self.mode, "unknown", "there is no NVIDIA GPU here", "verify on a node that has one")
+            )
+            return result
+        try:
+            _Step(self.mode, self.python, context, current(facts), result).execute(path)
+        except CannotJudge as error:
+            result.checks.append(judge.answer(self.mode, "unknown", error.message, error.hint or ""))
         return result
-    facts = read_gds_facts("/", stack.mount.mount_point if stack.mount else None)
-    path = config.config_path(environment)
-    if not facts.gpus:
-        result.checks.append(as_result(config.check(path, facts.libcufile, None, "there is no GPU")))
-        result.checks.append(
-            judge.answer(mode, "unknown", "there is no NVIDIA GPU here", "verify on a node that has one")
-        )
-        return result
-    step = _Step(mode, python, stack, directory, seen, environment, progress, current(facts), result)
-    try:
-        step.execute(path)
-    except CannotJudge as error:
-        result.checks.append(judge.answer(mode, "unknown", error.message, error.hint or ""))
-    return result
 
 
 def opened(child: Worker, directory: Path) -> dict[str, Any]:
@@ -97,28 +91,24 @@ def opened(child: Worker, directory: Path) -> dict[str, Any]:
 class _Step:
     mode: Mode
     python: Path
-    stack: BlockStack
-    directory: Path
-    seen: float
-    environment: Mapping[str, str]
-    progress: Progress
+    context: Context
     decision: Decision
     result: Result
     probed: dict[str, Any] = field(default_factory=dict)
 
     def execute(self, path: Path) -> None:
-        environment = {**self.environment, **({config.VARIABLE: str(path)} if path.exists() else {})}
+        environment = {**self.context.environment, **({config.VARIABLE: str(path)} if path.exists() else {})}
         with start(self.python, environment) as child:
             try:
                 self._probe(child)
                 refused = self._cufile(child, path)
             finally:
-                self.result.raw["gds.txt"] = child.messages()
+                self.context.sampler.raw["gds.txt"] = child.messages()
         if refused:
             self._posix(environment)
 
     def _probe(self, child: Worker) -> None:
-        with self.progress.step(f"{self.directory.parent}: gds probe", 3) as tick:
+        with self.context.sampler.progress.step(f"{self.context.directory.parent}: gds probe", 3) as tick:
             child.tick = tick
             self.probed = child.ask({"do": "probe"}, START_SECONDS)
         for name, what in (("libcufile", "cuda-bindings with libcufile"), ("kvikio", "kvikio")):
@@ -137,7 +127,7 @@ class _Step:
 
     def _cufile(self, child: Worker, path: Path) -> bool:
         """Move data through cuFile and judge; true if cuFile refused."""
-        settings = opened(child, self.directory)
+        settings = opened(child, self.context.directory)
         values = settings["values"] if settings["refused"] is None else None
         self.result.checks.append(
             as_result(config.check(path, self.probed["libcufile"], values, "cuFile's driver would not open"))
@@ -147,12 +137,12 @@ class _Step:
         if refused is None:
             outcome = Outcome()
             try:
-                Run(spec, self.stack, self.progress, outcome, child).execute()
+                Run(spec, self.context.stack, self.context.sampler.progress, outcome, child).execute()
             except Failed as error:
                 refused = {"status": None, "message": error.message}
             finally:
                 spec.file.unlink(missing_ok=True)
-            self.result.raw["gds-counters.json"] = json.dumps(outcome.counters)
+            self.context.sampler.raw["gds-counters.json"] = json.dumps(outcome.counters)
             if outcome.moved:
                 way = judge.way_of(outcome.moved)
                 self._conclude(judge.proven(self.mode, outcome.moved, self.decision), spec, outcome, way)
@@ -167,16 +157,16 @@ class _Step:
         spec, outcome = self._spec(False), Outcome()
         try:
             with start(self.python, environment) as child:
-                Run(spec, self.stack, self.progress, outcome, child).execute()
+                Run(spec, self.context.stack, self.context.sampler.progress, outcome, child).execute()
         except CannotJudge as error:
-            self.result.raw["gds-posix.txt"] = error.message
+            self.context.sampler.raw["gds-posix.txt"] = error.message
             return
         finally:
             spec.file.unlink(missing_ok=True)
         self._figures(spec, outcome, "posix")
 
     def _conclude(self, check: CheckResult, spec: Spec, outcome: Outcome, way: Way) -> None:
-        reasons = [doubt(self.stack, direction, kept, "kvikio") for direction, kept in outcome.samples.items()]
+        reasons = [doubt(self.context.stack, direction, kept, "kvikio") for direction, kept in outcome.samples.items()]
         if check.status == "pass" and any(reasons):
             check = judge.answer(self.mode, "unknown", "; ".join(filter(None, reasons)))
         self.result.checks.append(check)
@@ -194,7 +184,7 @@ class _Step:
         parameters: dict[str, Scalar] = {
             "direction": direction,
             "device": way,
-            "medium": self.stack.medium,
+            "medium": self.context.stack.medium,
             "gpu": str(self.probed["gpu"]),
             "file_bytes": spec.io_bytes,
             "task_bytes": spec.task_bytes,
@@ -212,25 +202,27 @@ class _Step:
             "gds.{way}.{direction}",
             "bandwidth",
             engine,
-            self.stack.medium,
+            self.context.stack.medium,
             "bandwidth",
             {"way": way, "direction": direction},
             parameters=parameters,
         )
-        return measured(what, self.stack, samples, values)
+        return measured(what, self.context.stack, samples, values)
 
     def _spec(self, cufile: bool) -> Spec:
-        size = io_bytes(free_bytes(self.directory), self.seen)
+        size = io_bytes(free_bytes(self.context.directory), self.context.slowest)
         if not size:
-            raise Failed(f"`{self.directory}` has too little space for {format_size(SMALLEST)}", "free some space")
-        return Spec(self.directory, size, cufile, self.python)
+            raise Failed(
+                f"`{self.context.directory}` has too little space for {format_size(SMALLEST)}", "free some space"
+            )
+        return Spec(self.context.directory, size, cufile, self.python)
 
     def _log(self) -> str:
         """The first complaint in the library's own log, which says what its error number does not; keeps the log."""
-        logs = sorted(self.directory.glob("cufile*.log"))
+        logs = sorted(self.context.directory.glob("cufile*.log"))
         if not logs:
             return ""
         text = logs[-1].read_text(errors="replace")
-        self.result.raw["cufile.log"] = text[-8000:]
+        self.context.sampler.raw["cufile.log"] = text[-8000:]
         match = re.search(r"\bERROR\s+\S+:\d+ (.*)", text)
         return f"; cufile.log: {match.group(1).strip()}" if match else ""

@@ -1,0 +1,124 @@
+"""The DeepSpeed rung of ``verify``: short, left out where there is no DeepSpeed, judged only when it is required."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.aio.driver import Outcome, run
+from tunetool.measure.aio.figures import measurements, unproven
+from tunetool.measure.aio.ops import Probe, need, probe
+from tunetool.measure.aio.spec import Spec, default_io_bytes, default_parallelism
+from tunetool.measure.ladder.rung import Context, Result, Rung
+from tunetool.measure.sequential import FEWEST, Plan, free_bytes
+from tunetool.node.common.training_part import OP_READY
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.memory import memory_total
+from tunetool.node.units import format_size
+from tunetool.record import CheckResult, CheckStatus
+from tunetool.training_python import TrainingPython
+
+CHECK_ID = "deepspeed.io"
+OP = "async_io"
+SAMPLE_SECONDS = 0.5
+SAMPLE_SHARE = 0.125
+"""Share of fio's sample duration: the rung must add little to a verification that ends within 90 s."""
+START_SECONDS = 8
+"""torch's import, the buffer, the layout, the read-back."""
+
+_EXPECTED = "DeepSpeed's own handle writes and reads what it claims"
+
+
+@dataclass(frozen=True)
+class PinnedHandle(Rung):
+    """DeepSpeed's handle to pinned memory: whether it will be measured, and how."""
+
+    python: Path
+    sample_seconds: float
+    required: bool
+    needs_direct_io: ClassVar[bool] = False
+    name: str = "DeepSpeed's rung"
+    installed: Probe | None = None
+    missing: str = ""
+    """Why the rung is left out; None if it is not."""
+    remedy: str = ""
+
+    def announcement(self, shape: Plan) -> Sequence[str]:
+        """What the rung will do, for how long, in a line."""
+        if self.installed is None:
+            return [f"DeepSpeed's rung is left out: {self.missing}" + (f"; {self.remedy}" if self.remedy else "")]
+        return [
+            f"then DeepSpeed's `aio_handle` ({self.installed.deepspeed}): a file of at most {format_size(2**30)}, "
+            f"{FEWEST} writes and {FEWEST} reads of {self.sample_seconds:g} s, about {self.seconds(shape, 0):.0f} s"
+        ]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes."""
+        return 2 * FEWEST * self.sample_seconds + START_SECONDS if self.installed is not None else 0.0
+
+    def run(self, context: Context) -> Result:
+        """A check, and a figure for each direction. A handle that fails is no error of the run: its check says it."""
+        if self.installed is None:
+            return self._no_figures(self.missing, self.remedy)
+        parallelism = default_parallelism(os.cpu_count() or 1)
+        size = default_io_bytes(free_bytes(context.directory), memory_total(), parallelism, context.slowest)
+        spec = Spec(
+            context.directory, size, intra_op_parallelism=parallelism, python=self.python, seconds=self.sample_seconds
+        )
+        outcome = Outcome()
+        try:
+            run(spec, context.stack, context.environment, context.sampler.progress, outcome, self.installed)
+            check = self._conclude(spec, context.stack, outcome)
+        except CannotJudge as error:
+            # What was measured before it failed is not shown: a handle that fails later did not do it right before.
+            return self._no_figures(error.message, error.hint or "")
+        finally:
+            spec.file.unlink(missing_ok=True)
+            if outcome.messages:
+                context.sampler.raw["deepspeed.txt"] = outcome.messages
+        return Result(measurements(spec, context.stack, outcome), checks=[check])
+
+    def _conclude(self, spec: Spec, stack: BlockStack, outcome: Outcome) -> CheckResult:
+        reasons = unproven(spec, stack, outcome)
+        if reasons:
+            return self._check(next(iter(reasons.values())), "")
+        moved = sum(each.claimed_bytes for samples in outcome.samples.values() for each in samples)
+        proof = f"{format_size(moved)} moved and counted, {format_size(spec.io_bytes)} read back and equal"
+        return CheckResult(id=CHECK_ID, status="pass", expected=_EXPECTED, found=proof)
+
+    def _no_figures(self, found: str, remedy: str) -> Result:
+        return Result(checks=[self._check(found, remedy)])
+
+    def _check(self, found: str, remedy: str) -> CheckResult:
+        status: CheckStatus = "unknown" if self.required else "skip"
+        return CheckResult(id=CHECK_ID, status=status, expected=_EXPECTED, found=found, remedy=remedy)
+
+
+def prepare(
+    python: Path,
+    duration: float,
+    required: Sequence[str],
+    environment: Mapping[str, str],
+    chosen: TrainingPython | None = None,
+) -> PinnedHandle:
+    """Check whether ``python`` has torch, DeepSpeed and its op. Compiles nothing.
+
+    ``chosen``: how it was chosen. What a manifest promises is required: where it is not there any more, that is no
+    reason to leave it out.
+    """
+    op = chosen.training.ops.get(OP, "") if chosen is not None and chosen.training is not None else ""
+    seconds = min(SAMPLE_SECONDS, duration * SAMPLE_SHARE)
+    rung = PinnedHandle(python, seconds, "deepspeed" in required or op == OP_READY)
+    try:
+        if chosen is not None:
+            chosen.need()
+        installed = probe(python, environment)
+        need(installed, OP)
+    except CannotJudge as error:
+        why = f" ({op})" if op.startswith("missing") else ""
+        return replace(rung, missing=error.message + why, remedy=error.hint or "")
+    return replace(rung, installed=installed)
