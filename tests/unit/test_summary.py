@@ -197,6 +197,20 @@ FULL = "OSError: [Errno 28] No space left on device"
         ),
         (
             {
+                "msg": "The following modules failed to execute: ansible.legacy.setup.",
+                "failed_modules": {
+                    "ansible.legacy.setup": {
+                        "module_stderr": "Traceback:\nFileNotFoundError: [Errno 2] No usable temporary directory found in "
+                        "['/tmp', '/var/tmp', '/usr/tmp', '/root']\n",
+                        "msg": "Module result deserialization failed: No start of json char found",
+                    }
+                },
+            },
+            "no temporary file can be made on the node: The following modules failed to execute: ansible.legacy.setup. hint: "
+            "`df -h / /tmp` and `findmnt / /tmp` on the node: free space, or make it writable, then run this again",
+        ),
+        (
+            {
                 "msg": "The following modules failed to execute: setup\n",
                 "failed_modules": {"setup": {"module_stderr": "/bin/sh: 1: /usr/bin/python3: not found\n"}},
             },

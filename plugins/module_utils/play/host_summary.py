@@ -49,6 +49,8 @@ _NUMBERS = ("tasks", "changed", "trips", "seconds")
 
 _FULL = "No space left on device"
 _ERRNO_FULL = "[Errno 28]"
+_NO_TEMPORARY = "No usable temporary directory"
+"""What Python says of a disk that was full before the module came."""
 """What Python prints before the words, which may be in the language of the node."""
 _LINE = re.compile(r"<([^>]*)> (SSH: EXEC |EXEC |PUT |FETCH )")
 _PORT = re.compile(r" -o Port=(\d+)")
@@ -191,6 +193,11 @@ def said(result: Mapping[str, Any]) -> str:
                 _FULL,
                 message.split("\n", 1)[0].rstrip(". "),
             )
+        )
+    if _NO_TEMPORARY in str(result) and "hint:" not in message:
+        return (
+            "no temporary file can be made on the node: %s. hint: `df -h / /tmp` and `findmnt / /tmp` on the node: "
+            "free space, or make it writable, then run this again" % message.split("\n", 1)[0].rstrip(". ")
         )
     first, _, rest = message.partition("\n")
     if causes and (isinstance(modules, Mapping) or "MODULE FAILURE" in first):
