@@ -26,7 +26,7 @@ from tunetool.node.machine import busy
 from tunetool.node.machine.block_stack import CountersChanged, devices_under, read_stack, snapshot
 from tunetool.node.machine.drive_health import Health
 from tunetool.node.machine.drives import read_drives
-from tunetool.node.machine.memory_left import groups_usage, memory_left
+from tunetool.node.machine.memory import groups_usage, memory_left
 from tunetool.node.machine.pcie_links import shared_ports
 from tunetool.node.machine.process_io import look, movers
 from tunetool.node.machine.recording import anonymous, record

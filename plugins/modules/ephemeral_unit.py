@@ -73,8 +73,7 @@ from ..module_utils.ephemeral.boot_unit import UNIT, changes, files, has_run, ta
 from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.volume.offload_access import asked  # noqa: E402
-from ..module_utils.volume.offload_arguments import OFFLOAD_ARGUMENTS  # noqa: E402
+from ..module_utils.volume.offload_access import OFFLOAD_ARGUMENTS, asked  # noqa: E402
 from ..module_utils.volume.unit_dropins import ForeignDropIn, apply, units_problem  # noqa: E402
 from ..module_utils.volume.volume_values import mode_problem  # noqa: E402
 

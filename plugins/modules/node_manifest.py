@@ -135,15 +135,14 @@ from typing import Any  # noqa: E402
 from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, as_results, built_manifest, known_manifest  # noqa: E402
-from ..module_utils.common.files import content, replace_file  # noqa: E402
+from ..module_utils.common.files import closed, content, open_directory, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
-from ..module_utils.common.public_files import closed, open_directory  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.common.training_part import CHECK_ID  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
+from ..module_utils.play.convergence import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 from ..module_utils.volume.named_volume import describe_volume  # noqa: E402

@@ -126,10 +126,20 @@ table:
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.adopt_or_wipe import Consent, Foreign, array_mates, is_foreign, plain_uuid  # noqa: E402
-from ..module_utils.array.array_values import chunk_problem, drives_problems, name_problem  # noqa: E402
 from ..module_utils.array.cut_off import cut_off  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, complete  # noqa: E402
-from ..module_utils.array.drive_decisions import ADOPT, KEEP, TAKE, WIPE, Criteria, table, wipeable  # noqa: E402
+from ..module_utils.array.drive_decisions import (  # noqa: E402
+    ADOPT,
+    KEEP,
+    TAKE,
+    WIPE,
+    Criteria,
+    chunk_problem,
+    drives_problems,
+    name_problem,
+    table,
+    wipeable,
+)
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
@@ -153,11 +163,11 @@ from ..module_utils.machine.drive_contents import (  # noqa: E402
     read_signatures,
 )
 from ..module_utils.machine.drives import Drive, disks_under, read_drives  # noqa: E402
-from ..module_utils.machine.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
+from ..module_utils.machine.nvme_admin import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.memory import apply as memory_apply  # noqa: E402
 from ..module_utils.plan.plan_file import host_part  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
+from ..module_utils.play.convergence import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.tuning import settings as tuning_settings  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402

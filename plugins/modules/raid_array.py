@@ -91,11 +91,14 @@ initramfs_rebuilt:
 
 from typing import Mapping  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.array.array_values import chunk_problem, name_problem  # noqa: E402
 from ..module_utils.array.begun import begin, note_as_made  # noqa: E402
 from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, array_differences  # noqa: E402
-from ..module_utils.array.drive_decisions import by_serial  # noqa: E402
+from ..module_utils.array.drive_decisions import (  # noqa: E402
+    by_serial,
+    chunk_problem,
+    name_problem,
+)
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402

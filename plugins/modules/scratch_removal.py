@@ -122,9 +122,12 @@ from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
-from ..module_utils.removal.decision import consent_problem, plan_removal  # noqa: E402
+from ..module_utils.removal.decision import (  # noqa: E402
+    consent_problem,
+    plan_removal,
+    removal_part,
+)
 from ..module_utils.removal.facts import describe, look  # noqa: E402
-from ..module_utils.removal.plan_part import removal_part  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402

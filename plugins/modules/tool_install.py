@@ -72,7 +72,7 @@ from typing import Callable  # noqa: E402
 
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
-from ..module_utils.common.public_files import closed, open_to_users  # noqa: E402
+from ..module_utils.common.files import closed, open_to_users  # noqa: E402
 from ..module_utils.common.venv import make_venv, pip_of, point  # noqa: E402
 from ..module_utils.machine.distribution import read_distribution  # noqa: E402
 from ..module_utils.machine.writable import failed_write  # noqa: E402

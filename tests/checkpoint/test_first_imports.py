@@ -51,7 +51,7 @@ with tempfile.TemporaryDirectory(dir="/dev/shm") as saved:
     new["restoring"] = imported(restoring)
 print(json.dumps(new))
 """
-HOST_MEMORY = {"node.machine", "node.machine.memory", "node.machine.memory_left", "node.machine.mounts"}
+HOST_MEMORY = {"node.machine", "node.machine.memory", "node.machine.mounts"}
 """Modules that say how much memory the host has left."""
 READING = {
     "checkpoint",

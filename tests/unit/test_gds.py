@@ -15,7 +15,7 @@ from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.commands import CommandError
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
-from tunetool.node.gds import packages as gds_packages
+from tunetool.node.gds import requirements
 from tunetool.node.gds.apply import CONFIG_HEADER, SAVED, GdsJob, traces
 from tunetool.node.gds.cufile_check import check_config
 from tunetool.node.gds.facts import GdsFacts, read_gds_facts
@@ -663,16 +663,16 @@ def test_packages_that_nobody_can_be_asked_for_are_unknown_and_not_missing(
 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CommandError, match="neither dpkg nor rpm"):
-        gds_packages.installed()
+        requirements.installed()
     with pytest.raises(CommandError, match="neither apt-cache nor dnf"):
-        gds_packages.available(["nvidia-gds"])
+        requirements.available(["nvidia-gds"])
     program("dnf", "exit 1")
-    assert not gds_packages.available(["nvidia-gds"])
+    assert not requirements.available(["nvidia-gds"])
     program("dpkg-query", "echo 'the database is locked' >&2; exit 2")
     with pytest.raises(CommandError, match="the database is locked"):
-        gds_packages.installed()
+        requirements.installed()
     program("rpm", "echo installed kernel 5.14")
-    assert gds_packages.installed() == {"kernel": "5.14"}
+    assert requirements.installed() == {"kernel": "5.14"}
 
 
 def test_a_configuration_that_would_be_ignored_is_refused_before_anything_is_written(machine: Machine) -> None:
@@ -694,10 +694,10 @@ def test_a_repository_without_its_key_is_refused(machine: Machine) -> None:
 
 def test_packages_that_are_missing_or_of_another_version() -> None:
     there = {"nvidia-gds": "13.0.1-1", "nvidia-fs-dkms": "2.28.4-1"}
-    assert gds_packages.differing(["nvidia-gds", "gds-tools-13-0"], {}, there) == ["gds-tools-13-0"]
-    assert gds_packages.differing([], {"nvidia-fs-dkms": "2.27.0-1", "libcufile-13-0": "1"}, there) == [
+    assert requirements.differing(["nvidia-gds", "gds-tools-13-0"], {}, there) == ["gds-tools-13-0"]
+    assert requirements.differing([], {"nvidia-fs-dkms": "2.27.0-1", "libcufile-13-0": "1"}, there) == [
         "nvidia-fs-dkms"
     ]
-    assert gds_packages.differing([], {"nvidia-fs-dkms": "2.28.4"}, there) == []
-    assert gds_packages.pinned(["a", "b"], {"a": "1"}, debian=True) == ["a=1", "b"]
-    assert gds_packages.pinned(["a"], {"a": "1"}, debian=False) == ["a-1"]
+    assert requirements.differing([], {"nvidia-fs-dkms": "2.28.4"}, there) == []
+    assert requirements.pinned(["a", "b"], {"a": "1"}, debian=True) == ["a=1", "b"]
+    assert requirements.pinned(["a"], {"a": "1"}, debian=False) == ["a-1"]

@@ -45,7 +45,7 @@ from tunetool.node.memory.memlock_checks import (
     lock_checks,
     parse_attempt,
 )
-from tunetool.node.memory.shm_mount import with_shm
+from tunetool.node.memory.persistent_files import with_shm
 
 GIB = 2**20
 """In KiB, as page sizes are."""

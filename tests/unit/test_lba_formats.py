@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.machine.lba_formats import (
+from tunetool.node.machine.nvme_admin import (
     Formats,
     LbaFormat,
+    Silent,
     best_format,
     mending,
     parse_formats,
     read_formats,
     try_formats,
 )
-from tunetool.node.machine.nvme_admin import Silent
 
 SHIFTS = st.integers(min_value=0, max_value=255)
 ROWS = st.lists(st.tuples(st.integers(0, 65535), SHIFTS, st.integers(0, 255)), min_size=1, max_size=64)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from machines import lay_out
 from tunetool.node.machine import recording
-from tunetool.node.machine.memory_left import memory_limit
+from tunetool.node.machine.memory import memory_limit
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,8 +22,7 @@ from tunetool.node.machine.fstab import with_entry, without_entry
 from tunetool.node.machine.volume_users import occupants
 from tunetool.node.plan.plan_file import REPLACE, TEARDOWN, PlanError, document, dump, parse, seal, volume, wipes
 from tunetool.node.removal import facts
-from tunetool.node.removal.decision import Machine, Removal, consent_problem, plan_removal
-from tunetool.node.removal.plan_part import removal_part
+from tunetool.node.removal.decision import Machine, Removal, consent_problem, plan_removal, removal_part
 from tunetool.node.removal.replacement import Swap, plan_replacement
 
 NAME, POINT = "nvme_raid0", "/mnt/nvme_raid0"

@@ -13,7 +13,7 @@ from tunetool.node.array.drive_decisions import IGNORE, KEEP, REFUSE, Criteria, 
 from tunetool.node.array.drive_selection import Selection, select
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
 from tunetool.node.machine.drives import Drive, Link
-from tunetool.node.machine.lba_formats import Formats, LbaFormat, with_capacity
+from tunetool.node.machine.nvme_admin import Formats, LbaFormat, with_capacity
 
 SIZE = 3_840_755_982_336
 CRITERIA = Criteria(count=8, size_bytes=3_840_000_000_000, transport="pcie")

@@ -19,7 +19,7 @@ from staged import Quiet, beside, evict, stage, verify, view
 from tunetool import record as records
 from tunetool.cli.stage import command
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.node.machine.memory_left import memory_left, memory_limit
+from tunetool.node.machine.memory import memory_left, memory_limit
 from tunetool.report.table import table_console
 from tunetool.stage.destination import find_destination, only_one
 from tunetool.stage.moving import Moved, cpu_times

@@ -9,7 +9,7 @@ from typing import Any, Collection, Iterable, Mapping, Sequence
 
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
-from ..machine.lba_formats import Formats, mending
+from ..machine.nvme_admin import Formats, mending
 from .adopt_or_wipe import Consent, adopt, plain_uuid, wipe
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, shown_size
 

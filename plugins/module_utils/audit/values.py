@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from ..array.array_values import chunk_problem, drives_problems, name_problem
+from ..array.drive_decisions import chunk_problem, drives_problems, name_problem
 from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems

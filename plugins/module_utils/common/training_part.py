@@ -9,7 +9,7 @@ from typing import Any, Mapping
 from .check_result import FAIL, PASS, SKIP, Check
 from .manifest import MANIFEST_PATH, ManifestError, load
 from .refusal import on_one_line
-from .venv_files import damage
+from .venv import damage
 
 CHECK_ID = "training.environment"
 ROLE = "training_environment"

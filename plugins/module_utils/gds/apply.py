@@ -18,8 +18,8 @@ from . import md_udev_override
 from .cufile_check import check_config
 from .facts import GdsFacts, read_gds_facts
 from .kernel_modules import NVFS_STALE
-from .packages import available, differing, installed, pinned
 from .path_choice import AUTO, COMPAT, MODES, NVIDIA_FS, OFF, Decision, Impossible, choose
+from .requirements import available, differing, installed, pinned
 
 CONFIG = "/etc/cufile.json"
 SAVED = CONFIG + ".before-tunetool"

@@ -11,7 +11,7 @@ from ..common.files import whole_number
 from ..common.manifest import MANIFEST_PATH, ManifestError, load
 from ..common.training_part import REPAIR, training_of
 from .container import device_nodes
-from .memory_left import memory_left
+from .memory import memory_left
 from .mounts import mount_at, read_mounts
 
 _MIB = 2**20

@@ -13,6 +13,7 @@ from .memory import (
     hugepage_sizes,
     meminfo,
     memlock_limit,
+    memory_limit,
     memory_total,
     numa_nodes,
     read_hugepages,
@@ -20,7 +21,6 @@ from .memory import (
     shm_huge,
     tmpfs_policies,
 )
-from .memory_left import memory_limit
 
 
 @dataclass(frozen=True)

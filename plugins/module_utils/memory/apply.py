@@ -25,11 +25,12 @@ from ..machine.memory import (
 from ..machine.mounts import mount_at, read_mounts
 from ..units import format_size_binary, parse_size
 from .apply_kernel_parameters import CommandLine
-from .hugepage_limits import refuse_impossible
-from .hugepage_rivals import rivals
+from .hugepage_limits import refuse_impossible, rivals
 from .memory_values import memory_problems, shm_share
 from .persistent_files import (
     LIMITS_PATH,
+    POINT,
+    POLICIES,
     SYSTEMD_PATHS,
     TMPFILES_PATH,
     parse_tmpfiles,
@@ -37,8 +38,8 @@ from .persistent_files import (
     render_limits,
     render_systemd,
     render_tmpfiles,
+    with_shm,
 )
-from .shm_mount import POINT, POLICIES, with_shm
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

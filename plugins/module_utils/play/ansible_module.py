@@ -7,8 +7,7 @@ from typing import Any
 
 from ansible.module_utils import basic
 
-from ..common.files import printable
-from ..common.public_files import UMASK
+from ..common.files import UMASK, printable
 
 
 class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core comes without types

@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, TypeVar
 from ..common.change_lock import Locked, only_one
 from ..common.commands import CommandError
 from ..common.drift import Drifted, Ledger, as_results, built_manifest, message, settle
+from ..common.manifest import ManifestError, damage, refuse_newer
 from ..common.refusal import Refusal
 from ..machine.writable import failed_write
 from ..units import UnitError
@@ -49,3 +50,14 @@ def converge(
 def outcome(ledger: Ledger) -> dict[str, Any]:
     """The results that every such module returns."""
     return {"changed": bool(ledger.diff), "diff": ledger.diff, "differences": as_results(ledger.differences)}
+
+
+def look_at_earlier_manifest(module: Any, if_damaged: str) -> None:
+    """End the module where a newer tunetool wrote it; warn where it is damaged, with what becomes of it."""
+    try:
+        refuse_newer()
+    except ManifestError as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
+    damaged = damage()
+    if damaged:
+        module.warn("%s: %s" % (damaged, if_damaged))

@@ -12,6 +12,7 @@ from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
 from ..array.md_arrays import HALTED_STATES, Array, Superblock
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
+from ..plan.plan_file import drive_part
 
 
 @dataclass(frozen=True)
@@ -229,3 +230,18 @@ def consent_problem(removal: Removal, wipes: Mapping[str, str], volume: Mapping[
         elif wipes[serial] != digest:
             stale = stale or "drive `%s` changed since" % serial
     return "not what the plan saw: %s" % stale if stale else None
+
+
+def removal_part(removal: Removal, text: str) -> dict[str, Any]:
+    """Make one host's part of a plan that removes a volume."""
+    action = "refuse" if removal.problems else "nothing" if removal.done else "remove"
+    hashes = removal.hashes or {}
+    drives = []
+    for row in removal.decisions:
+        wiped = row.verdict == WIPE and action == "remove"
+        verdict = WIPE if wiped else REFUSE if row.verdict == WIPE else row.verdict
+        drives.append(drive_part(row, verdict, (), hashes.get(row.drive.serial) if wiped else None))
+    part: dict[str, Any] = {"drives": drives, "array_action": action, "array_reason": text}
+    if action == "remove" and removal.volume is not None:
+        part["volume"] = {"uuid": removal.volume.uuid, "hash": removal.inside, "holds": list(removal.holds)}
+    return part

@@ -16,8 +16,7 @@ from typing import Any, Mapping, Optional, Sequence
 from ..common.commands import run
 from ..common.files import exact_text, replace_file
 from ..common.refusal import Refusal
-from ..common.venv import make_venv, pip_of
-from ..common.venv_files import STAMP, damage, noted
+from ..common.venv import STAMP, damage, make_venv, noted, pip_of
 from ..units import format_size
 from .accelerator import Build
 from .children import Ended, call

@@ -11,8 +11,8 @@ from typing import Any, Mapping, Optional, Sequence
 
 from ..common.files import content, replace_file
 from ..common.manifest import ManifestError, load, write
+from ..common.venv import STAMP as ENVIRONMENT_STAMP
 from ..common.venv import point
-from ..common.venv_files import STAMP as ENVIRONMENT_STAMP
 from . import installed_ops
 from . import ops as compiled
 from .children import Ended

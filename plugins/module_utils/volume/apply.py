@@ -22,7 +22,7 @@ from ..units import format_size_binary
 from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import MountPoint, reload_systemd
-from .offload_arguments import OFFLOAD_ARGUMENTS
+from .offload_access import OFFLOAD_ARGUMENTS
 from .xfs_geometry import Geometry, apart, parse_xfs_info, wanted_geometry
 
 ARGUMENTS: dict[str, Any] = {

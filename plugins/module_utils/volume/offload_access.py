@@ -45,3 +45,13 @@ def group_of(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+OFFLOAD_ARGUMENTS: dict[str, Any] = {
+    "label": {"type": "str", "default": "nvme_raid0"},
+    "offload_owner": {"type": "str", "default": "root"},
+    "offload_group": {"type": "str", "default": "root"},
+    "offload_mode": {"type": "str", "default": "1777"},
+    "services": {"type": "list", "elements": "str", "default": []},
+}
+"""Documented by the fragment `tunetool.node.offload`."""

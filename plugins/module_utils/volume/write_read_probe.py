@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from ..common.lock_file import ForeignLock, open_lock_file
+from ..common.change_lock import ForeignLock, open_lock_file
 from ..common.run_directory import make_run_directory
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
 from .immutable_flag import forbidding_flag

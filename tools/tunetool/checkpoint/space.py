@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory import memory_left
 from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
 

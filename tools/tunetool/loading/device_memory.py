@@ -50,7 +50,7 @@ def free_memory(device: torch.device) -> int | None:
         # What torch keeps for its next tensors is used by them.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + kept)
-    from tunetool.node.machine.memory_left import memory_left  # noqa: PLC0415  a load into a GPU needs none of it
+    from tunetool.node.machine.memory import memory_left  # noqa: PLC0415  a load into a GPU needs none of it
 
     left = memory_left()
     return left[0] if left else None

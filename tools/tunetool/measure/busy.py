@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.others import Others
-from tunetool.node.common.lock_file import ForeignLock, open_lock_file
+from tunetool.node.common.change_lock import ForeignLock, open_lock_file
 from tunetool.node.common.run_directory import RUN_DIRECTORY, make_run_directory
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 from tunetool.node.machine.busy import gpu_processes, scheduler_jobs

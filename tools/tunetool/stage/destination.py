@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.common.lock_file import ForeignLock, open_lock_file
+from tunetool.node.common.change_lock import ForeignLock, open_lock_file
 from tunetool.node.machine.mounts import mount_at, read_mounts
 from tunetool.stage import manifest as manifests
 from tunetool.stage.manifest import Manifest

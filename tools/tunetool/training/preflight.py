@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory import memory_left
 from tunetool.node.units import format_size
 
 _FLOAT = 4

@@ -21,7 +21,7 @@ from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import foreign_code
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.node.machine.memory_left import bytes_left
+from tunetool.node.machine.memory import bytes_left
 from tunetool.record import Scalar
 
 

@@ -16,7 +16,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory import memory_left
 from tunetool.node.units import format_count, format_size, parse_size
 
 MOST_EXPERTS, MOST_STEPS, MOST_THREADS = 4096, 100_000, 256

@@ -27,7 +27,7 @@ from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.capacity import read_capacity
 from tunetool.node.machine.container import device_nodes
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory import memory_left
 from tunetool.node.units import format_count, format_size
 from tunetool.origin import install_hint
 from tunetool.tune.configs import read_settings, render

@@ -17,7 +17,7 @@ from tunetool.loading.safetensors_files import list_tensors
 from tunetool.measure.fio import Fio, find_fio
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory import memory_left
 from tunetool.node.units import format_size
 from tunetool.origin import install_hint
 from tunetool.regular_files import refuse_pointers

@@ -25,7 +25,7 @@ from tunetool.measure.direct_addresses import addresses
 from tunetool.measure.sequential import free_bytes
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.container import device_nodes
-from tunetool.node.machine.memory_left import bytes_left
+from tunetool.node.machine.memory import bytes_left
 from tunetool.node.units import format_count, format_size
 from tunetool.tune.check import Facts
 from tunetool.tune.configs import precision_of, read_settings, render

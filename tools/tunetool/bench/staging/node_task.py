@@ -24,7 +24,7 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure import page_cache
 from tunetool.measure.progress import MovingProgress
 from tunetool.node.machine.block_stack import read_stack
-from tunetool.node.machine.memory_left import bytes_left
+from tunetool.node.machine.memory import bytes_left
 from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.stage.room import Limit, limits, space_needed
 from tunetool.stage.run import Request as Stage

@@ -22,7 +22,7 @@ from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory import memory_left
 from tunetool.origin import install_hint
 from tunetool.record import Scalar
 from tunetool.training.cluster import find_machines, need_gpus, prepare_nodes

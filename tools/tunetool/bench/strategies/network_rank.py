@@ -23,7 +23,7 @@ from tunetool.advise.communication import KINDS, Kind
 from tunetool.bench.strategies.measuring_rank import MeasuringRank
 from tunetool.bench.strategies.network import FILE, Order, RankFigures
 from tunetool.launch import rank as launched
-from tunetool.node.machine.memory_left import bytes_left
+from tunetool.node.machine.memory import bytes_left
 from tunetool.training.rank.recorder import leave_answer
 
 SIZES = tuple(4**power << 10 for power in range(1, 10))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunetool.node.common.files import read_int, read_text, whole_number
 from tunetool.node.machine.block_stack import CountersChanged, read_counters
-from tunetool.node.machine.memory_left import groups_usage
+from tunetool.node.machine.memory import groups_usage
 
 Counters = Mapping[str, float]
 """Counters by name; a missing one could not be read."""
