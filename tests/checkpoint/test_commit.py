@@ -22,8 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from tunetool.checkpoint import metadata, saver_lock
-from tunetool.checkpoint.commit import Saving
-from tunetool.checkpoint.held_directory import HeldDirectory
+from tunetool.checkpoint.commit import HeldDirectory, Saving
 from tunetool.errors import CannotJudge, UsageProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -55,7 +55,6 @@ HOST_MEMORY = {"node.machine", "node.machine.memory", "node.machine.mounts"}
 """Modules that say how much memory the host has left."""
 READING = {
     "checkpoint",
-    "checkpoint.cached_file",
     "checkpoint.fetch",
     "checkpoint.gpu_copy",
     "checkpoint.host_buffers",
@@ -118,7 +117,6 @@ def test_a_first_restore(imported: Mapping[str, frozenset[str]]) -> None:
         "metadata_pickle",
         "metadata_sum",
         "packed",
-        "pickle_rows",
         "pickled",
         "plain",
         "reader",
@@ -133,7 +131,7 @@ def test_a_first_save(imported: Mapping[str, frozenset[str]]) -> None:
     names = ours(imported["saving"])
     assert "checkpoint.writer" in names
     # What restores, drains and looks for block devices, and the line that installs what is missing.
-    restoring = {"archive", "cached_file", "fetch", "index", "reader", "regions", "source"}
+    restoring = {"archive", "fetch", "index", "reader", "regions", "source"}
     draining = {"draining", "drain_worker", "retention", "resume", "transfer"}
     assert not names & {f"checkpoint.{name}" for name in restoring | draining}
     assert not names & {"node.machine.block_stack", "origin"}

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tunetool.checkpoint import cached_file, source
+from tunetool.checkpoint import source
 from tunetool.checkpoint.source import Files
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading import GpuDirectDataset, cufile_reads, standing_reads
@@ -356,7 +356,7 @@ def test_too_few_open_files_are_named_with_their_limit(tmp_path: Path, monkeypat
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(source, "open_regular", refused)
-    monkeypatch.setattr(cached_file, "open_regular", refused)
+    monkeypatch.setattr(source, "open_regular", refused)
     with (
         GpuDirectDataset(paths, 4096, device="cpu") as dataset,
         pytest.raises(CannotJudge, match="Too many open files") as caught,

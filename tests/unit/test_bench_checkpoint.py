@@ -17,9 +17,9 @@ from rich.console import Console
 import builders
 from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
+from tunetool.bench.checkpoint.figures import FEWEST_PAIRS, best_other
 from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioSample, counts
 from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
-from tunetool.bench.checkpoint.ratios import FEWEST_PAIRS, best_other
 from tunetool.bench.checkpoint.request import KIND, Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
 from tunetool.bench.checkpoint.view import view

@@ -19,13 +19,13 @@ from rich.console import Console
 
 import builders
 from calls import TUNETOOL, benchmark, call
-from tunetool.bench.inference import figures, preflight, published, sglang
+from tunetool.bench.inference import figures, preflight, sglang
 from tunetool.bench.inference.figures import Measured, Rung
 from tunetool.bench.inference.model import describe
 from tunetool.bench.inference.predict import Work
 from tunetool.bench.inference.request import KIND, Request
 from tunetool.bench.inference.samples import Absent, Generation, Mode, Place, Row, Served
-from tunetool.bench.inference.view import view
+from tunetool.bench.inference.view import RESULTS, view
 from tunetool.bench.offload.architecture import architecture
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Probe
@@ -149,9 +149,9 @@ def test_the_batch_from_which_computing_takes_longer() -> None:
 
 
 def test_what_was_published_stands_beside_what_its_own_bandwidth_predicts() -> None:
-    assert [(each.tokens, each.read) for each in published.RESULTS] == [(7, 10e9), (17, 27e9), (26, 48e9)]
+    assert [(each.tokens, each.read) for each in RESULTS] == [(7, 10e9), (17, 27e9), (26, 48e9)]
     # 141.1 GB for each of 32 passes, and 96 x 32 tokens.
-    assert [each.predicted for each in published.RESULTS] == pytest.approx([6.80, 18.37, 32.66], abs=0.01)
+    assert [each.predicted for each in RESULTS] == pytest.approx([6.80, 18.37, 32.66], abs=0.01)
     text = shown(record_of(run_of(row("nvme", generation(4.0, claimed=4 * 10**9)))))
     for words in ("LLAMA-3-70B, 8 x Gen5 26 48.00 32.66 80%", "DeepSpeed blog", "batch 96"):
         assert words in text

@@ -20,7 +20,7 @@ from machines import RECORDED, lay_out
 from tunetool.cli.main import cli
 from tunetool.inspect import model
 from tunetool.inspect.capture import capture
-from tunetool.inspect.disks import disks
+from tunetool.inspect.collect import disks
 from tunetool.inspect.source import Source
 from tunetool.node.machine import recording
 from tunetool.node.machine.drives import read_drives

@@ -25,10 +25,10 @@ from tunetool.fleet.run_on_hosts import host_file
 from tunetool.measure.session import Result
 from tunetool.record import Node, Record, Rung
 from tunetool.report import fleet_page
+from tunetool.report.fleet_page import Dot, dots
 from tunetool.report.html import code
 from tunetool.report.kinds import PAGES, page_text, print_record, write_any_page, write_page
 from tunetool.report.page import WIDTH, PipeConsole
-from tunetool.report.svg_nodes import Dot, dots
 from tunetool.verdict import CEILING
 from tunetool.verify.ladder_picture import ladder
 from tunetool.verify.view import limits as limits_of_verify

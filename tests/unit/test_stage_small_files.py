@@ -13,7 +13,7 @@ import pytest
 
 from staged import beside, failed, stage, verify, view
 from tunetool.errors import CannotJudge, ExitCode
-from tunetool.stage import helpers
+from tunetool.stage import moving
 from tunetool.stage.moving import Plan, move
 from tunetool.stage.tree import files_of, scan
 
@@ -52,14 +52,14 @@ def source(tmp_path: Path) -> Path:
 def few_suffice(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Processes start for a single small file; the list gets how many were started."""
     started: list[int] = []
-    real = helpers.start_helpers
+    real = moving.start_helpers
 
-    def start(*arguments: Any) -> list[helpers.Helper]:
+    def start(*arguments: Any) -> list[moving.Helper]:
         made = real(*arguments)
         started.append(len(made))
         return made
 
-    monkeypatch.setattr(helpers, "LEAST_FILES", 1)
+    monkeypatch.setattr(moving, "LEAST_FILES", 1)
     monkeypatch.setattr("tunetool.stage.moving.start_helpers", start)
     return started
 
@@ -74,7 +74,7 @@ def test_the_copy_and_its_manifest_are_those_of_one_process(
     assert len(few_suffice) == 2
     assert min(few_suffice) >= 2
     assert children() <= before
-    monkeypatch.setattr(helpers, "LEAST_FILES", 10**6)
+    monkeypatch.setattr(moving, "LEAST_FILES", 10**6)
     assert stage(source, tmp_path / "by-one", tmp_path / "runs", checksum=checksum).code == ExitCode.OK
     assert few_suffice[2:] == [0]
     many, one = tmp_path / "by-many", tmp_path / "by-one"
@@ -83,7 +83,7 @@ def test_the_copy_and_its_manifest_are_those_of_one_process(
     assert (status.st_mode & 0o777, status.st_mtime_ns) == (0o751, 10**18 + 7)
     assert sums(many) == sums(one)
     (many / "d1/f1").write_bytes(b"another")
-    monkeypatch.setattr(helpers, "LEAST_FILES", 1)
+    monkeypatch.setattr(moving, "LEAST_FILES", 1)
     assert verify(many, tmp_path / "runs").code == ExitCode.FALLS_SHORT
     assert few_suffice[-1] >= 2
 
@@ -105,7 +105,7 @@ def test_a_process_that_dies_is_named_and_nothing_is_left(
     before = children()
     child = tmp_path / "child.py"
     child.write_text("import os, signal\ndef answer(order):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
-    monkeypatch.setattr(helpers, "_CHILD", child)
+    monkeypatch.setattr(moving, "_CHILD", child)
     reason = failed(stage(source, tmp_path / "copy", tmp_path / "runs"))
     assert "a process that copies small files was ended by SIGKILL" in reason
     assert not (tmp_path / "copy").exists()
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_processes(
     before = children()
     child = tmp_path / "child.py"
     child.write_text("import time\ndef answer(order):\n    time.sleep(1000)\n")
-    monkeypatch.setattr(helpers, "_CHILD", child)
+    monkeypatch.setattr(moving, "_CHILD", child)
     seen: list[Sequence[str]] = []
 
     def press(_: int) -> None:

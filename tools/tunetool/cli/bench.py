@@ -1,9 +1,15 @@
-"""``tunetool bench``: the benchmarks, each made from its folder."""
+"""``tunetool bench``: the benchmarks, each made from its folder.
+
+Those that train run under the Python that trains: this very process starts tunetool again by it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
+import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +19,7 @@ from tunetool.bench.registry import BENCHMARKS, Benchmark
 from tunetool.cli.groups import Group
 from tunetool.fleet.options import HostsCommand, OnHosts
 from tunetool.options.fields import takes
+from tunetool.training_python import DEEPSPEED, check_packages, choose
 
 
 class Benchmarks(Group):
@@ -43,7 +50,6 @@ def _command_of(benchmark: Benchmark) -> click.Command:
 def _run(benchmark: Benchmark, request: Any) -> int:
     """Refuse a wrong call, go on under the Python that has what is needed, measure, show."""
     from tunetool.cli.output import finish
-    from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
 
     if importlib.util.find_spec(f"tunetool.bench.{benchmark.folder}.preflight") is not None:
@@ -55,3 +61,30 @@ def _run(benchmark: Benchmark, request: Any) -> int:
     if needs is not None:
         go_on_under(request.python, needs, getattr(asked, "REQUIRED", True))
     return finish(benchmark.module("run").bench(request, best_progress()), request.json_to)
+
+
+_STARTED_BY = "TUNETOOL_TRAINING_PYTHON"
+"""Environment variable with the Python that tunetool was started again by: a wrapper may hide that it is the same."""
+
+
+def go_on_under(named: str | None, needs: Sequence[str] = DEEPSPEED, required: bool = True) -> None:
+    """Return where this Python is the one to train with, else start the same command under that one.
+
+    ``named``: what ``--python`` says; ``required``: False to go on here where no Python can train. Raises
+    ``UsageProblem`` where it is no program, ``CannotJudge`` where no Python can train here, or the one that is to does
+    not start, lacks a package, or has another tunetool.
+    """
+    chosen = choose(named, needs=needs)
+    if chosen.problem is not None and not required:
+        return
+    chosen.need()
+    if chosen.runs_tunetool or os.environ.get(_STARTED_BY) == str(chosen.path):
+        os.environ.update(chosen.environment({}))
+        return
+    environment = chosen.environment({**os.environ, _STARTED_BY: str(chosen.path)})
+    check_packages(chosen, needs, environment)
+    beside = chosen.path.with_name("tunetool")
+    program = [str(beside)] if beside.is_file() else ["-m", "tunetool"]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(chosen.path, [str(chosen.path), *program, *sys.argv[1:]], environment)  # noqa: S606  (no shell, as meant)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from tunetool import __version__
 from tunetool.inspect import model
 from tunetool.inspect.ceilings import ceilings
-from tunetool.inspect.disks import disks
 from tunetool.inspect.findings import Facts, findings
 from tunetool.inspect.pci import link_of, tree
 from tunetool.inspect.settings import read_cuda, read_settings
@@ -19,14 +18,14 @@ from tunetool.node.array.drive_selection import occupied
 from tunetool.node.array.md_arrays import Array, read_arrays
 from tunetool.node.common.check_result import FAIL
 from tunetool.node.common.drift import known_manifest
-from tunetool.node.common.files import read_text
+from tunetool.node.common.files import read_int, read_text
 from tunetool.node.common.manifest import MANIFEST_PATH
 from tunetool.node.common.manifest import damage as manifest_damage
 from tunetool.node.gds import path_choice
 from tunetool.node.gds.cufile_check import Problem, check_config
 from tunetool.node.gds.facts import GdsFacts
 from tunetool.node.gds.kernel_modules import read_driver
-from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.block_stack import SECTOR, devices_under, read_stack
 from tunetool.node.machine.container import Container, device_nodes, read_container
 from tunetool.node.machine.drive_health import Health, Reader, judge_health
 from tunetool.node.machine.drives import Drive, read_drives
@@ -36,6 +35,34 @@ from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
 from tunetool.node.machine.pci_tree import read_pci
 from tunetool.node.volume.xfs_geometry import geometry_of_mount
+
+_DISK = re.compile(r"^(sd|vd|xvd)[a-z]+$")
+_VIRTIO = "vd"
+
+
+def disks(mounted: Mapping[str, str], root: str) -> list[model.Disk]:
+    """The disks in ``root``. ``mounted``: mount points by kernel name of what is mounted."""
+    uses: dict[str, list[str]] = {}
+    for name, place in mounted.items():
+        for below in devices_under(name, root):
+            uses.setdefault(below, []).append(place)
+    found = []
+    for path in sorted(Path(root, "sys/block").glob("*")):
+        sectors = read_int(str(path / "size"))
+        if not _DISK.match(path.name) or not sectors:
+            continue
+        words = [read_text(str(path / "device" / part)) or "" for part in ("vendor", "model")]
+        # A virtio device's vendor is a number.
+        kind = "virtio disk" if path.name.startswith(_VIRTIO) else " ".join(" ".join(words).split()) or "disk"
+        found.append(
+            model.Disk(
+                name=path.name,
+                kind=kind,
+                size_bytes=sectors * SECTOR,
+                mounted=list(dict.fromkeys(uses.get(path.name, []))),
+            )
+        )
+    return found
 
 
 def inspect(source: Source) -> model.Inspection:

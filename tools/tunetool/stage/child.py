@@ -1,4 +1,4 @@
-"""Copies batches of small files: a program of ``measure/child_server.py``, started by ``helpers.py``."""
+"""Copies batches of small files: a program of ``measure/child_server.py``, started by ``moving.py``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _buffer = memoryview(mmap.mmap(-1, DIRECT_BYTES))
 
 
 def answer(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the files of ``order``, and return their checksums. See ``helpers.Helper.move``."""
+    """Copy the files of ``order``, and return their checksums. See ``moving.Helper.move``."""
     tally = Tally()
     root = None if order["root"] is None else _name(order["root"])
     tree = None if root is None else Path(root)

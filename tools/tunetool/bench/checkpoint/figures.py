@@ -4,18 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
-from tunetool.bench.checkpoint.ratios import base, best_other, of_fio, restoring, saving
+from tunetool.bench.checkpoint.engines import REFERENCE
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
 from tunetool.measure import equality, tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.equality import Compared, Part
 from tunetool.measure.evidence import obstacles, summed
 from tunetool.measure.figure import Quantity, What, figure
-from tunetool.measure.rounds import Ratio, compared
+from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
 from tunetool.verdict import Case
+
+FEWEST_PAIRS = 3
+"""Fewest pairs for an interval: the range of three contains the true median with 75 %."""
+
+
+def saving(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
+    """Durable saves of ``row`` against another engine's."""
+    return ratio(rival.name, rival.durable(), row.durable(), FEWEST_PAIRS) if rival and rival is not row else None
+
+
+def restoring(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
+    """Restores of ``row`` against another engine's."""
+    return ratio(rival.name, rival.restores(), row.restores(), FEWEST_PAIRS) if rival and rival is not row else None
+
+
+def base(matrix: Matrix) -> Row | None:
+    """torch.save's row if it has figures, else None."""
+    row = matrix.rows.get(REFERENCE)
+    return row if row and row.samples else None
+
+
+def best_other(matrix: Matrix, row: Row, seconds: str = "durable") -> Row | None:
+    """The fastest engine of others, in durable saves or in restores."""
+    rivals = [
+        each
+        for each in matrix.measured
+        if not each.engine.own and each is not row and each.different is None and _times(each, seconds)
+    ]
+    return min(rivals, key=lambda each: median(_times(each, seconds).values()), default=None)
+
+
+def of_fio(matrix: Matrix, row: Row) -> tuple[Ratio | None, Ratio | None]:
+    """The shares of fio's best, in the same round, that ``row`` reaches in writes and in reads."""
+    if matrix.fio is None:
+        return None, None
+    ratios = []
+    for direction, seconds in (("write", row.durable()), ("read", row.restores())):
+        taken = matrix.fio.samples["write" if direction == "write" else "read"]
+        # Bytes per second, since fio's files are whole MiB: not to the byte what the state has.
+        fio = {number: matrix.state_bytes / sample.bandwidth for number, sample in taken.items()}
+        ratios.append(ratio("fio", fio, seconds, FEWEST_PAIRS))
+    return ratios[0], ratios[1]
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """The fastest durable save of those whose restores were equal."""
+    good = [row for row in rows if row.samples and row.different is None]
+    return min(good, key=lambda row: median(row.durable().values()), default=None)
+
+
+def _times(row: Row, seconds: str) -> dict[int, float]:
+    return row.durable() if seconds == "durable" else row.restores()
+
 
 _STEADY, _STEADY_SAMPLES = 0.05, 3
 """An engine's own surplus is nearly the same each time; a neighbour's is not. Fewer samples cannot tell."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.loading import figures, files_by_fio, preflight
+from tunetool.bench.loading import figures, preflight
 from tunetool.bench.loading.engines import ENGINES, PLAIN
 from tunetool.bench.loading.preflight import Medium
 from tunetool.bench.loading.ranks import Ranks
 from tunetool.bench.loading.request import KIND, Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
 from tunetool.loading.safetensors_files import files_of
+from tunetool.measure import fio as programs
 from tunetool.measure import page_cache, session
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio, FioFailed
@@ -25,6 +26,35 @@ from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, foreign_code
 from tunetool.record import Scalar
 from tunetool.training.model import reference_model
+
+_SLOWEST = 10e6
+"""Bytes per second, for the longest time that it may take."""
+
+
+def read_by_fio(fio: Fio, model: Path, environment: Mapping[str, str], tick: Callable[[], None]) -> float:
+    """Bytes per second of reads of all files at the same time, each once. Raises ``FioFailed``."""
+    # Hugging Face's caches consist of links.
+    paths = [(model / name).resolve() for name in files_of(model)]
+    sizes = [path.stat().st_size for path in paths]
+    job = programs.Job("read", 1, min(sizes), block_bytes=1 << 20 if min(sizes) >= 1 << 20 else 4096, queue_depth=16)
+    argv = [
+        fio.path,
+        "--thread=1",
+        "--group_reporting=1",
+        "--readonly",
+        f"--rw={job.direction}",
+        f"--bs={job.block_bytes}",
+        "--direct=1",
+        f"--ioengine={job.engine}",
+        f"--iodepth={job.queue_depth}",
+        "--output-format=json",
+    ]
+    for number, path in enumerate(paths):
+        # fio takes a colon for the end of a name.
+        argv += [f"--name=file-{number}", "--filename=" + str(path).replace(":", "\\:")]
+    done = programs.execute(fio, argv, model, environment, 60 + sum(sizes) / _SLOWEST, tick)
+    return programs.parse(fio, job, *done).bandwidth
+
 
 _FIO = "fio"
 _PART = 16 << 20
@@ -132,7 +162,7 @@ class _Loading:
         bring_to("cold", model)
         try:
             with session.progress.step(f"{matrix.key} {_FIO}-{number}", self.size / 1e9) as tick:
-                matrix.fio[number] = files_by_fio.read(self.fio, model, self.environment, tick)
+                matrix.fio[number] = read_by_fio(self.fio, model, self.environment, tick)
         except FioFailed as error:
             self.fio = None
             session.raw["fio.txt"] = error.raw
