@@ -76,7 +76,7 @@ def test_data_is_given_up_only_by_a_plan_that_is_still_true(blank: Lab, tmp_path
     refused = blank.site()
     assert refused.code != 0
     assert "8 drives asked for, 4 usable" in refused.stdout
-    assert "--tags plan" in refused.stdout
+    assert "`tunetool provision --plan plan.json`" in " ".join(refused.stdout.split())
 
     plan = tmp_path / "plan.json"
     planned = blank.site("--tags", "plan", "-e", f"plan_file={plan}")
