@@ -18,7 +18,7 @@ from tunetool.bench.loading import figures, preflight
 from tunetool.bench.loading.engines import ENGINES, Engine
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
-from tunetool.bench.loading.view import view
+from tunetool.bench.loading.view import sections, view
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.evidence import Counted
@@ -165,7 +165,7 @@ def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
     one, two = matrix(tmp_path), matrix(tmp_path)
     two.gpus = 2
     two.rows["direct"].first = loads([2.0] * 6)
-    case = figures.case([two, one], CONDITIONS)
+    case = figures.case([one, two], CONDITIONS)
     record = builders.record(
         *case.measurements, kind="bench.loading", target="/dev/shm", checks=list(case.checks), verdict=judge(case)
     )
@@ -176,6 +176,16 @@ def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
         if isinstance(block, Table)
     ]
     assert tables == [("from a tmpfs", "direct"), ("from a tmpfs, 2 at the same time", "safetensors")]
+    # Each table has its own checks, not those of the last number.
+    rows = [
+        row
+        for section in view(record).sections
+        for block in section.blocks
+        if isinstance(block, Table)
+        for row in block.rows
+    ]
+    assert [cell(row[-1]).text for row in rows] == ["yes"] * len(rows)
+    assert [each.engines[0].is_equal for each in sections(record)] == [True, True]
 
 
 def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> None:

@@ -305,8 +305,8 @@ class Record(Document):
     )
 
 
-def chosen(measurements: Iterable[Measurement], figure: str | None = None, **labels: str) -> list[Measurement]:
-    """Those that are of ``figure``, if one is given, and have each of ``labels``."""
+def chosen(measurements: Iterable[Measurement], figure: str | None = None, **labels: str | None) -> list[Measurement]:
+    """Those that are of ``figure``, if one is given, and have each of ``labels``; None: that have no such label."""
     return [
         each
         for each in measurements

@@ -33,8 +33,8 @@ class EngineFigures:
         return self.check is not None and self.check.status == "pass"
 
 
-def engine_checks(record: Record, **labels: str) -> dict[str, CheckResult]:
-    """The checks of engines that have each of ``labels``, by engine."""
+def engine_checks(record: Record, **labels: str | None) -> dict[str, CheckResult]:
+    """The checks of engines that have each of ``labels``, by engine; None: that have no such label."""
     return {
         check.labels["engine"]: check
         for check in record.checks

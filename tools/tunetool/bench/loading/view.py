@@ -47,19 +47,16 @@ def sections(record: Record) -> list[States]:
     labelled = [*(each.labels for each in record.measurements), *(check.labels for check in record.checks)]
     gpus = sorted({int(labels.get("gpus", "1")) for labels in labelled if "state" in labels})
     for state, count in ((state, count) for state in TITLES for count in gpus):
-        wanted = {"state": state, **({"gpus": str(count)} if count > 1 else {})}
+        several = str(count) if count > 1 else None
         section, by_engine = States(state, count), dict[str, dict[str, Measurement]]()
-        for each in chosen(record.measurements, **wanted):
-            if int(each.labels.get("gpus", "1")) != count:
-                continue
+        for each in chosen(record.measurements, state=state, gpus=several):
             if each.labels["engine"] == PINNED:
                 section.pinned = each
             elif each.labels["engine"] == FIO:
                 section.fio = each
             else:
                 by_engine.setdefault(each.labels["engine"], {})[each.figure] = each
-        checks = engine_checks(record, **wanted)
-        known = {name: check for name, check in checks.items() if int(check.labels.get("gpus", "1")) == count}
+        known = engine_checks(record, state=state, gpus=several)
         section.engines = [EngineFigures(name, figures, known.get(name)) for name, figures in by_engine.items()]
         section.left_out = [check for name, check in known.items() if name not in by_engine]
         if section.engines or section.left_out:
