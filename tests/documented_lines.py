@@ -59,7 +59,7 @@ HERE: Mapping[str, Here] = {
     "tunetool build-ops --python /opt/venv/bin/python": Here((0, 3), TORCH_OR_3),
     "tunetool tune --target /mnt/scratch --python /opt/venv/bin/python -o aio.json": Here((0, 3), TORCH_OR_3),
     "tunetool ds-config zero3-nvme --model phi3-mini --target /mnt/scratch --aio aio.json --world-size 1 "
-    "-o ds_config.json": Here((0, 3), TORCH_OR_3),
+    "--python /opt/venv/bin/python -o ds_config.json": Here((0, 3), TORCH_OR_3),
     "tunetool stage /mnt/scratch/models/qwen /dev/shm/qwen": Here((0,), "record: "),
     "tunetool bench loading --model /dev/shm/qwen": Here((0, 3), TORCH_OR_3),
     "tunetool bench checkpoint --target /mnt/scratch --model phi3-mini --state-bytes 4GB": Here((0, 2, 3), TORCH_OR_3),
