@@ -15,6 +15,7 @@ import pytest
 
 from calls import imported_by
 from tunetool import doctor, origin, system_packages
+from tunetool.bench.registry import BENCHMARKS, Benchmark
 from tunetool.cli.main import HIDDEN, cli
 from tunetool.doctor import WITH_INVENTORY, Answer, Status, code, concerns, examine, lacks, needs
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError, UsageProblem
@@ -81,6 +82,16 @@ def test_every_command_says_what_it_needs() -> None:
     without = {name for name in commands if not any(f"{name} ".startswith(f"{each} ") for each in named)}
     assert without == NOTHING - {"inspect"}
     assert not any(concerns(each.needed_by, [name]) for each in needs() for name in NOTHING)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.name)
+def test_a_benchmark_names_things_of_doctor_and_fio_where_it_starts_it(benchmark: Benchmark) -> None:
+    asked = benchmark.module("request")
+    named = (*getattr(asked, "PREREQUISITES", ()), *getattr(asked, "USED_IN_PART", ()))
+    assert set(named) <= {each.name for each in needs()}, "a word that `doctor` does not know is never shown"
+    folder = Path(str(asked.__file__)).parent
+    starts_fio = any("find_fio(" in each.read_text() for each in folder.glob("*.py"))
+    assert ("fio" in named) or not starts_fio
 
 
 def test_it_is_quick_to_import_reads_alone_and_answers_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from tunetool import user_directories
+from tunetool.bench.registry import BENCHMARKS
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError
 from tunetool.fleet.collection import find_collection
 from tunetool.fleet.playbook import need_ansible
@@ -37,7 +38,6 @@ Status = Literal["there", "missing", "unknown"]
 
 WITH_INVENTORY = "-i"
 """In place of a command: every command that gets an inventory."""
-_TRAINING = ("bench finetune", "bench reference", "bench staging", "bench strategies")
 _RECORDS = ("bench", "stage", "tune", "verify")
 _ANSIBLE = ("provision",)
 _MOST_FILES = 1000
@@ -151,24 +151,18 @@ def needs(target: Path | None = None, python: str | None = None) -> list[Need]:
         Need(
             "sshpass", "program", partial(need, "sshpass", "ssh logs in with it by a password"), (), (WITH_INVENTORY,)
         ),
-        Need("fio", "program", _fio, ("bench reference", "tune", "verify"), ("bench checkpoint", "bench loading")),
-        Need(
-            "torch",
-            "python",
-            partial(_trains, TORCH, "checkpoint", python),
-            ("bench checkpoint", "bench loading"),
-            ("bench dataset",),
-        ),
+        Need("fio", "program", _fio, ("tune", "verify")),
+        Need("torch", "python", partial(_trains, TORCH, "checkpoint", python)),
         Need(
             "DeepSpeed",
             "python",
             partial(_trains, DEEPSPEED, "deepspeed", python),
-            ("bench api", "bench ds-io", "bench inference", "build-ops", "ds-config", "tune", *_TRAINING),
-            ("bench checkpoint", "verify"),
+            ("build-ops", "ds-config", "tune"),
+            ("verify",),
         ),
-        Need("extra finetune", "python", partial(_extra, "finetune"), (), ("bench inference", *_TRAINING)),
-        Need("extra engines", "python", partial(_extra, "engines"), (), ("bench checkpoint",)),
-        Need("extra lightning", "python", partial(_extra, "lightning"), (), ("bench finetune",)),
+        Need("extra finetune", "python", partial(_extra, "finetune")),
+        Need("extra engines", "python", partial(_extra, "engines")),
+        Need("extra lightning", "python", partial(_extra, "lightning")),
         Need("extra gds", "python", partial(_extra, "gds"), (), ("verify",)),
         Need("c++", "program", partial(need, "c++", "it compiles DeepSpeed's ops"), ("build-ops",)),
         Need(
@@ -179,8 +173,8 @@ def needs(target: Path | None = None, python: str | None = None) -> list[Need]:
         ),
         Need("virtual nodes", "program", partial(_lab_programs, *lab), ("lab",)),
         Need("rclone", "program", need_rclone, (), ("stage",)),
-        Need("pdsh", "program", need_pdsh, (), _TRAINING),
-        Need("Slurm", "program", _slurm, (), _TRAINING),
+        Need("pdsh", "program", need_pdsh),
+        Need("Slurm", "program", _slurm),
         Need("KVM", "kernel", _kvm, (), ("lab",)),
         Need("io_uring", "kernel", _io_uring, (), ("verify",)),
         Need("NVIDIA driver", "kernel", _driver, (), ("bench", "inspect", "tune", "verify")),
@@ -192,7 +186,22 @@ def needs(target: Path | None = None, python: str | None = None) -> list[Need]:
             Need("target", "right", partial(_target, target), ("bench", "tune", "verify")),
             Need("O_DIRECT", "kernel", partial(_direct, target), (), ("bench", "tune", "verify")),
         ]
-    return listed
+    return [_with_benchmarks(each) for each in listed]
+
+
+def _with_benchmarks(need_: Need) -> Need:
+    """And the benchmarks whose folders name it."""
+
+    def naming(constant: str) -> tuple[str, ...]:
+        return tuple(
+            f"bench {each.name}" for each in BENCHMARKS if need_.name in getattr(each.module("request"), constant, ())
+        )
+
+    return replace(
+        need_,
+        needed_by=(*naming("PREREQUISITES"), *need_.needed_by),
+        used_by=(*naming("USED_IN_PART"), *need_.used_by),
+    )
 
 
 def _version(*distributions: str) -> str:

@@ -11,6 +11,8 @@ from tunetool.options.fields import number, option
 from tunetool.options.shared import StartingPython
 from tunetool.options.values import SIZE
 
+PREREQUISITES = ("DeepSpeed",)
+
 KIND = "bench.api"
 
 

@@ -14,6 +14,8 @@ from tunetool.options.values import DURATION
 
 KIND = "bench.checkpoint"
 NEEDS = ("torch",)
+PREREQUISITES = ("torch",)
+USED_IN_PART = ("fio", "DeepSpeed", "extra engines")
 
 Device = Literal["auto", "cpu", "cuda"]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KIND = "bench.dataset"
 NEEDS = ("torch",)
 REQUIRED = False
+USED_IN_PART = ("torch", "fio")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from tunetool.options.fields import number, option
 from tunetool.options.shared import StartingPython
 from tunetool.options.values import COUNTS, DURATION, NAMES, SIZE
 
+PREREQUISITES = ("fio",)
+
 KIND = "bench.drives"
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tunetool.measure.aio.spec import Device
     from tunetool.measure.direction import Direction
 
+PREREQUISITES = ("DeepSpeed",)
 KIND = "bench.ds-io"
 DURABLE = "durable_bandwidth"
 """The figure of a write until it is synced."""

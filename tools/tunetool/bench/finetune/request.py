@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KIND = "bench.finetune"
 NEEDS = DEEPSPEED
+PREREQUISITES = ("DeepSpeed",)
+USED_IN_PART = ("extra finetune", "extra lightning", "pdsh", "Slurm")
 _CURVES: Any = Value("time", lambda name, text: "off" if text == "off" else parse_duration(text))
 
 

@@ -20,6 +20,8 @@ from tunetool.training_python import DEEPSPEED
 
 KIND = "bench.inference"
 NEEDS = DEEPSPEED
+PREREQUISITES = ("DeepSpeed",)
+USED_IN_PART = ("extra finetune",)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from tunetool.options.values import COUNTS
 
 KIND = "bench.loading"
 NEEDS = ("torch",)
+PREREQUISITES = ("torch",)
+USED_IN_PART = ("fio",)
 
 
 @dataclass(frozen=True)

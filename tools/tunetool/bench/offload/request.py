@@ -18,6 +18,7 @@ from tunetool.training_python import DEEPSPEED
 KIND = "bench.offload"
 NEEDS = DEEPSPEED
 REQUIRED = False
+USED_IN_PART = ("DeepSpeed",)
 """What DeepSpeed lacks is kept in the record."""
 WARM_UPS = 2
 """Steps before the rounds: in the first two ZeRO-3 learns the order of the modules, and Adam makes its states."""

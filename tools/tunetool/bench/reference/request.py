@@ -20,6 +20,8 @@ from tunetool.verify.expectations import parse_expectations
 KIND = "bench.reference"
 NEEDS = DEEPSPEED
 REQUIRED = False
+PREREQUISITES = ("fio", "DeepSpeed")
+USED_IN_PART = ("extra finetune", "pdsh", "Slurm")
 """Without such a Python `verify` still says what the storage is worth."""
 VERIFY = "verify"
 PARTS = (VERIFY, "checkpoint", "staging", "strategies")

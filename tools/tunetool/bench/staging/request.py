@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KIND = "bench.staging"
 NEEDS = DEEPSPEED
+PREREQUISITES = ("DeepSpeed",)
+USED_IN_PART = ("extra finetune", "pdsh", "Slurm")
 _SCENARIOS: Any = Value("names", lambda name, text: tuple(parse(text)))
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KIND = "bench.strategies"
 NEEDS = DEEPSPEED
+PREREQUISITES = ("DeepSpeed",)
+USED_IN_PART = ("extra finetune", "pdsh", "Slurm")
 STEPS = STRATEGIES_STEPS
 WARM_UP = 2
 """Steps that are left out: the first makes buffers, and in the first two stage 3 learns the order of the modules."""
