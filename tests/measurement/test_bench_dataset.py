@@ -243,3 +243,18 @@ def test_a_dataloader_hands_out_each_image_once_with_its_bytes(files: str, tmp_p
     write_shards(images)
     loader_child.answer({"do": "pass", "seconds": 600})
     assert loader_child.answer({"do": "check"}) == {"equal": False}
+
+
+def test_a_target_may_be_named_from_where_the_call_is_made(tmp_path: Path) -> None:
+    need_program("fio")
+    (tmp_path / "here").mkdir()
+    done = call(
+        *(*TUNETOOL, "bench", "dataset", "--target", "here", "--size", "1MiB", "--engines", "fio", "--rounds", 1),
+        *("--duration", "1s", "--allow-busy", "--runs-dir", tmp_path / "runs", "--json", "-"),
+        cwd=tmp_path,
+    )
+    record = parse(done.stdout, "stdout")
+    # fio is started in another directory. Without another engine beside it, its figures prove nothing.
+    assert {each.labels["engine"] for each in record.measurements} == {"fio"}, record.verdict
+    assert record.target == str(tmp_path / "here")
+    assert list((tmp_path / "here").iterdir()) == []

@@ -119,8 +119,11 @@ class Session:
     def directory(self, target: Path, stack: BlockStack | None = None) -> Path:
         """A directory of this run in ``target``, gone afterwards, after SIGKILL too.
 
+        It is absolute: programs that are started in other directories get it.
+
         With ``stack``: after its device was locked and found idle.
         """
+        target = target.resolve()
         self.subject = str(target)
         if stack is not None:
             self.lock([stack])

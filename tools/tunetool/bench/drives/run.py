@@ -113,7 +113,7 @@ class _Drives:
         stack, target = self.plan.stack, self.request.target
         assert stack is not None  # noqa: S101  (by the mode)
         assert target is not None  # noqa: S101
-        self.base = self.session.directory(target.resolve(), stack)
+        self.base = self.session.directory(target, stack)
         directories = [self.base / f"part-{number}" for number in range(1, len(stack.leaves) + 1)]
         for directory in directories:
             directory.mkdir()
@@ -148,7 +148,7 @@ class _Drives:
         """Layouts over blank drives, or over virtual ones."""
         if self.plan.mode == "virtual":
             assert self.request.target is not None  # noqa: S101  (by the mode)
-            self.base = self.session.directory(self.request.target.resolve(), self.plan.stack)
+            self.base = self.session.directory(self.request.target, self.plan.stack)
         else:
             # No run of a playbook takes the drives meanwhile, since that takes this lock too.
             self.session.hold(_node_lock())
@@ -352,7 +352,7 @@ class _Drives:
         if planned.mode == "blank":
             stack = stack_of([each.drive for each in planned.drives], "nvme")
         ceilings = ceiling_figures(stack) if stack is not None and planned.mode != "virtual" else []
-        target = ", ".join(request.serials) or str(request.target)
+        target = ", ".join(request.serials) or str(request.target and request.target.resolve())
         return Findings(figures.case(self.rows, conditions, checks, self.doubts, ceilings), target=target, stack=stack)
 
 
