@@ -237,7 +237,7 @@ def test_drives_of_4096_are_built_over_what_a_node_s_files_already_said(blank: L
     blank.ssh("node1", f"rm {POINT}/lost; sed -i /dead-beef/d /etc/fstab; systemctl daemon-reload")
     done = blank.site()
     assert done.code == 0, done.text
-    assert "`/etc/tunetool/node.json` cannot be read" in " ".join(done.text.split())
+    assert "`/etc/tunetool/node.json` is not JSON: it is not UTF-8" in " ".join(done.text.split())
     assert '"schema": "tunetool.manifest/1"' in blank.ssh("node1", "cat /etc/tunetool/node.json")
     assert "sectsz=4096" in blank.ssh("node1", f"xfs_info {POINT}")
     entries = blank.ssh("node1", f"grep {POINT} /etc/fstab").splitlines()

@@ -81,9 +81,9 @@ def test_a_rule_of_udev_means_one_of_them(google: Path) -> None:
     tuning = normal_form({**dict.fromkeys(ARGUMENTS, ""), "scheduler": "none"})
     rules = udev_rules(tuning, [GOOGLE[2], f"CLONE:{EUI}", "S6AA1"], "").splitlines()[1:]
     assert [rule.partition('KERNEL=="nvme*", ')[2].partition(", ATTR{queue")[0] for rule in rules] == [
-        'ATTRS{serial}=="nvme_card", ATTRS{address}=="0000:00:05.0", ATTR{nsid}=="3"',
         f'ATTRS{{serial}}=="CLONE", ATTR{{wwid}}=="{EUI}"',
         'ATTRS{serial}=="S6AA1"',
+        'ATTRS{serial}=="nvme_card", ATTRS{address}=="0000:00:05.0", ATTR{nsid}=="3"',
     ]
 
 

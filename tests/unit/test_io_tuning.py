@@ -221,6 +221,11 @@ def test_rules_name_drives_by_serial_and_the_array_by_uuid() -> None:
     assert udev_rules(normal_form(asked(dirty="10%")), ["S"], UUID) == ""
 
 
+def test_names_that_moved_to_other_drives_leave_the_rules_as_they_are() -> None:
+    tuning = normal_form(asked(scheduler="none", read_ahead="4MiB"))
+    assert udev_rules(tuning, ["S1", "S2", "S3"], UUID) == udev_rules(tuning, ["S3", "S1", "S2"], UUID)
+
+
 def test_a_run_of_this_part_alone_keeps_to_the_members_of_the_manifest(node: Node) -> None:
     values = {"scheduler": "none", "read_ahead": "4MiB"}
     node.job(**values)

@@ -41,12 +41,13 @@ def attribute(setting: str) -> str:
 def udev_rules(tuning: Tuning, serials: Sequence[str], array_uuid: str) -> str:
     """One rule for each drive by its serial and one for the array by its UUID; empty where nothing is asked for.
 
-    They hold for a drive that comes back in another slot under another name, and at every boot.
+    They hold for a drive that comes back in another slot under another name, and at every boot. So their order says
+    nothing: drives are chosen in the order of their names, which a boot may change.
     """
     lines = []
     queue = _assignments(tuning, DRIVE_SETTINGS)
     if queue:
-        lines += [_rule(_drive(serial), queue) for serial in serials]
+        lines += [_rule(_drive(serial), queue) for serial in sorted(serials)]
     ahead = _assignments(tuning, ("read_ahead",))
     if ahead:
         lines.append(_rule('KERNEL=="md*", ENV{MD_UUID}=="%s"' % array_uuid, ahead))
