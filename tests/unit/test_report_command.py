@@ -202,6 +202,12 @@ def test_what_cannot_be_compared_says_why() -> None:
     rows = compare(record(queue_depth=32), record(queue_depth=64))
     assert {row.word for row in rows} == {"not compared"}
     assert rows[0].reason == "measured differently: queue_depth 32 and 64"
+    small, large = (
+        builders.record(figure("read", SAMPLES, 32, None).model_copy(update={"parameters": {"state_bytes": size}}))
+        for size in (2_000_000, 60_000_000)
+    )
+    (row,) = compare(small, large)
+    assert row.reason == "measured differently: state_bytes 2000000 and 60000000", "less to write is no faster drive"
     assert "too few" in compare(record((1e9, 2e9)), record((3e9, 4e9)))[0].reason
     lonely = record().model_copy(update={"measurements": []})
     assert compare(record(), lonely)[0].reason == "only the first record has it"

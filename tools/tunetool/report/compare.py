@@ -20,7 +20,12 @@ Pick = Callable[[Sequence[Measurement]], Sequence[Measurement]]
 Word = Literal["faster", "slower", "no significant difference", "not compared"]
 
 _MILLISECOND = 1e-3
-_CONDITIONS = ("block_bytes", "queue_depth", "jobs", "io_engine", "direct", "sample_seconds")
+_CONDITIONS = (
+    *("block_bytes", "queue_depth", "jobs", "io_engine", "direct", "sample_seconds"),
+    # How much was moved or computed. Where the model lies is no condition: to ask for that is why people compare.
+    *("model_bytes", "state_bytes", "swap_bytes", "parameters"),
+    *("tokens", "sequence_length", "images", "image_side", "batch_size", "batch", "prompt", "new_tokens"),
+)
 """Parameters that must be equal for two figures of the same name to be comparable."""
 
 
