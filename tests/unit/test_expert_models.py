@@ -86,6 +86,7 @@ def test_other_spellings_of_the_number_of_experts_count_too(tmp_path: Path) -> N
         ({"num_local_experts": "many"}, "'num_local_experts' is missing or not a number"),
         ({"num_experts_per_tok": True}, "'num_experts_per_tok' is missing or not a number"),
         ({"hidden_size": 4096.5}, "'hidden_size' is missing or not a number"),
+        ({"num_attention_heads": 0}, "a size is 0 that others are divided by, such as `num_attention_heads`"),
         ({"model_type": "qwen2_moe", "moe_intermediate_size": 8, "mlp_only_layers": "12"}, "'mlp_only_layers'"),
         ({"model_type": "qwen2_moe", "moe_intermediate_size": 8, "mlp_only_layers": [None]}, "'mlp_only_layers'"),
         ({"model_type": "gpt_oss"}, "does not give its tensors"),

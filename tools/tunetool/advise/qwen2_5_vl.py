@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool import regular_files
-from tunetool.advise.shapes import Decoder, Tensor, check_sizes, size_of
+from tunetool.advise.shapes import Decoder, Tensor, check_sizes, size_of, unread
 from tunetool.errors import UsageProblem
 
 MODEL_TYPE = "qwen2_5_vl"
@@ -154,9 +154,7 @@ def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
         )
         return (*_tower(vision), *text.tensors())
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError) as error:
-        raise UsageProblem(
-            f"`{path}`: {error} is missing or not a number", "is it a Qwen2.5-VL's config.json?"
-        ) from None
+        raise UsageProblem(f"`{path}`: {unread(error)}", "is it a Qwen2.5-VL's config.json?") from None
 
 
 def decoder(configuration: Mapping[str, Any]) -> Decoder:

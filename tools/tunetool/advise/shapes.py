@@ -231,11 +231,19 @@ def size_of(document: Mapping[str, Any], *names: str, default: int | None = None
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """While sizes of the config.json at ``path`` are read: one that is missing or no number is a ``UsageProblem``."""
+    """While sizes of the config.json at ``path`` are read: one that is missing, zero or no number is a
+    ``UsageProblem``."""
     try:
         yield
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise UsageProblem(f"`{path}`: {error} is missing or not a number", _HINT) from None
+        raise UsageProblem(f"`{path}`: {unread(error)}", _HINT) from None
+
+
+def unread(error: Exception) -> str:
+    """Which size of a config.json was no use, by what reading it raised."""
+    if isinstance(error, ZeroDivisionError):
+        return "a size is 0 that others are divided by, such as `num_attention_heads`"
+    return f"{error} is missing or not a number"
 
 
 def check_least(path: str, least: int, *sizes: int) -> None:
