@@ -214,6 +214,10 @@ def test_a_record_gives_the_bandwidth_of_its_fastest_engine(tmp_path: Path) -> N
     assert advice["job"]["read_bandwidth"] == 40e9
     assert "`checkpoint.direct.durable` (fio 3.33) on disk of `node7`" in advice["job"]["bandwidth_source"]
     assert document(*rest, "--engine", "torch-save-zip")["states"][0]["write_seconds"] == 140.0
+    small = ENGINES[0].model_copy(update={"parameters": {"state_bytes": 2_083_000}})
+    kept(tmp_path / "small.json", small, kind="bench.checkpoint")
+    source = document(*rest[:-1], str(tmp_path / "small.json"))["job"]["bandwidth_source"]
+    assert "on disk of `node7`, with a state of 2.083 MB" in source
     both = run(*EXAMPLE, "--record", path)
     assert "this is 200% of `--bandwidth`" in " ".join(both.stdout.split())
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tunetool.advise.zero import FP32, LOW, STATES
 from tunetool.errors import UsageProblem
 from tunetool.measure.figures import is_sequential
-from tunetool.node.units import format_bandwidth
+from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import Measurement, Record, chosen
 
 WEIGHTS = LOW
@@ -233,7 +233,7 @@ _OF_ENGINES = ("durable", "restore")
 
 @dataclass(frozen=True)
 class Measured:
-    """Write and read bandwidth in bytes per second; ``source`` names the figure, medium and host."""
+    """Write and read bandwidth in bytes per second; ``source`` names the figure, medium, host and size."""
 
     write: float
     read: float | None
@@ -257,6 +257,10 @@ def measured(record: Record, engine: str | None = None) -> Measured:
         )
     write, read = figures
     source = f"`{write.name}` ({write.engine}) on {write.medium} of `{write.host or record.node.host}`"
+    size = write.parameters.get("state_bytes")
+    if isinstance(size, int):
+        # A few megabytes are taken by a drive's own memory: what they show does not hold for a job's checkpoint.
+        source += f", with a state of {format_size(size)}"
     return Measured(write.value, read.value if read else None, source)
 
 
