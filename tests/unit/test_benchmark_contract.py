@@ -28,7 +28,7 @@ from tunetool.cli import main as entry
 from tunetool.errors import ExitCode
 from tunetool.record import Record
 from tunetool.report.flat import record_csv, record_markdown
-from tunetool.report.kinds import VIEWS, page_text, print_record, view_of
+from tunetool.report.kinds import VIEWS, markdown_of, page_text, print_record, view_of
 from tunetool.report.page import WIDTH, PipeConsole
 from tunetool.report.render_markdown import markdown
 
@@ -51,6 +51,8 @@ DRY_RUNS: Mapping[str, str] = {
 """By benchmark, options beside ``--target`` that make a call complete, and small."""
 HOSTILE = "<script>*x*|[/red]:smile:</td>"
 """Markup of a page, of Markdown and of a terminal."""
+COMMANDS = "\x1b\x9b\u202e\u2066"
+"""A terminal's beginnings of commands, and marks that turn the order in which letters are shown."""
 
 every = pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: str(benchmark.name))
 
@@ -202,6 +204,16 @@ def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: 
     assert spoiled.count("\n") == both("x").count("\n")
     assert "<" not in spoiled
     assert r"&lt;script&gt;\*x\*\|\[/red\]:smile:&lt;/td&gt;" in spoiled
+
+
+@every
+def test_no_text_of_a_record_moves_a_terminal_or_turns_what_stands_beside_it(benchmark: Benchmark) -> None:
+    record = hostile(recorded(benchmark), COMMANDS)
+    stream = io.StringIO()
+    print_record(record, None, PipeConsole(file=stream, width=WIDTH))
+    for shown in (stream.getvalue(), page_text(record, None), markdown_of(record, None)):
+        assert not {*COMMANDS} & {*shown}
+        assert r"\u202e" in shown
 
 
 @every

@@ -19,6 +19,7 @@ from markupsafe import Markup  # what jinja2 marks safe texts with
 
 from tunetool.node.units import format_count, format_size, format_size_binary
 from tunetool.record import Measurement, Record, Tool, to_document
+from tunetool.report.lines import without_commands
 from tunetool.view.model import cell
 from tunetool.view.selection import label
 from tunetool.view.text import quoted
@@ -35,7 +36,7 @@ def render(template: str, **values: object) -> str:
         named = [(label(figure), figure) for figure in record.measurements]
         shared = {"evidence": evidence(named), "command": shlex.join(record.command), "provenance": provenance(record)}
         values = {**shared, **values}
-    return _environment().get_template(template).render(**{**_shell(), **values})
+    return without_commands(_environment().get_template(template).render(**{**_shell(), **values}))
 
 
 @cache

@@ -15,6 +15,7 @@ from tunetool.bench.registry import BENCHMARKS
 from tunetool.node.common.files import replace_file
 from tunetool.record import FILE, Record, read
 from tunetool.regular_files import below
+from tunetool.report.lines import without_commands
 from tunetool.view.neighbours import REPORT
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def markdown_of(record: Record, path: Path | None) -> str:
     """The record in Markdown: its view, or its figures where its kind has none; ``path`` is where it lies."""
     shown = function("render_markdown.markdown") if record.kind in VIEWS else None
     text: str = shown(view_of(record, path), record) if shown else function("flat.record_markdown")(record)
-    return text
+    return without_commands(text)
 
 
 def print_record(record: Record, path: Path | None, console: Console) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
 WIDTH = 120
 MARGIN = 12
 """Width of the margin, which holds a section's name or blanks."""
+
+
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the order in which letters are shown."""
+
+
+def without_commands(text: str) -> str:
+    """A document whose lines and tabs stay, and where no name or value hides what it says, or moves a terminal."""
+    return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def section(name: str, lines: Sequence[str]) -> Iterator[str]:
