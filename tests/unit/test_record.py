@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import resource
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import ROOT, call
 from tunetool import record as records
 from tunetool.errors import UsageProblem
 from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
@@ -134,3 +138,19 @@ def test_runs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "file").touch()
     with pytest.raises(UsageProblem, match="cannot keep records"):
         prepare_runs_dir(tmp_path / "file/runs")
+
+
+def test_a_runs_directory_without_room_is_named_before_and_after_the_measurement(tmp_path: Path) -> None:
+    def limited(code: str) -> str:
+        """A limit of a file's size stands for a full file system: both refuse a write, not an open."""
+        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        imports = "from pathlib import Path; from tunetool import record; from tunetool.measure import runs_dir"
+        return call(sys.executable, "-c", f"{imports}; {code}", preexec_fn=limit).stderr
+
+    assert f"`{tmp_path}` cannot keep records: File too large" in limited(
+        f"runs_dir.prepare_runs_dir(Path('{tmp_path}'))"
+    )
+    kept = ROOT / "tests/data/records/verify.json"
+    written = limited(f"record.write(record.read(Path('{kept}')), Path('{tmp_path}'), {{'raw': 'x' * 99999}})")
+    assert f"File too large: '{tmp_path}'" in written
+    assert list(tmp_path.iterdir()) == []

@@ -401,7 +401,9 @@ def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None 
                 stream.flush()
                 os.fsync(stream.fileno())
         final = _claim(temporary, runs_dir, f"{stamp}-{record.kind}-{host}")
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(runs_dir)  # a write names no file
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
