@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,14 @@ def test_what_is_not_there_any_more_is_named(
     check = storage(run_checks(named, str(node)))["filesystem.mounted"]
     assert (check.status, bool(check.remedy)) == ("fail", True)
     assert word in check.found
+
+
+def test_without_udev_a_volume_is_not_said_to_be_another(node: Path, named: dict[str, Any]) -> None:
+    shutil.rmtree(node / "dev/disk/by-uuid")
+    check = storage(run_checks(named, str(node)))["filesystem.mounted"]
+    assert check.status == "unknown"
+    assert "its UUID is not known" in check.found
+    assert "umount" not in check.remedy
 
 
 def test_a_volume_without_a_uuid_is_known_by_its_type(node: Path) -> None:

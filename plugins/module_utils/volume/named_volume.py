@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping
 
-from ..common.check_result import FAIL, PASS, Check
+from ..common.check_result import FAIL, PASS, UNKNOWN, Check
 from ..common.files import read_text
 from ..common.refusal import Refusal
 from ..machine.mounts import Mount, hidden_by, hiding, mount_at, plain_path, read_mounts
@@ -72,6 +72,12 @@ def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/"
         return Check(CHECK_ID, FAIL, expected, found, "run `umount %s`, and mount a directory that is there" % point)
     if (mount.fs_type, uuid, mount.root) == (wanted["type"], wanted["uuid"], root_of):
         return Check(CHECK_ID, PASS, expected, found)
+    same_but_uuid = (mount.fs_type, mount.root) == (wanted["type"], root_of)
+    if same_but_uuid and not uuid and not os.path.isdir(os.path.join(root, "dev/disk/by-uuid")):
+        found += "; its UUID is not known, since there is no /dev/disk/by-uuid here"
+        return Check(
+            CHECK_ID, UNKNOWN, expected, found, "run this where udev keeps /dev, such as outside the container"
+        )
     if uuid != wanted["uuid"]:
         found += ", another file system"
     elif mount.root != root_of:
