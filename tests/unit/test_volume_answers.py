@@ -181,6 +181,28 @@ def test_an_offload_directory_that_no_job_can_write_to_any_more_fails(volume: Pa
     assert judged().status == "pass"
 
 
+def test_an_offload_directory_that_no_job_reaches_fails(volume: Path) -> None:
+    offload = volume / "offload"
+    built = manifest_of(volume)
+
+    def status(uid: int, mode: int, top: int, owner: int = 0) -> str:
+        offload.chmod(mode)
+        os.chown(offload, uid, uid)
+        volume.chmod(top)
+        os.chown(volume, owner, owner)
+        asked = {"uid": uid, "gid": uid, "mode": f"{mode:04o}"}
+        check = next(each for each in run_checks({**built, "offload": asked}) if each.id == "offload.directory")
+        if check.status == "fail":
+            assert check.found == f"no job reaches it: `{volume}` above it is root:root 0700"
+            assert check.remedy == f"run `chmod a+x {volume}`"
+        return check.status
+
+    assert [status(4242, 0o755, 0o700), status(0, 0o1777, 0o700)] == ["fail", "fail"]
+    # Its own user's, its own group's, and root's directory for root alone.
+    passing = [status(4242, 0o755, 0o700, 4242), status(4242, 0o755, 0o750), status(0, 0o755, 0o700)]
+    assert [*passing, status(0, 0o1777, 0o755)] == ["pass"] * 4
+
+
 def test_an_offload_directory_that_leads_off_the_volume_fails(volume: Path, tmp_path: Path) -> None:
     (volume / "offload").rmdir()
     for target, status in ((volume / "inner", "pass"), (tmp_path / "outer", "fail")):

@@ -26,6 +26,19 @@ def access_of(status: os.stat_result) -> dict[str, Any]:
     return {"uid": status.st_uid, "gid": status.st_gid, "mode": "%04o" % (status.st_mode & 0o7777)}
 
 
+def shuts_out(above: Mapping[str, Any], access: Mapping[str, Any]) -> bool:
+    """Whether a directory above lets nobody through to one of this ``access`` for whom that is made.
+
+    In doubt not: who is in a group is not looked up, and an access control list shows as a group that may.
+    """
+    mode, wanted = int(above["mode"], 8), int(access["mode"], 8)
+    if access["uid"] != 0 and above["uid"] == access["uid"]:
+        return not mode & 0o100
+    for_others = access["uid"] != 0 or bool(wanted & 0o022)
+    by_its_owner = above["uid"] != 0 and access["uid"] == 0 and bool(mode & 0o100)
+    return for_others and not mode & 0o011 and not by_its_owner
+
+
 def in_words(access: Mapping[str, Any]) -> str:
     """Such as ``root:root 1777``."""
     return "%s:%s %s" % (name_of(access["uid"]), group_of(access["gid"]), access["mode"])

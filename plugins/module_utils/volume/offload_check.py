@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..machine.mounts import Mount, described, mount_holding, place_within, read_mounts
-from .offload_access import in_words
+from .offload_access import in_words, shuts_out
 from .volume_answers import ANSWERS, forbidden, is_read_only, root_may_lack_rights, shut_down
 from .write_read_probe import FULL, Answer
 
@@ -87,6 +87,10 @@ def _judged(path: str, answer: Answer, wanted: Mapping[str, Any] | None) -> Chec
         found = "it leads to `%s`, on another file system" % answer.leads_to
         remedy = "remove the link on the way to `%s`, then run `tunetool provision`" % path
         return Check(CHECK_ID, FAIL, "`%s`" % path, found, remedy)
+    for above, access in answer.above:
+        if answer.access is not None and shuts_out(access, wanted or answer.access):
+            found = "no job reaches it: `%s` above it is %s" % (above, in_words(access))
+            return Check(CHECK_ID, FAIL, "`%s`" % path, found, "run `chmod a+x %s`" % above)
     if wanted is None or answer.access is None:
         return Check(CHECK_ID, PASS, "`%s`" % path, "a directory")
     expected, found = "`%s`, %s" % (path, in_words(wanted)), "a directory, %s" % in_words(answer.access)

@@ -93,6 +93,8 @@ class Answer:
     """Owner, group and mode of the directory, as in the manifest."""
     leads_to: str = ""
     """Where the directory's path leads, if not to the volume."""
+    above: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    """The directories above it on the volume, from its top, each with its access."""
     written: int = 0
     """Bytes that were written and read back."""
     direct: bool = False
@@ -359,8 +361,22 @@ def _look(path: str, device: int) -> dict[str, Any]:
         return {"is_directory": False}
     if not stat.S_ISDIR(status.st_mode):
         return {"is_directory": False}
-    leads_to = os.path.realpath(path) if status.st_dev != device else ""
-    return {"is_directory": True, "access": access_of(status), "leads_to": leads_to}
+    if status.st_dev != device:
+        return {"is_directory": True, "access": access_of(status), "leads_to": os.path.realpath(path)}
+    return {"is_directory": True, "access": access_of(status), "leads_to": "", "above": _above(path, device)}
+
+
+def _above(path: str, device: int) -> list[tuple[str, dict[str, Any]]]:
+    """See ``Answer.above``."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    parent = os.path.dirname(path)
+    while parent != os.path.dirname(parent):
+        status = os.stat(parent)
+        if status.st_dev != device:
+            break
+        found.insert(0, (parent, access_of(status)))
+        parent = os.path.dirname(parent)
+    return found
 
 
 def _write(
