@@ -213,6 +213,17 @@ def test_what_cannot_be_compared_says_why() -> None:
     assert compare(record(), lonely)[0].reason == "only the first record has it"
 
 
+def test_a_name_of_a_record_cannot_hide_what_a_comparison_says(runs: Path) -> None:
+    known = record(hours=3)
+    figures = [each.model_copy(update={"name": f"{each.name}\u202e\x9b"}) for each in known.measurements]
+    spoiled = known.model_copy(update={"node": Node(host="n\u202e\x1b[2J"), "measurements": figures})
+    path = write(spoiled, runs / "spoiled")
+    for form in ("text", "markdown"):
+        done = call(runs, "compare", OLD, str(path), "--format", form)
+        assert not {"\u202e", "\x1b", "\x9b"} & {*done.stdout}
+        assert "\\u202e" in done.stdout
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_probability_is_that_of_all_ways_to_part_the_samples(seed: int) -> None:
     source = random.Random(seed)

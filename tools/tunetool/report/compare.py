@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tunetool.measure.rank_sum import ERROR, METHOD, Difference, difference, significant
+from tunetool.node.common.refusal import on_one_line
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell
 from tunetool.report.page import add_number_columns, new_table
@@ -169,10 +170,10 @@ def print_comparison(rows: Sequence[Row], notes: Sequence[str], console: Console
         probability = "-" if row.probability is None else f"{row.probability:.3f}"
         remark = f"{row.word}: {row.reason}" if row.reason else row.word
         cells = (row.name, _shown(row.first, row.unit), _shown(row.second, row.unit), change, probability, remark)
-        table.add_row(*map(Text, cells))
+        table.add_row(*cells)
     console.print(table)
     for line in [*notes, METHOD]:
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(on_one_line(line)), soft_wrap=True)
 
 
 def _shown(value: float | None, unit: str) -> str:

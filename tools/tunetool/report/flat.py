@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tunetool.record import Measurement, Record
+from tunetool.report.lines import without_commands
 
 Cell = str | float | int | None
 Form = Literal["text", "csv", "markdown"]
@@ -55,7 +56,7 @@ def _shown(cell: Cell) -> str:
 
 def plain(text: str) -> str:
     """A text on one line of Markdown, without markup and HTML."""
-    escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", " ".join(text.split()))
+    escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", " ".join(without_commands(text).split()))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -62,7 +62,7 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
             continue
         reason = next((each for each in host.reasons if not each.startswith(OUTLIER)), "")
         reason = "" if host.host in grouped else reason
-        table.add_row(Text(host.host), word(host.status.upper()), Text(speed(read)), Text(speed(write)), Text(reason))
+        table.add_row(host.host, word(host.status.upper()), speed(read), speed(write), reason)
     if table.row_count:
         console.print(table)
     line = slowest(hosts)

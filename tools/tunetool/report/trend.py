@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.text import Text
 
 from tunetool.errors import UsageProblem
 from tunetool.measure.rank_sum import ERROR, difference
@@ -123,7 +122,7 @@ def print_trend(shown: Sequence[Point], console: Console, after: Sequence[tuple[
         name = f"{each.run} {label(each.figure)}" if several else each.run
         value = format_value(each.figure.value, each.figure.unit)
         status = each.record.verdict.status.upper() if each.record.verdict else "-"
-        table.add_row(Text(name), Text(value), Text(_bar(each.figure, top)), Text(each.change), word(status))
+        table.add_row(name, value, _bar(each.figure, top), each.change, word(status))
     console.print(table)
     for _, line in after:
         print_block(console, line, 2)
