@@ -114,6 +114,12 @@ def test_a_file_without_room_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_path_that_no_file_system_takes_has_its_hint(tmp_path: Path) -> None:
+    name = "x" * 300
+    done = call("verify", "--target", name, "--runs-dir", tmp_path)
+    assert (done.returncode, done.stderr) == (3, f"error: `{name}`: File name too long\nhint: name a shorter path\n")
+
+
 @pytest.mark.parametrize("arguments", ["--root docs/machines/h100-made.json --json -", "--help"])
 def test_a_pipe_that_closes_after_the_first_line_is_no_fault(arguments: str) -> None:
     line = " ".join([*TUNETOOL, f"inspect {arguments} | head -1; echo ${{PIPESTATUS[0]}}"])

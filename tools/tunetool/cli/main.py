@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -169,11 +170,19 @@ def _leave(message: str, hint: str | None, code: ExitCode) -> NoReturn:
     sys.exit(code)
 
 
+_CURES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or have the quota raised",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.EROFS: "name a directory that can be written to",
+}
+
+
 def _leave_failed(error: OSError) -> NoReturn:
     reason = error.strerror or str(error)
     if error.filename == OUTPUT:
         _leave_unprinted(reason, ExitCode.NOT_JUDGED)
-    _leave(f"`{error.filename or 'system call'}`: {reason}", None, ExitCode.NOT_JUDGED)
+    _leave(f"`{error.filename or 'system call'}`: {reason}", _CURES.get(error.errno or 0), ExitCode.NOT_JUDGED)
 
 
 def _leave_unprinted(reason: str, code: ExitCode) -> NoReturn:
