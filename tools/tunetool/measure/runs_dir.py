@@ -9,7 +9,7 @@ from pathlib import Path
 from tunetool import user_directories
 from tunetool.errors import UsageProblem
 
-_RECORD_BYTES = 1 << 20
+_RECORD_BYTES = 1 << 19
 """Room that a record and its page may need."""
 
 

@@ -11,8 +11,8 @@ MARGIN = 12
 """Width of the margin, which holds a section's name or blanks."""
 
 
-_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that turn the order in which letters are shown."""
+_COMMANDS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters other than blanks and ends of lines, and those that turn the order in which letters are shown."""
 
 
 def without_commands(text: str) -> str:
