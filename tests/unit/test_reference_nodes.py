@@ -14,6 +14,10 @@ from rich.console import Console
 from builders import measurement, record
 from staged import Quiet
 from tunetool import record as records
+from tunetool.bench.checkpoint import request as checkpoint
+from tunetool.bench.checkpoint.engines import ENGINES
+from tunetool.bench.checkpoint.preflight import check_memory
+from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.reference import estimate
 from tunetool.bench.reference import nodes as looking
 from tunetool.bench.reference import run as chain_run
@@ -49,6 +53,15 @@ VIRTUAL = Capacity(
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [9 * GB, 24 * GB, 25 * GB, 40 * GB, 60 * GB])
+def test_the_state_that_is_chosen_passes_the_check_of_the_benchmark_itself(memory: int, tmp_path: Path) -> None:
+    asked, _said = complete(Request(), {"node1": replace(VIRTUAL, memory_bytes=memory, free_bytes=TB)})
+    made = shape(asked.checkpoint_model, asked.state_bytes).bytes
+    check_memory(
+        checkpoint.Request(target=tmp_path, model=asked.checkpoint_model, device="cpu"), made, list(ENGINES), [], memory
+    )
 
 
 def test_the_largest_model_where_everything_is_there() -> None:

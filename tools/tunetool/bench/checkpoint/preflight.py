@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,15 +83,19 @@ def check_space(request: Request, directory: Path, state_bytes: int) -> None:
         )
 
 
+def copies_in_memory(names: Iterable[str], on_gpu: bool) -> int:
+    """Of the state, on a node. Without a GPU: the state itself, and the blank one that it is restored into. Each
+    asynchronous engine keeps a copy, and any other may make one while it runs."""
+    return (0 if on_gpu else 2) + 1 + sum(ENGINES[name].asynchronous for name in names)
+
+
 def check_memory(
     request: Request, state_bytes: int, names: Sequence[str], stacks: Sequence[BlockStack], available: int
 ) -> None:
     """Raises ``UsageProblem`` when ranks, copies of asynchronous engines and a memory file system would not fit."""
     on_gpu = request.device == "cuda" or (request.device == "auto" and bool(device_nodes("nvidia[0-9]*")))
     asynchronous = sum(ENGINES[name].asynchronous for name in names)
-    # In memory without a GPU: the state, and the blank one that it is restored into. Each asynchronous engine keeps a
-    # copy, and any other may make one while it runs.
-    copies = (0 if on_gpu else 2) + 1 + asynchronous
+    copies = copies_in_memory(names, on_gpu)
     in_memory = sum(stack.in_memory for stack in stacks)
 
     def needed(size: int, held: int = copies) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from tunetool.bench.checkpoint.engines import ENGINES
+from tunetool.bench.checkpoint.preflight import copies_in_memory
 from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.defaults import CHECKPOINT_MODEL
 from tunetool.bench.reference.request import MAIN_STATE_BYTES, Complete, Request
@@ -26,9 +28,6 @@ _SHARE = 0.8
 """Share of free space and of memory that is used."""
 _FILE_COPIES = 2.1
 """Copies of a checkpoint that some engines have on the medium at the same time."""
-_COPIES_ON_GPU, _COPIES_ON_CPU = 4, 6
-"""Copies of a checkpoint's state in host memory: one for each asynchronous engine; on CPUs also the state itself and
-the tensors that it is restored into."""
 
 
 def complete(
@@ -117,7 +116,7 @@ def _state(asked: Request, nodes: Mapping[str, Capacity], on_gpu: bool) -> tuple
     """Model and upper bound of the checkpoints: as in the call, or as much as every node has room for."""
     if asked.state_bytes is not None:
         return asked.checkpoint_model or CHECKPOINT_MODEL, asked.state_bytes
-    copies = _COPIES_ON_GPU if on_gpu else _COPIES_ON_CPU
+    copies = copies_in_memory(ENGINES, on_gpu)
     most = min(
         min(node.memory_bytes * _SHARE / copies, node.free_bytes * _SHARE / _FILE_COPIES) for node in nodes.values()
     )
