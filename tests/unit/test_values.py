@@ -25,6 +25,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("scratch_filesystem", "device_timeout", "soon", "time-out `soon` is no time span"),
     ("scratch_filesystem", "offload_mode", "rwx", "mode `rwx` is not three or four octal digits"),
     ("scratch_filesystem", "offload_mode", "888", "mode `888` is not three or four octal digits"),
+    ("scratch_filesystem", "offload_mode", "0555", "mode `0555` lets no job write there"),
+    ("scratch_filesystem", "offload_mode", "622", "mode `622` lets no job write there"),
     ("scratch_filesystem", "services", ["slurmd"], "`slurmd` is not the name of a systemd unit"),
     ("raid_array", "chunk", "banana", "raid_array_chunk: `banana` is not a quantity"),
     ("raid_array", "chunk", "3KiB", "chunk `3KiB` is not a power of two"),

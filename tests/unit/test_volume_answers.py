@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,10 +48,19 @@ SILENCE = 1.0
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Path]:
+def open_to_all() -> Iterator[Path]:
+    """A directory that each user may enter, as pytest's are not."""
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def volume(tmp_path: Path, open_to_all: Path) -> Iterator[Path]:
     """A real XFS, mounted, which no test can leave frozen."""
     need_program("mkfs.xfs", "xfs_io", "losetup", "mount", "fsfreeze")
-    image, point = tmp_path / "image", tmp_path / "point"
+    image, point = tmp_path / "image", open_to_all / "point"
     point.mkdir()
     with image.open("w") as stream:
         stream.truncate(320 << 20)
@@ -201,6 +211,16 @@ def test_an_offload_directory_that_no_job_reaches_fails(volume: Path) -> None:
     # Its own user's, its own group's, and root's directory for root alone.
     passing = [status(4242, 0o755, 0o700, 4242), status(4242, 0o755, 0o750), status(0, 0o755, 0o700)]
     assert [*passing, status(0, 0o1777, 0o755)] == ["pass"] * 4
+
+
+def test_directories_above_the_mount_point_let_jobs_through_too(volume: Path) -> None:
+    volume.parent.chmod(0o700)
+    (volume / "offload").chmod(0o1777)
+    built = {**manifest_of(volume), "offload": {"uid": 0, "gid": 0, "mode": "1777"}}
+    check = next(each for each in run_checks(built) if each.id == "offload.directory")
+    assert (check.status, check.found) == ("fail", f"no job reaches it: `{volume.parent}` above it is root:root 0700")
+    volume.parent.chmod(0o711)
+    assert next(each for each in run_checks(built) if each.id == "offload.directory").status == "pass"
 
 
 def test_an_offload_directory_that_leads_off_the_volume_fails(volume: Path, tmp_path: Path) -> None:

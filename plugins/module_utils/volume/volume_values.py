@@ -100,4 +100,7 @@ def mode_problem(text: str) -> str | None:
     """Why ``text`` is no mode of the offload directory; None if it is one."""
     if not _MODE.fullmatch(text):
         return 'mode `%s` is not three or four octal digits. hint: use `"1777"`, in quotes' % text
+    # One of owner, group and others has to write and enter.
+    if not any(int(text, 8) >> shift & 0o3 == 0o3 for shift in (6, 3, 0)):
+        return 'mode `%s` lets no job write there. hint: use `"1777"`, in quotes' % text
     return None

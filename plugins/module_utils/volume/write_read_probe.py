@@ -94,7 +94,7 @@ class Answer:
     leads_to: str = ""
     """Where the directory's path leads, if not to the volume."""
     above: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    """The directories above it on the volume, from its top, each with its access."""
+    """The directories above it, from `/`, each with its access."""
     written: int = 0
     """Bytes that were written and read back."""
     direct: bool = False
@@ -363,19 +363,15 @@ def _look(path: str, device: int) -> dict[str, Any]:
         return {"is_directory": False}
     if status.st_dev != device:
         return {"is_directory": True, "access": access_of(status), "leads_to": os.path.realpath(path)}
-    return {"is_directory": True, "access": access_of(status), "leads_to": "", "above": _above(path, device)}
+    return {"is_directory": True, "access": access_of(status), "leads_to": "", "above": _above(path)}
 
 
-def _above(path: str, device: int) -> list[tuple[str, dict[str, Any]]]:
+def _above(path: str) -> list[tuple[str, dict[str, Any]]]:
     """See ``Answer.above``."""
     found: list[tuple[str, dict[str, Any]]] = []
-    parent = os.path.dirname(path)
-    while parent != os.path.dirname(parent):
-        status = os.stat(parent)
-        if status.st_dev != device:
-            break
-        found.insert(0, (parent, access_of(status)))
-        parent = os.path.dirname(parent)
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        found.insert(0, (path, access_of(os.stat(path))))
     return found
 
 
