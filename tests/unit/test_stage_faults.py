@@ -21,6 +21,7 @@ import pytest
 
 from judged import interrupted
 from staged import Quiet, beside, evict, failed, stage, verify, view
+from tunetool import record as records
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.stage.destination import find_destination, only_one
 from tunetool.stage.ends import Source
@@ -451,3 +452,35 @@ def test_without_an_exchange_of_names_it_is_two_renames(
     stage(source, destination, tmp_path / "runs", replace=True)
     assert view(destination) == view(source)
     assert beside(destination) == [".copy.tunetool-stage.json"]
+
+
+def test_a_record_that_its_runs_directory_cannot_keep_after_all_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, runs, elsewhere = tmp_path / "source", tmp_path / "runs", tmp_path / "elsewhere"
+    for directory in (source, runs, elsewhere):
+        directory.mkdir()
+    (source / "data").write_bytes(b"x" * 4096)
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+
+    def replace_runs() -> None:
+        runs.rmdir()
+        runs.touch()
+
+    progress = Quiet(replace_runs)
+    result = stage(source, tmp_path / "copy", runs, progress)
+    assert result.code == 0
+    assert result.path is not None
+    assert result.path.is_relative_to(elsewhere)
+    assert result.record is not None
+    assert records.read(result.path).id == result.record.id
+    assert progress.lines[-1] == (
+        f"`{runs}` could not keep the record: File exists. It is in `{result.path.parent}`: move it there"
+    )
+
+    # Where nothing keeps it, the first reason is told, and nothing is left.
+    monkeypatch.setattr("tempfile.tempdir", str(runs))
+    runs.unlink()
+    runs.mkdir()
+    with pytest.raises(FileExistsError, match="runs"):
+        stage(source, tmp_path / "second", runs, Quiet(replace_runs))

@@ -7,8 +7,10 @@ busy check and directories, turns every error into a record with its verdict, an
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -183,7 +185,7 @@ def run(
         for fault in faults:
             if isinstance(fault, TunetoolError) and fault.raw:
                 session.raw.setdefault(fault.raw_name, fault.raw)
-        path = records.write(record, runs_dir, session.raw)
+        path = _keep(record, runs_dir, session)
     finally:
         session.close()
     _surface(faults, path, progress)
@@ -236,6 +238,31 @@ def _record(
         hosts=list(findings.hosts) if findings.hosts is not None else None,
         verdict=judge(case),
     )
+
+
+def _keep(record: Record, runs_dir: Path, session: Session) -> Path:
+    """Where the record was written. Figures that took an hour are not lost with the runs directory."""
+    try:
+        return records.write(record, runs_dir, session.raw)
+    except OSError as error:
+        path = _keep_elsewhere(record, session)
+        if path is None:
+            raise
+        session.progress.say(
+            f"`{runs_dir}` could not keep the record: {error.strerror}. It is in `{path.parent}`: move it there"
+        )
+        return path
+
+
+def _keep_elsewhere(record: Record, session: Session) -> Path | None:
+    with suppress(OSError):
+        directory = Path(tempfile.mkdtemp(prefix="tunetool-runs-"))
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, directory)
+            path = records.write(record, directory, session.raw)
+            undo.pop_all()
+            return path
+    return None
 
 
 def _surface(faults: Sequence[BaseException], path: Path, progress: Progress) -> None:
