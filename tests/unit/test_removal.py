@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -526,6 +527,34 @@ def test_a_process_is_named_with_what_it_holds(proc: Path, how: str) -> None:
     (line,) = busy(proc)
     assert line.startswith("process 77 `train` (")
     assert words.get(how, "keeps its own mount") in line
+
+
+OVERLAYS = {
+    "upper": f"lowerdir=/usr,upperdir={POINT}/up,workdir=/var/wk",
+    "a lower one of several": f"lowerdir=/a\\\\:b:{POINT}/low:/usr",
+    "each by its own option": f"lowerdir+=/usr,datadir+={POINT}/low",
+}
+
+
+@pytest.mark.parametrize("layers", OVERLAYS.values(), ids=OVERLAYS)
+def test_an_overlay_with_layers_in_it_is_in_the_way(proc: Path, layers: str) -> None:
+    """The kernel mounts these once more for itself: no list of mounts has that, and umount succeeds."""
+    overlay = f"70 20 0:60 / /merged rw - overlay overlay rw,{layers},index=off\n"
+    with (proc / "proc/self/mountinfo").open("a") as stream:
+        stream.write(overlay)
+    process(proc, 78, "udevd", "mnt:[3]", overlay)
+    assert busy(proc) == ["`/merged`, a mount of overlay, has its directories in it"]
+    shutil.rmtree(proc / "proc/78")
+    (proc / "proc/self/mountinfo").write_text("20 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n" + MOUNT)
+    process(proc, 79, "sleep", "mnt:[4]", overlay.replace("/merged", "/"))
+    assert busy(proc) == ["process 79 `sleep` (keeps `/`, a mount of overlay, whose directories are in it)"]
+
+
+def test_an_overlay_of_other_directories_is_not_in_the_way(proc: Path) -> None:
+    layers = f"lowerdir=/usr:{POINT}_other,upperdir=/up,workdir=relative"
+    with (proc / "proc/self/mountinfo").open("a") as stream:
+        stream.write(f"70 20 0:60 / /merged rw - overlay {POINT} rw,{layers}\n71 20 0:61 / /m2 rw - tmpfs tmpfs rw\n")
+    assert busy(proc) == []
 
 
 def test_a_namespace_that_follows_the_node_is_not_in_the_way(proc: Path) -> None:

@@ -41,15 +41,19 @@ def occupants(device_number: str, device: str, mount_point: str, root: str = "/"
     mount_point = plain_path(mount_point)
     uses = ["`%s` is mounted in it" % point for point in _mounts_within(mount_point, root)]
     uses += ["it is also mounted at `%s`" % point for point in _other_mount_points(device_number, mount_point, root)]
+    uses += ["`%s`, a mount of %s, has its directories in it" % each for each in _stacked("self", mount_point, root)]
     uses += ["swap file `%s`" % path for path in _swap_files(mount_point, root)]
     uses += ["loop device `%s` on `%s`" % pair for pair in _loops(mount_point, root)]
     uses += ["device `%s` is built on it" % holder for holder in holders_of(root, device)]
-    return uses + [str(process) for process in processes(device_number, root)]
+    return uses + [str(process) for process in processes(device_number, mount_point, root)]
 
 
-def processes(device_number: str, root: str = "/") -> list[Process]:
-    """Processes with an open file, working directory, program or mapping on the device, sorted by pid."""
+def processes(device_number: str, mount_point: str, root: str = "/") -> list[Process]:
+    """Processes with an open file, working directory, program or mapping on the device, or with a mount of it in a
+    namespace of their own, sorted by pid."""
     users = []
+    stacked: dict[str, str | None] = {}
+    of_all = _stacked("self", mount_point, root)
     mounts: dict[str, list[_VolumeMount]] = {}
     first = _namespace("self", root)
     for pid in sorted(pid for pid in map(whole_number, entries_of(os.path.join(root, "proc"))) if pid is not None):
@@ -63,6 +67,12 @@ def processes(device_number: str, root: str = "/") -> list[Process]:
         how = _how(pid, mounts[key], device_number, root)
         if not how and namespace not in ("", first) and any(not mount.follows for mount in mounts[key]):
             how = "keeps its own mount of it, as a container does"
+        if not how and namespace not in ("", first):
+            if key not in stacked:
+                # What a namespace has of the first one goes with that.
+                its = [each for each in _stacked(str(pid), mount_point, root) if each not in of_all]
+                stacked[key] = "keeps `%s`, a mount of %s, whose directories are in it" % its[0] if its else None
+            how = stacked[key]
         if how:
             users.append(Process(pid, read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?", how))
     return users
@@ -110,6 +120,27 @@ def _mounts_within(mount_point: str, root: str) -> list[str]:
 def _other_mount_points(device_number: str, mount_point: str, root: str) -> list[str]:
     points = [mount.point for mount in _mounts("self", device_number, root)]
     return [point for point in points if not _within(point, mount_point)]
+
+
+_LAYERS = ("lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir")
+_BETWEEN_LAYERS = re.compile(r"(?<!\\):")
+
+
+def _stacked(pid: str, mount_point: str, root: str) -> list[tuple[str, str]]:
+    """Mount points of file systems that are made of directories below ``mount_point``, with their types.
+
+    The kernel keeps mounts of its own for these, which no other list has and which do not hinder ``umount``.
+    """
+    found = []
+    for mount in parse_mountinfo(exact_text(os.path.join(root, "proc", pid, "mountinfo"))):
+        directories = [mount.source] if mount.fs_type == "ecryptfs" else []
+        for option in mount.options if mount.fs_type == "overlay" else ():
+            name, _, value = option.partition("=")
+            if name in _LAYERS:
+                directories += [each.replace("\\:", ":") for each in _BETWEEN_LAYERS.split(unescape(value))]
+        if any(_within(plain_path(each), mount_point) for each in directories):
+            found.append((mount.mount_point, mount.fs_type))
+    return found
 
 
 def _swap_files(mount_point: str, root: str) -> list[str]:

@@ -144,10 +144,21 @@ class Job:
         for array in self.removal.arrays:
             problem = self._claimed(array.path)
             if problem:
+                again = mount is not None and self._mounted_again(point)
+                state = "mounted again" if again else "unmounted: `mount %s`" % point
                 raise Refusal(
-                    "array `%s` is unmounted, and still %s. hint: nothing was wiped; find its user, or mount it again "
-                    "with `mount %s`" % (self.volume.name, problem, point)
+                    "array `%s` has a user that unmounting it does not end: %s. hint: nothing was wiped, and it is %s; "
+                    "nobody is named where the kernel itself keeps a mount, as for an overlay: end the containers, or "
+                    "reboot" % (self.volume.name, problem, state)
                 )
+
+    def _mounted_again(self, point: str) -> bool:
+        try:
+            run(["mount", point])
+        except CommandError:
+            return False
+        self.diff = [entry for entry in self.diff if entry["before_header"] != "mount " + point]
+        return True
 
     def _claimed(self, path: str) -> str | None:
         """Why the device is in use; waits up to three seconds, since udev opens a device briefly after every change."""
