@@ -17,6 +17,7 @@ from tunetool.inspect.collect import inspect
 from tunetool.inspect.model import dumps
 from tunetool.inspect.source import opened
 from tunetool.measure.facts import node_facts
+from tunetool.measure.figures import ceiling
 from tunetool.measure.ladder.facts import read_facts
 from tunetool.node.array.md_arrays import read_arrays, sync_actions
 from tunetool.node.array.stripe import NoStripe, read_stripe
@@ -34,7 +35,6 @@ from tunetool.node.machine.recording import lay_out as lay_out_document
 from tunetool.node.machine.volume_users import occupants
 from tunetool.report.inspection import screen
 from tunetool.training.rank import kernel_counters
-from tunetool.verify.ceiling import ceiling
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 HEALTHY = Health(0, 40, 100, 10, 3, 0, 0, 0, 0, 70)

@@ -19,13 +19,13 @@ from tunetool.measure import busy, rundir, sampling
 from tunetool.measure.balance import balance
 from tunetool.measure.evidence import Counted, explain, obstacles, summed, wrong_clock
 from tunetool.measure.facts import node_facts
+from tunetool.measure.figures import ceiling
 from tunetool.measure.sampling import Counting, Repeats, again, judgement_of_fio
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
 from tunetool.node.machine import busy as jobs
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.machine.pcie_links import link_bandwidth
-from tunetool.verify.ceiling import ceiling
 from tunetool.verify.drive_errors import Watch
 from tunetool.verify.view import proof_of
 

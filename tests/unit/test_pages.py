@@ -30,7 +30,7 @@ from tunetool.report.html import code
 from tunetool.report.kinds import PAGES, page_text, print_record, write_any_page, write_page
 from tunetool.report.page import WIDTH, PipeConsole
 from tunetool.verdict import CEILING
-from tunetool.verify.ladder_picture import ladder
+from tunetool.verify.ladder_view import ladder_picture
 from tunetool.verify.view import limits as limits_of_verify
 from tunetool.view.curves import Line, plot
 from tunetool.view.plots import Bar, bars
@@ -94,7 +94,7 @@ def test_no_text_of_a_record_becomes_markup_of_the_terminal(kind: int, names: bo
     [
         bars('a "b" <c> \'', [Bar('x " onload="', 2.0, 1.0, 3.0, "#000")]),
         plot('a "b"', "s", [Line("<\"&'", [(0.0, 1.0), (1.0, 2.0)])], 1.0),
-        ladder(
+        ladder_picture(
             [Rung(name="a", title="<\"'>", kind="array", value=1e9, share=0.5, least=0.9, below="x", loses=True)], 2e9
         ),
         dots('a "b"', [Dot("<\"' onload=x>", 1.0, True)]),
@@ -155,7 +155,7 @@ def test_the_ladder_marks_the_rung_that_loses_and_the_ceiling() -> None:
         ),
         Rung(name="x", title="checkpoint", kind="checkpoint", skipped="no torch"),
     ]
-    root = ElementTree.fromstring(ladder(rungs, 63e9))
+    root = ElementTree.fromstring(ladder_picture(rungs, 63e9))
     boxes = [each for each in root if each.tag.endswith("rect")][1:]
     first, second = (float(each.attrib["width"]) for each in boxes)
     assert second == pytest.approx(first / 2, abs=0.1)
@@ -167,7 +167,7 @@ def test_the_ladder_marks_the_rung_that_loses_and_the_ceiling() -> None:
     assert "array 28.00  keeps 50%, 90% wanted" in said
     assert said.endswith("checkpoint skipped; loses: array")
     # A ceiling far above all rungs is written, and the bars keep their length.
-    far = ElementTree.fromstring(ladder(rungs, 630e9))
+    far = ElementTree.fromstring(ladder_picture(rungs, 630e9))
     assert len([each for each in far if each.tag.endswith("line")]) == 1
     assert "ceiling of the links 630.0" in "".join(far.itertext())
 

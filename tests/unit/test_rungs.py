@@ -29,8 +29,8 @@ from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount
 from tunetool.node.machine.pcie_links import ports_above, shared_ports
 from tunetool.node.units import UnitError, format_figure, parse_rate
+from tunetool.options.shared import parse_expectations
 from tunetool.report.progress import PlainProgress
-from tunetool.verify.expectations import parse_expectations
 
 FIO = Fio("/usr/bin/fio", "3.33")
 MIB = 2**20

@@ -17,8 +17,8 @@ import pytest
 from builders import record
 from tunetool import record as records
 from tunetool.node.common.files import replace_file
+from tunetool.record import newest_beside
 from tunetool.report.runs import list_runs
-from tunetool.view.neighbours import newest_beside
 from waiting import PATIENCE
 
 PROGRAM = """

@@ -22,12 +22,12 @@ from tunetool.measure.session import Result, Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.mounts import Mount
+from tunetool.options.shared import parse_expectations
 from tunetool.options.values import parse_duration, parse_tolerance
 from tunetool.record import Record, read
 from tunetool.report.progress import PlainProgress
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 from tunetool.verify import run as verify_module
-from tunetool.verify.expectations import parse_expectations
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify
 

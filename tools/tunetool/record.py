@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +22,7 @@ from tunetool import record_v1
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
 from tunetool.node.common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
+from tunetool.regular_files import below
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -432,3 +433,22 @@ def json_schema() -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
+REPORT = "report.html"
+"""File name of the HTML page beside a record."""
+
+
+def newest_beside(runs_dir: Path, kind: str, most: int) -> Iterator[tuple[str, Record]]:
+    """Name and record of the newest ``most`` of a kind, as their directories are named; damaged ones are left out."""
+    try:
+        names = sorted((path.name for path in runs_dir.glob(f"[!.]*-{kind}-*")), reverse=True)
+    except OSError:
+        return
+    for name in names[:most]:
+        try:
+            record = read(below(runs_dir, f"{name}/{FILE}"))
+        except UsageProblem:
+            continue
+        if record.kind == kind:
+            yield name, record

@@ -109,7 +109,7 @@ def compare(given: CompareOptions) -> int:
     from tunetool.report.flat import csv_text, markdown_table
     from tunetool.report.page import table_console
     from tunetool.report.runs import find_record
-    from tunetool.view.selection import selection
+    from tunetool.view.figures import selection
 
     runs = _runs_dir(given.runs_dir)
     *baselines, record = [records.read(find_record(name, runs)) for name in given.records]
@@ -219,9 +219,9 @@ def fleet(given: FleetOptions) -> int:
     """
     from tunetool import record as records
     from tunetool.fleet.groups import groups_of
+    from tunetool.record import REPORT
     from tunetool.report.fleet_page import of_nodes, page, with_nodes, write_host_pages
     from tunetool.report.runs import find_record
-    from tunetool.view.neighbours import REPORT
 
     runs = _runs_dir(given.runs_dir)
     paths = [find_record(name, runs) for name in given.records]

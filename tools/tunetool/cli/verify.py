@@ -15,9 +15,8 @@ from tunetool.fleet.options import HostsCommand, OnManyHosts, need_inventory
 from tunetool.measure.metrics import EXPECTABLE
 from tunetool.options import shared as options
 from tunetool.options.fields import option, repeatable, takes
-from tunetool.options.shared import Measuring
+from tunetool.options.shared import Measuring, parse_expectations
 from tunetool.options.values import PATH, TEXT, TOLERANCE
-from tunetool.verify.expectations import parse_expectations
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,8 +1,9 @@
-"""Makes the record's measurements from fio's samples, and the reasons why a figure proves nothing."""
+"""Makes the record's measurements from fio's samples and of the links' ceiling, and the reasons why a figure proves
+nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from tunetool.measure import tester
@@ -14,6 +15,8 @@ from tunetool.measure.fio import Fio
 from tunetool.measure.metrics import SEQUENTIAL
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import Drive, read_drives
+from tunetool.node.machine.pcie_links import link_bandwidth
 from tunetool.record import Measurement, Scalar
 from tunetool.verdict import CEILING
 
@@ -146,3 +149,22 @@ def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
                 f"the file system of `{stack.directory}` supports no direct I/O: the page cache answers",
             )
     return reasons
+
+
+def ceiling_figures(stack: BlockStack) -> list[Measurement]:
+    """The ceiling of this machine's drives below ``stack`` for a record; none where a link is not visible."""
+    limit = ceiling(stack, read_drives())
+    return [] if limit is None else [ceiling_figure(stack, limit)]
+
+
+def ceiling(stack: BlockStack, drives: Sequence[Drive]) -> float | None:
+    """The sum over the leaves of ``stack``; None unless the link of every one of them is known."""
+    by_name: Mapping[str, Drive] = {drive.name: drive for drive in drives}
+    total = 0.0
+    for leaf in stack.leaves:
+        drive = by_name.get(leaf.name)
+        bandwidth = link_bandwidth(drive.link) if drive else None
+        if bandwidth is None:
+            return None
+        total += bandwidth
+    return total or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.measure.metrics import expect_help
+from tunetool.errors import UsageProblem
+from tunetool.measure.metrics import EXPECTABLE, expect_help
+from tunetool.node.units import UnitError, parse_bandwidth, parse_rate
 from tunetool.options.fields import number, option, repeatable
 from tunetool.options.values import DIRECTORY, DURATION, JSON_FILE, NAMES, SIZE, TEXT
 
@@ -214,3 +217,35 @@ class StartingPython(Measuring):
         from tunetool.training_python import choose
 
         return choose(self.python)
+
+
+def parse_expectations(texts: Sequence[str]) -> dict[str, float]:
+    """By word of ``--expect``, bytes or requests per second. A bare rate means `read`.
+
+    Raises ``UsageProblem``.
+    """
+    expected: dict[str, float] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, separator, rate = part.partition("=")
+        if not separator:
+            name, rate = "read", part
+        if name not in EXPECTABLE:
+            raise UsageProblem(
+                f"`{name}` is not a direction", "expect `read=50GBps`, `write=25GBps` or `randread-4k=5MIOPS`"
+            )
+        if name in expected:
+            raise UsageProblem(
+                f"`--expect {part}` gives the {name} twice", "give each once: `read=50GBps,write=25GBps`"
+            )
+        expected[name] = _expected_rate(rate, EXPECTABLE[name].unit)
+    return expected
+
+
+def _expected_rate(text: str, unit: str) -> float:
+    try:
+        value = parse_rate(text) if unit == "1/s" else parse_bandwidth(text)
+    except UnitError as error:
+        raise UsageProblem(error.message, error.hint) from None
+    if not math.isfinite(value):
+        raise UsageProblem(f"`{text[:20]}` is too large", "expect a bandwidth such as `50GBps`")
+    return value

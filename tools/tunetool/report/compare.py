@@ -15,7 +15,7 @@ from tunetool.node.common.refusal import on_one_line
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell
 from tunetool.report.page import add_number_columns, new_table
-from tunetool.view.selection import label
+from tunetool.view.figures import label
 
 Pick = Callable[[Sequence[Measurement]], Sequence[Measurement]]
 Word = Literal["faster", "slower", "no significant difference", "not compared"]

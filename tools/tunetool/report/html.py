@@ -20,8 +20,8 @@ from markupsafe import Markup  # what jinja2 marks safe texts with
 from tunetool.node.units import format_count, format_size, format_size_binary
 from tunetool.record import Measurement, Record, Tool, to_document
 from tunetool.report.lines import without_commands
+from tunetool.view.figures import label
 from tunetool.view.model import cell
-from tunetool.view.selection import label
 from tunetool.view.text import quoted
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunetool.bench.registry import BENCHMARKS
 from tunetool.node.common.files import replace_file
-from tunetool.record import FILE, Record, read
+from tunetool.record import FILE, REPORT, Record, read
 from tunetool.regular_files import below
 from tunetool.report.lines import without_commands
-from tunetool.view.neighbours import REPORT
 
 if TYPE_CHECKING:
     from rich.console import Console

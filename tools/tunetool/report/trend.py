@@ -13,7 +13,7 @@ from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell, interval
 from tunetool.report.page import add_number_columns, new_table, print_block, word
 from tunetool.report.runs import Kept
-from tunetool.view.selection import label, selection
+from tunetool.view.figures import label, selection
 from tunetool.view.text import format_value
 
 TITLES = ("time", "record", "figure", "value", "low", "high", "unit", "since the one before", "verdict")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tunetool.measure import session
 from tunetool.measure.figure import What, computed
+from tunetool.measure.figures import ceiling_figures
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import CheckResult, Measurement, Scalar, chosen
 from tunetool.tune.pairs import Choice
@@ -13,7 +14,6 @@ from tunetool.tune.request import Request
 from tunetool.tune.samples import Samples, block_of, figures
 from tunetool.tune.search import Findings
 from tunetool.verdict import Case, tester_limit
-from tunetool.verify.ceiling import ceiling_figures
 
 KIND = "tune"
 GAIN = "gain"

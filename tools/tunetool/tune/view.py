@@ -13,7 +13,7 @@ from tunetool.tune.explain import curve, shown
 from tunetool.tune.outcome import GAIN
 from tunetool.tune.pairs import SHOWN
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
-from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.figures import ceiling_of, what_limits
 from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, Verbatim, View
 from tunetool.view.plots import bar_of, bars
 from tunetool.view.points import Level, Point, point_of, points, words

@@ -14,6 +14,7 @@ from tunetool.measure import figures, rundir, session
 from tunetool.measure.balance import balance
 from tunetool.measure.checks import as_result
 from tunetool.measure.evidence import obstacles
+from tunetool.measure.figures import ceiling
 from tunetool.measure.fio import find_fio
 from tunetool.measure.gds.config import default_mode
 from tunetool.measure.ladder import facts as ladder_facts
@@ -42,7 +43,6 @@ from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.node.volume.volume_answers import ANSWERS, DRIVES, WRITABLE
 from tunetool.record import CheckResult, Expectation, Ladder
 from tunetool.verdict import Case, limit_of
-from tunetool.verify.ceiling import ceiling
 from tunetool.verify.configuration import manifest_checks, static_checks
 from tunetool.verify.drive_errors import Watch
 from tunetool.verify.request import Request, expectations_of

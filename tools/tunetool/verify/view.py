@@ -18,7 +18,7 @@ from tunetool.node.units import format_bandwidth, format_figure, format_size
 from tunetool.record import DriveFacts, Evidence, Measurement, Record, chosen
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 from tunetool.verify.ladder_view import ladder, rates
-from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.figures import ceiling_of, what_limits
 from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, View
 from tunetool.view.plots import Bar, bar_of, bars
 from tunetool.view.text import number

@@ -21,6 +21,7 @@ from tunetool.errors import CannotJudge
 from tunetool.measure import session, tester
 from tunetool.measure.aio.driver import sector_bytes
 from tunetool.measure.aio.spec import Spec, check_shape
+from tunetool.measure.figures import ceiling_figures
 from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.ladder.calls import raw_reads
 from tunetool.measure.ladder.raw import by_slot, sub_stack
@@ -37,7 +38,6 @@ from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Scalar
-from tunetool.verify.ceiling import ceiling_figures
 
 _SLOW = 5e7
 """Bytes per second of a slow drive."""

@@ -13,8 +13,7 @@ from tunetool.bench.drives.preflight import SUBJECT
 from tunetool.node.units import format_count
 from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.view.curves import Line, legend_of, plot
-from tunetool.view.figures import has_reasons
-from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.figures import ceiling_of, has_reasons, what_limits
 from tunetool.view.model import Block, Notes, Plot, Section, Table, View
 from tunetool.view.text import interval_words, number
 

@@ -13,6 +13,7 @@ from tunetool.errors import CannotJudge
 from tunetool.measure import aio, session
 from tunetool.measure.aio.driver import sector_bytes
 from tunetool.measure.evidence import obstacles
+from tunetool.measure.figures import ceiling_figures
 from tunetool.measure.progress import Progress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_target
@@ -21,7 +22,6 @@ from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Measurement
 from tunetool.training_python import choose
 from tunetool.verdict import Case
-from tunetool.verify.ceiling import ceiling_figures
 
 
 def bench(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:

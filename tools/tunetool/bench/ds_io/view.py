@@ -10,11 +10,10 @@ from tunetool.bench.ds_io.request import DURABLE, KIND
 from tunetool.measure.direction import Direction
 from tunetool.measure.figures import sequential_figures
 from tunetool.node.units import format_bandwidth, format_size_binary
-from tunetool.record import Measurement, Record, chosen
+from tunetool.record import Measurement, Record, chosen, newest_beside
 from tunetool.tune.settings import AioSettings
-from tunetool.view.limits import ceiling_of, what_limits
+from tunetool.view.figures import ceiling_of, what_limits
 from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, View
-from tunetool.view.neighbours import newest_beside
 from tunetool.view.plots import bar_of, bars
 from tunetool.view.text import interval_of, interval_words, number
 

@@ -12,10 +12,10 @@ from tunetool.fleet.options import need_inventory
 from tunetool.node.units import parse_size
 from tunetool.options import shared as options
 from tunetool.options.fields import option, repeatable
+from tunetool.options.shared import parse_expectations
 from tunetool.options.values import SIZE, TEXT
 from tunetool.training.request import TrainingRequest
 from tunetool.training_python import DEEPSPEED
-from tunetool.verify.expectations import parse_expectations
 
 KIND = "bench.reference"
 NEEDS = DEEPSPEED

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from tunetool.node.play.reasons import by_reason, line
 from tunetool.node.units import format_figure
-from tunetool.record import FleetHost, Measurement, Part, Record
+from tunetool.record import REPORT, FleetHost, Measurement, Part, Record
+from tunetool.view.figures import label
 from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, View
-from tunetool.view.neighbours import REPORT
 from tunetool.view.plots import bar_of, bars
-from tunetool.view.selection import label
 from tunetool.view.text import interval_of, number
 
 _COLOUR = "#1f6feb"
