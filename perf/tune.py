@@ -37,8 +37,7 @@ from tunetool.measure import aio, rundir
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.tune.pool import Pool
 from tunetool.tune.samples import Samples
-from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
-from tunetool.tune.space import SWEEP, read_space
+from tunetool.tune.settings import DEFAULTS, SWEEP, AioSettings, from_block, read_space
 
 PARTS = ("tune", "sweep", "exhaustive", "compare")
 WANTED_SHARE, WANTED_TIME = 0.97, 0.1

@@ -40,7 +40,7 @@ from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Meas
 from tunetool.report.inspection import screen
 from tunetool.stage import manifest as stage_manifests
 from tunetool.stage.tree import Entry
-from tunetool.tune.space import read_space, settings_of
+from tunetool.tune.settings import read_space, settings_of
 from tunetool.tune.store import check_store
 
 DATA = Path(__file__).parent / "data"

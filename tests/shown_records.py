@@ -40,8 +40,7 @@ from tunetool.tune.outcome import conclude as conclude_search
 from tunetool.tune.request import Request
 from tunetool.tune.samples import Move, Sample, Samples
 from tunetool.tune.search import Plan, Search
-from tunetool.tune.settings import DEFAULTS, AioSettings
-from tunetool.tune.space import SWEEP, settings_of
+from tunetool.tune.settings import DEFAULTS, SWEEP, AioSettings, settings_of
 from tunetool.verdict import CEILING, judge
 
 GB = 10**9

@@ -21,7 +21,7 @@ from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, published_name
 from tunetool.advise.shapes import Tensor
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading import random_weights, safetensors_files
-from tunetool.stage.whole_directory import need_room
+from tunetool.stage.room import need_room
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import MANIFEST, prepare
 from tunetool.training.workload import Material

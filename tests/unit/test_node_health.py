@@ -22,12 +22,10 @@ from builders import record, sampled, wanted_read
 from machines import RECORDED
 from programs import need_program
 from tunetool.health import check as checking
-from tunetool.health import now, slurm
-from tunetool.health.check import check, due
-from tunetool.health.idle import busy
+from tunetool.health import results, slurm
+from tunetool.health.check import busy, check, due
 from tunetool.health.measure import measure
-from tunetool.health.now import current
-from tunetool.health.results import Files, Health, Result, health, keep, of_checks, read
+from tunetool.health.results import Files, Health, Result, current, health, keep, of_checks, read
 from tunetool.measure.session import Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import Result as Done
@@ -738,9 +736,9 @@ def test_the_answer_needs_no_closed_directory(files: Files, no_start: list[str],
         """By /run/tunetool/answer.json and nothing else."""
         answer_of.answer.parent.mkdir(parents=True, exist_ok=True)
         answer_of.answer.write_bytes(files.answer.read_bytes())
-        return now.answered(answer_of)
+        return results.answered(answer_of)
 
-    assert now.answered(answer_of) == Health("unknown", ["there is no result yet"])
+    assert results.answered(answer_of) == Health("unknown", ["there is no result yet"])
     before = os.umask(0o077)
     try:
         files.settings.write_text(dump(900, 3600, "", []))

@@ -17,8 +17,7 @@ from tunetool import record as records
 from tunetool.record import Record, chosen
 from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.tune.outcome import GAIN
-from tunetool.tune.settings import DEFAULTS, AioSettings
-from tunetool.tune.space import SWEEP, settings_of
+from tunetool.tune.settings import DEFAULTS, SWEEP, AioSettings, settings_of
 from tunetool.verdict import TESTER_CPU_SHARE
 from tunetool.view.points import Level, Point, points
 

@@ -22,11 +22,11 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.node.machine.memory import memory_left, memory_limit
 from tunetool.report.table import table_console
 from tunetool.stage.destination import find_destination, only_one
+from tunetool.stage.ends import Tally
 from tunetool.stage.moving import Moved, cpu_times
 from tunetool.stage.outcome import binds
 from tunetool.stage.remote import is_remote, nanoseconds
 from tunetool.stage.room import limits, refuse_too_big
-from tunetool.stage.small import Tally
 from waiting import PATIENCE, until
 
 MB = 2**20

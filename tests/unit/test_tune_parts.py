@@ -29,8 +29,7 @@ from tunetool.tune.request import Request
 from tunetool.tune.run import render
 from tunetool.tune.samples import Move, Samples, block_of
 from tunetool.tune.search import Plan, Search
-from tunetool.tune.settings import DEFAULTS, AioSettings
-from tunetool.tune.space import SWEEP, settings_of
+from tunetool.tune.settings import DEFAULTS, SWEEP, AioSettings, settings_of
 from tunetool.tune.store import check_store, store
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, judge
 

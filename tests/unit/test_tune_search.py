@@ -20,8 +20,7 @@ from tunetool.tune.goals import Mix, parse_mix
 from tunetool.tune.pairs import choose
 from tunetool.tune.race import Rounds, distance
 from tunetool.tune.search import Findings, Plan, Search, SettingFailed
-from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
-from tunetool.tune.space import SWEEP, read_space, settings_of
+from tunetool.tune.settings import DEFAULTS, SWEEP, AioSettings, from_block, read_space, settings_of
 
 SPACE = settings_of(SWEEP)
 BASE = 2e9

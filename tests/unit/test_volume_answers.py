@@ -21,8 +21,7 @@ import pytest
 from machines import RECORDED
 from programs import need_program
 from tunetool.health.check import check
-from tunetool.health.now import current
-from tunetool.health.results import Files
+from tunetool.health.results import Files, current
 from tunetool.measure.session import Run
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common import manifest as manifests

@@ -76,7 +76,7 @@ class SearchOptions(Measuring):
         """The request; ``output`` is the file for the `aio` block. Raises ``UsageProblem``, ``CannotJudge``."""
         from tunetool.tune.goals import parse_mix
         from tunetool.tune.request import Request
-        from tunetool.tune.space import SWEEP, read_space, settings_of
+        from tunetool.tune.settings import SWEEP, read_space, settings_of
 
         return Request(
             target=self.target,

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tunetool.health.hpack import Decoder, Malformed
-from tunetool.health.now import answered
-from tunetool.health.results import Health
+from tunetool.health.results import Health, answered
 
 PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -1,4 +1,5 @@
-"""The checks of ``verify --level config``, every few minutes: a few KiB of I/O, and little CPU."""
+"""The checks of ``verify --level config``, every few minutes: a few KiB of I/O, and little CPU. And the rule by which a
+node is idle, so that its storage may be measured."""
 
 from __future__ import annotations
 
@@ -6,22 +7,55 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tunetool.health import results
-from tunetool.health.idle import busy
-from tunetool.health.now import publish
+from tunetool.health.results import publish
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.check_result import UNKNOWN, Check
 from tunetool.node.common.commands import CommandError, run
-from tunetool.node.common.files import replace_file
+from tunetool.node.common.files import read_text, replace_file
 from tunetool.node.health.health_units import MEASURE, METRICS, revive_socket
 from tunetool.node.health.settings import load
+from tunetool.node.machine.busy import gpu_holders, scheduler_jobs, volume_users
 from tunetool.node.memory.memlock_checks import Attempt, Locker, lock_memory
 from tunetool.report.prometheus import of_checks
 from tunetool.verify.configuration import manifest_checks, static_checks
+
+LOAD_SHARE = 0.05
+"""Of the CPUs; a load of 1 is allowed on any node."""
+
+
+def busy(mount_point: str | None, cpus: int, root: str = "/") -> str | None:
+    """Why the node is not idle; None where it is. The cheapest question comes first.
+
+    Idle: a load over five minutes of at most 5 % of the CPUs (or 1), no job of Slurm, no process that has a GPU open,
+    and none that has a file of the volume open. ``verify`` itself then watches the drives for a second.
+    """
+    return next(_reasons(mount_point, cpus, root), None)
+
+
+def _reasons(mount_point: str | None, cpus: int, root: str) -> Iterator[str]:
+    load = _load(root)
+    if load is None:
+        yield "the load cannot be read"
+    elif load > max(1.0, LOAD_SHARE * cpus):
+        yield f"the load is {load:g}"
+    yield from scheduler_jobs({}, root)
+    yield from gpu_holders(root)
+    if mount_point is not None:
+        yield from volume_users(mount_point, root)
+
+
+def _load(root: str) -> float | None:
+    fields = (read_text(f"{root.rstrip('/')}/proc/loadavg") or "").split()
+    try:
+        return float(fields[1])
+    except (IndexError, ValueError):
+        return None
+
 
 RETRY = 3600.0
 """Seconds between two tries to measure. Each costs a start of the whole program."""

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tunetool.health import results
-from tunetool.health.now import publish
+from tunetool.health.results import publish
 from tunetool.node.common.files import replace_file
 from tunetool.node.health.health_units import METRICS
 from tunetool.node.health.settings import load

@@ -1,8 +1,9 @@
-"""The last results of the health check, kept in files, and the node's health by them."""
+"""The last results of the health check, kept in files, and the node's health by them, at this moment too."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -13,7 +14,8 @@ from tunetool.node.common import documents
 from tunetool.node.common.check_result import FAIL, PASS, UNKNOWN, Check
 from tunetool.node.common.files import replace_file
 from tunetool.node.common.manifest import MANIFEST_PATH
-from tunetool.node.health.settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, MEASURED_PATH
+from tunetool.node.common.run_directory import make_run_directory
+from tunetool.node.health.settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, MEASURED_PATH, SettingsError, load
 
 PERIODS = 3
 """After so many periods a result says nothing any more."""
@@ -145,3 +147,68 @@ def keep(path: Path, result: Result, **more: Any) -> None:
 def write_document(path: Path, document: Mapping[str, Any], sync: bool = False) -> None:
     """Write an object, by one rename. ``sync``: it survives a crash."""
     replace_file(str(path), json.dumps(document) + "\n", sync=sync)
+
+
+def current(files: Files = NODE) -> Health:
+    """The health. Reads three small files, and the time of the manifest."""
+    return _judged(_known(files))
+
+
+def publish(files: Files = NODE) -> None:
+    """Write down for every user what is known: the answering process has no rights.
+
+    The directories of the other files may be closed to it, where they were made under root's umask.
+    """
+    make_run_directory(str(files.answer.parent))
+    replace_file(str(files.answer), json.dumps(_known(files)) + "\n", sync=False, follow=False)
+
+
+def answered(files: Files = NODE) -> Health:
+    """The health by what was published, and by nothing else."""
+    try:
+        return _judged(read_document(files.answer))
+    except OSError as error:
+        return Health("unknown", [_unread(error)])
+
+
+def _known(files: Files) -> dict[str, Any]:
+    try:
+        settings = load(str(files.settings))
+        checked, measured = read(files.checked), _measured(files, settings)
+    except SettingsError as error:
+        return {"doubt": str(error)}
+    except OSError as error:
+        # A failure that cannot be read must not look like a pass.
+        return {"doubt": _unread(error)}
+    return {
+        "period": settings["period_seconds"],
+        "checked": asdict(checked) if checked is not None else None,
+        "measured": asdict(measured) if measured is not None else None,
+    }
+
+
+def _judged(known: Mapping[str, Any]) -> Health:
+    period = known.get("period")
+    if not isinstance(period, int):
+        return Health("unknown", [str(known.get("doubt", "there is no result yet"))])
+    checked, measured = (result_in(known.get(name)) for name in ("checked", "measured"))
+    return health(checked, measured, time.time(), period)
+
+
+def _unread(error: OSError) -> str:
+    return f"`{error.filename}` cannot be read: {error.strerror}"
+
+
+def _measured(files: Files, settings: Mapping[str, Any]) -> Result | None:
+    """The last measurement, if it was of what is built now and another one may follow. Raises ``OSError``.
+
+    A failure that no later measurement can clear would count for ever.
+    """
+    if not settings["measure_seconds"]:
+        return None
+    try:
+        built = files.manifest.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    measured = read(files.measured)
+    return measured if measured is not None and measured.at >= built else None

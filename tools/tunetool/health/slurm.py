@@ -8,8 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from tunetool.health import results
-from tunetool.health.now import current
-from tunetool.health.results import Health
+from tunetool.health.results import Health, current
 from tunetool.node.common.commands import CommandError, Result, run
 
 PREFIX = "tunetool health: "

@@ -13,9 +13,8 @@ from tunetool.node.common.files import content, replace_file
 from tunetool.record import utc_now
 from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
-from tunetool.stage.compare import listing
 from tunetool.stage.destination import Destination, inode_of, put, remove_tree, settle
-from tunetool.stage.manifest import Manifest, rooted
+from tunetool.stage.manifest import Manifest, listing, rooted
 from tunetool.stage.moving import Moved, Plan, move
 from tunetool.stage.pieces import Checksum, piece_bytes
 from tunetool.stage.system import flush

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import TunetoolError
-from tunetool.stage.ends import DIRECT_BYTES
-from tunetool.stage.small import Tally, move_small
+from tunetool.stage.ends import DIRECT_BYTES, Tally, move_small
 from tunetool.stage.tree import Entry
 
 _buffer = memoryview(mmap.mmap(-1, DIRECT_BYTES))

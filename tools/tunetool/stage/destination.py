@@ -7,6 +7,8 @@ every other such sibling belongs to a dead run.
 The manifest is the journal: it is written when the tree is complete and names its inode; only then is the tree renamed
 to DST. If a run is killed between the two, the next run does the rename. If the manifest cannot be read then, the tree
 that was at DST gets its name back.
+
+Directories of a fine-tune and of benchmarks are made in the same way, without a manifest (``making``).
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from pathlib import Path
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.change_lock import ForeignLock, open_lock_file
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.mounts import mount_at, read_mounts
 from tunetool.stage import manifest as manifests
 from tunetool.stage.manifest import Manifest
-from tunetool.stage.system import exchange
+from tunetool.stage.system import exchange, flush
 
 
 @dataclass(frozen=True)
@@ -235,3 +238,45 @@ def remove_tree(path: Path) -> None:
                 shutil.rmtree(path)
             break
     ctrl_c.deliver()
+
+
+@contextlib.contextmanager
+def alone(directory: Path, say: Callable[[str], None]) -> Iterator[Destination]:
+    """Hold the lock of ``directory``, after the leftovers of killed runs were removed. Waits for other runs."""
+    destination = find_destination(str(directory))
+    with only_one(destination, True, say):
+        yield destination
+
+
+@contextlib.contextmanager
+def building(destination: Destination) -> Iterator[Path]:
+    """A hidden directory to fill. It is renamed to its destination on success and removed on an error.
+
+    Raises ``CannotJudge`` for an ``OSError`` within the block.
+    """
+    built = destination.fresh("stage")
+    try:
+        built.mkdir()
+        yield built
+        if not read_stack(str(built)).in_memory:
+            flush(built)
+        put(built, destination)
+    except OSError as error:
+        remove_tree(built)
+        raise CannotJudge(
+            f"`{destination.path}` could not be made: {error.strerror or error}",
+            "see `df`, `quota`, `ulimit -f` and `dmesg | tail`; nothing of it is left",
+        ) from error
+    except BaseException:
+        remove_tree(built)
+        raise
+
+
+@contextlib.contextmanager
+def making(directory: Path, contents: str) -> Iterator[Path]:
+    """``alone`` and ``building`` together. Raises ``UsageProblem`` if ``directory`` exists already."""
+    with alone(directory, lambda _: None) as destination:
+        if inode_of(destination.path) is not None:
+            raise UsageProblem(f"`{directory}` is there already", f"name a directory in which {contents} is to be made")
+        with building(destination) as built:
+            yield built

@@ -1,16 +1,21 @@
-"""The source and the sink of a piece: where its bytes are read and where they are written."""
+"""The source and the sink of a piece: where its bytes are read and where they are written.
+
+A small file is copied in as few steps of the interpreter as possible: those are what a tree of such files costs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.measure.residency import in_page_cache
-from tunetool.stage.pieces import Piece
+from tunetool.stage.pieces import Checksum, Piece, digest_of
 from tunetool.stage.system import SECTOR, direct
 from tunetool.stage.tree import Entry
 
@@ -281,3 +286,43 @@ def _unwritable(tree: Path, entry: Entry, error: OSError) -> CannotJudge:
             "free some space, or stage elsewhere",
         )
     return CannotJudge(f"`{entry.path}` cannot be written in `{tree.parent}`: {error.strerror}", "see `dmesg | tail`")
+
+
+@dataclass
+class Tally:
+    """The work of one thread, or of all threads. Seconds are summed over threads."""
+
+    bytes: int = 0
+    direct_bytes: int = 0
+    hole_bytes: int = 0
+    """Zeros in the holes of the source, which were not written."""
+    reading: float = 0.0
+    summing: float = 0.0
+    writing: float = 0.0
+    helper_cpu: float = 0.0
+    """CPU seconds of other processes that worked for it."""
+
+    def add(self, other: Tally) -> None:
+        """Add the figures of ``other`` to this one."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def move_small(entry: Entry, tree: Path | None, root: str, checksum: Checksum, buffer: memoryview, tally: Tally) -> str:
+    """Read a file that fits into ``buffer``, and write it below ``tree``, if there is one. Returns its checksum.
+
+    ``root``: ``tree`` as text, since a path object takes longer to make than a small file takes to write. Raises
+    ``CannotJudge``.
+    """
+    start = time.perf_counter()
+    data = read_small(entry, buffer, as_listed=tree is not None)
+    read = time.perf_counter()
+    digest = digest_of(checksum, data)
+    summed = time.perf_counter()
+    if tree is not None:
+        tally.hole_bytes += write_small(entry, tree, f"{root}/{entry.path}", data)
+    tally.reading += read - start
+    tally.summing += summed - read
+    tally.writing += time.perf_counter() - summed
+    tally.bytes += entry.size
+    return digest

@@ -20,9 +20,8 @@ from pathlib import Path
 from tunetool.errors import CannotJudge
 from tunetool.measure.worker import Missing, Worker, child_command
 from tunetool.node.common.files import read_text
-from tunetool.stage.ends import DIRECT_BYTES, Sink, Source, create, writing
+from tunetool.stage.ends import DIRECT_BYTES, Sink, Source, Tally, create, move_small, writing
 from tunetool.stage.pieces import Checksum, Piece, cut, hasher, piece_bytes
-from tunetool.stage.small import Tally, move_small
 from tunetool.stage.tree import Entry
 
 LEAST_FILES = 5000

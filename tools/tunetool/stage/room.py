@@ -1,4 +1,4 @@
-"""Checks the free space before the copy: on the file system of DST, and in memory for a tmpfs."""
+"""Checks the free space before a copy: on the file system of its destination, and in memory for a tmpfs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.node.machine.memory import memory_left
+from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
 from tunetool.stage.tree import Entry
 
@@ -66,4 +67,16 @@ def refuse_too_big(need: int, inodes: int, directory: Path, bounds: list[Limit],
         raise CannotJudge(
             f"the copy has {inodes} files and directories, `{directory}` has {status.f_favail} inodes left",
             "choose another DST, or mount it with more (`nr_inodes=` of a tmpfs)",
+        )
+
+
+def need_room(directory: Path, count: int, purpose: str) -> None:
+    """Raises ``CannotJudge`` if ``count`` bytes do not fit below ``directory`` or, for a tmpfs, into memory."""
+    mount = mount_holding(str(directory), read_mounts())
+    bounds = limits(directory, mount.fs_type if mount else "unknown")
+    if bounds and count > bounds[0].left:
+        other_limits = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
+        raise CannotJudge(
+            f"{purpose} takes {format_size(count)}, {bounds[0].what} {format_size(bounds[0].left)}{other_limits}",
+            "free some, choose a smaller model or fewer images, or another `--target`",
         )

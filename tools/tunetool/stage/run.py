@@ -20,9 +20,8 @@ from tunetool.regular_files import POINTER_BYTES, is_pointer, read_end
 from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
 from tunetool.stage.build import Job, build
-from tunetool.stage.compare import changes, first
 from tunetool.stage.destination import Destination, find_destination, inode_of, is_empty, known, only_one, take_away
-from tunetool.stage.manifest import Manifest, rooted
+from tunetool.stage.manifest import Manifest, changes, first, rooted
 from tunetool.stage.moving import Plan, move
 from tunetool.stage.outcome import KIND, copied, evicted, findings, unchanged, verified
 from tunetool.stage.pieces import DEFAULT_CHECKSUM, Checksum

@@ -26,8 +26,8 @@ from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_count, format_size
 from tunetool.origin import install_hint
-from tunetool.stage.destination import Destination, inode_of
-from tunetool.stage.whole_directory import alone, building, need_room
+from tunetool.stage.destination import Destination, alone, building, inode_of
+from tunetool.stage.room import need_room
 from tunetool.training.data import pictures
 from tunetool.training.data.conversations import INFO, choose
 from tunetool.training.model import reference_model

@@ -15,7 +15,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.units import format_size
-from tunetool.stage.whole_directory import need_room
+from tunetool.stage.room import need_room
 
 _SMALLEST_SIDE = 28
 _MOST_PARALLEL = 256

@@ -21,7 +21,7 @@ from tunetool.node.machine.memory import memory_left
 from tunetool.node.units import format_size
 from tunetool.origin import install_hint
 from tunetool.regular_files import refuse_pointers
-from tunetool.stage.whole_directory import need_room
+from tunetool.stage.room import need_room
 from tunetool.training.model import reference_model
 
 _PROCESS = 300 << 20

@@ -31,8 +31,7 @@ from tunetool.tune.goals import parse_mix
 from tunetool.tune.request import Request as Search
 from tunetool.tune.request import SearchProgress
 from tunetool.tune.run import tune
-from tunetool.tune.settings import AioSettings
-from tunetool.tune.space import SWEEP, settings_of
+from tunetool.tune.settings import SWEEP, AioSettings, settings_of
 
 _SLACK_BYTES = 4 << 20
 """Bytes that a journal and the system's log may write besides."""

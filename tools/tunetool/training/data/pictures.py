@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
-from tunetool.stage.whole_directory import making, need_room
+from tunetool.stage.destination import making
+from tunetool.stage.room import need_room
 
 NAME = "tunetool_colours"
 COLOURS = {

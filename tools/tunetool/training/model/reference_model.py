@@ -13,7 +13,8 @@ from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, is_tied, published_name, 
 from tunetool.advise.shapes import Tensor
 from tunetool.errors import UsageProblem
 from tunetool.loading import safetensors_files
-from tunetool.stage.whole_directory import making, need_room
+from tunetool.stage.destination import making
+from tunetool.stage.room import need_room
 from tunetool.training.model import tokenizer
 
 SIZES = frozenset(CONFIGURATIONS)
