@@ -22,9 +22,8 @@ from tunetool.measure.evidence import REPEATS, obstacles
 from tunetool.measure.fio import Fio, Job, arguments, execute, find_fio, parse
 from tunetool.measure.ladder.calls import random_io
 from tunetool.measure.metrics import EXPECTABLE
-from tunetool.measure.rank_sum import difference, significant
 from tunetool.measure.sampling import Counting
-from tunetool.measure.statistics import estimate
+from tunetool.measure.statistics import difference, estimate, significant
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.tuning.settings import (

@@ -23,7 +23,7 @@ from typing import Any
 from io_settings import CHOSEN, Options, run
 from put_back import orderly_end, restore
 from tunetool.errors import TunetoolError
-from tunetool.measure.rank_sum import METHOD
+from tunetool.measure.statistics import DIFFERENCE_METHOD
 from tunetool.node.machine.block_stack import CountersChanged
 
 
@@ -41,7 +41,10 @@ def markdown(document: dict[str, Any]) -> str:
         )
     load = f"load {document['load_before']:.2f} before, {document['load_after']:.2f} after, {document['cpus']} CPUs"
     lines += ["", f"{document['medium']}, Linux {document['kernel']}, fio {document['fio']}; {load}."]
-    lines += [f"{document['pairs']} pairs, seed {document['seed']}, samples of {document['duration']:g} s; {METHOD}."]
+    lines += [
+        f"{document['pairs']} pairs, seed {document['seed']}, samples of {document['duration']:g} s; "
+        f"{DIFFERENCE_METHOD}."
+    ]
     lines += [f"Not tried: {'; '.join(document['left_out'])}."] if document["left_out"] else []
     return "\n".join(lines) + "\n"
 

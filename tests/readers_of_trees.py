@@ -16,9 +16,9 @@ from trees import property_of
 from tunetool.inspect.collect import inspect
 from tunetool.inspect.model import dumps
 from tunetool.inspect.source import opened
-from tunetool.measure.facts import node_facts
 from tunetool.measure.figures import ceiling
 from tunetool.measure.ladder.facts import read_facts
+from tunetool.measure.made_by import node_facts
 from tunetool.node.array.md_arrays import read_arrays, sync_actions
 from tunetool.node.array.stripe import NoStripe, read_stripe
 from tunetool.node.audit.manifest_checks import run_checks

@@ -14,7 +14,7 @@ from typing import Any
 import builders
 from tunetool import record as records
 from tunetool.fleet.verify import name_outliers
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.figures import ceiling_figure
 from tunetool.measure.ladder.causes import DriveFacts as LadderDrive

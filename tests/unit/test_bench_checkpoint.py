@@ -27,7 +27,7 @@ from tunetool.errors import UsageProblem
 from tunetool.launch.local import rank_environment
 from tunetool.measure import page_cache
 from tunetool.measure.evidence import Counted
-from tunetool.measure.fio_result import Outcome
+from tunetool.measure.fio import Outcome
 from tunetool.measure.rounds import drawn_order, ratio
 from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf

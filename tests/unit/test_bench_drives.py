@@ -27,7 +27,7 @@ from tunetool.bench.drives.view import view
 from tunetool.bench.drives.volume import BareDrive, as_they_are, stack_of
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
 from tunetool.measure.tester import without_storage

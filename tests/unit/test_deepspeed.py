@@ -21,7 +21,7 @@ from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes,
 from tunetool.measure.aio.build_ops import build_environment, clear_lock, only_build, plain_architectures
 from tunetool.measure.aio.ops import STAMP, builders
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
-from tunetool.measure.ladder.pinned_handle import prepare
+from tunetool.measure.ladder.deepspeed_handles import prepare
 from tunetool.measure.sequential import Plan
 from tunetool.measure.worker import Worker, child_command, describe_end
 from tunetool.options.values import parse_io_size

@@ -268,7 +268,7 @@ def test_what_needs_nothing_runs_as_the_documents_show_it(
         (tmp_path / name).mkdir()
     (tmp_path / "docs/machines").symlink_to(ROOT / "docs/machines")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tunetool.user_directories.runs", lambda: tmp_path / "runs")
+    monkeypatch.setattr("tunetool.user_directories.default_runs_dir", lambda: tmp_path / "runs")
     done = CliRunner().invoke(cli, shlex.split(line), standalone_mode=False)
     assert done.exception is None, done.output
     assert done.return_value in (None, 0), done.output

@@ -6,7 +6,7 @@ import pytest
 
 from tunetool.measure.evidence import Counted
 from tunetool.measure.figure import Quantity, What, computed, figure, measured, spread_of
-from tunetool.measure.fio_result import Outcome
+from tunetool.measure.fio import Outcome
 from tunetool.measure.sequential import Sample
 from tunetool.measure.statistics import estimate
 from tunetool.node.machine.block_stack import BlockStack, Leaf

@@ -19,12 +19,11 @@ from rich.console import Console
 
 from builders import record
 from tunetool.cli.main import main
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.fio import Fio
-from tunetool.measure.gds import config, judge
-from tunetool.measure.gds.counters import Counts, parse, version_of
+from tunetool.measure.gds import config, counters
+from tunetool.measure.gds.counters import Counts, Moved, parse, proven, version_of, way_of
 from tunetool.measure.gds.driver import start
-from tunetool.measure.gds.judge import Moved, proven, way_of
 from tunetool.measure.gds.spec import SMALLEST, TASK, Mode, io_bytes
 from tunetool.measure.ladder import gpudirect
 from tunetool.measure.ladder.rung import Context
@@ -128,14 +127,14 @@ def test_a_failed_proof_names_what_stands_in_the_way() -> None:
     assert "(`udev`)" in remedy
     assert "(`nvidia_fs.installed`)" in remedy
     assert "p2pdma by " in remedy
-    assert judge.refused("require", "HANDLE_NOT_REGISTERED (5027)", decision).remedy == remedy
+    assert counters.refused("require", "HANDLE_NOT_REGISTERED (5027)", decision).remedy == remedy
 
 
 def test_figures_are_called_what_they_are() -> None:
     """The recorded figures of a machine whose cuFile moved everything through the host's memory."""
     read = upgraded({"measurements": json.loads((DATA / "figures-compat.json").read_text())})
     figures = [Measurement.model_validate(each) for each in read["measurements"]]
-    check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
+    check = counters.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
     made = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
     stream = io.StringIO()
     print_record(made, None, Console(file=stream, width=WIDTH, highlight=False))
@@ -208,7 +207,9 @@ def measured(mode: Mode, stack: BlockStack, tmp_path: Path, monkeypatch: pytest.
 
 def test_without_a_gpu(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = measured("require", stack, tmp_path, monkeypatch, GdsFacts())
-    assert [(each.id, each.status) for each in outcome.checks if each.id == judge.CHECK_ID] == [("gds.path", "unknown")]
+    assert [(each.id, each.status) for each in outcome.checks if each.id == counters.CHECK_ID] == [
+        ("gds.path", "unknown")
+    ]
     assert "no NVIDIA GPU" in outcome.checks[-1].found
     assert measured("auto", stack, tmp_path, monkeypatch, GdsFacts()).checks[-1].status == "skip"
 

@@ -18,8 +18,8 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir, sampling
 from tunetool.measure.balance import balance
 from tunetool.measure.evidence import Counted, explain, obstacles, summed, wrong_clock
-from tunetool.measure.facts import node_facts
 from tunetool.measure.figures import ceiling
+from tunetool.measure.made_by import node_facts
 from tunetool.measure.sampling import Counting, Repeats, again, judgement_of_fio
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
 from tunetool.node.machine import busy as jobs

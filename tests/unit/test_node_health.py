@@ -326,7 +326,7 @@ CHECKS = st.lists(
 
 @given(CHECKS)
 def test_the_verdict_is_that_of_a_record(checks: list[Check]) -> None:
-    from tunetool.measure.checks import as_result
+    from tunetool.record import as_result
     from tunetool.verdict import Case, judge
 
     assert of_checks(checks, [], NOW).status == judge(Case(checks=[*map(as_result, checks)], judged="checks")).status

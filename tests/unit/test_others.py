@@ -14,8 +14,8 @@ import pytest
 from test_measure_parts import did, stack
 
 from tunetool.measure import busy, sampling
+from tunetool.measure.busy import Others
 from tunetool.measure.evidence import REPEATS, Counted, explain
-from tunetool.measure.others import Others
 from tunetool.measure.sampling import Counting, Repeats, again, judgement
 from tunetool.node.machine.process_io import look, movers
 from tunetool.tune.samples import Move, Samples

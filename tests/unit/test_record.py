@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from calls import ROOT, call
 from tunetool import record as records
 from tunetool.errors import UsageProblem
-from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
 from tunetool.record import Confidence, Evidence, Measurement, Node, Record, Verdict
+from tunetool.user_directories import default_runs_dir, prepare_runs_dir
 
 SCHEMA = Path(__file__).parents[2] / "docs/reference/record.schema.json"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -144,11 +144,11 @@ def test_a_runs_directory_without_room_is_named_before_and_after_the_measurement
     def limited(code: str) -> str:
         """A limit of a file's size stands for a full file system: both refuse a write, not an open."""
         limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        imports = "from pathlib import Path; from tunetool import record; from tunetool.measure import runs_dir"
+        imports = "from pathlib import Path; from tunetool import record, user_directories"
         return call(sys.executable, "-c", f"{imports}; {code}", preexec_fn=limit).stderr
 
     assert f"`{tmp_path}` cannot keep records: File too large" in limited(
-        f"runs_dir.prepare_runs_dir(Path('{tmp_path}'))"
+        f"user_directories.prepare_runs_dir(Path('{tmp_path}'))"
     )
     kept = ROOT / "tests/data/records/verify.json"
     written = limited(f"record.write(record.read(Path('{kept}')), Path('{tmp_path}'), {{'raw': 'x' * 99999}})")

@@ -19,7 +19,7 @@ import builders
 from builders import NOW, PROVEN, sampled
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
-from tunetool.measure.rank_sum import difference, significant
+from tunetool.measure.statistics import difference, significant
 from tunetool.record import (
     CheckResult,
     FleetHost,

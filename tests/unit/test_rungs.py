@@ -14,8 +14,7 @@ from tunetool.errors import UsageProblem
 from tunetool.measure.fio import Fio, FioFailed
 from tunetool.measure.ladder import calls, facts, source
 from tunetool.measure.ladder import plan as ladder
-from tunetool.measure.ladder.gpu import Handle
-from tunetool.measure.ladder.pinned_handle import PinnedHandle
+from tunetool.measure.ladder.deepspeed_handles import Handle, PinnedHandle
 from tunetool.measure.ladder.raw import counts, sub_stack
 from tunetool.measure.ladder.rung import Context, Result, Rung, Skip, run
 from tunetool.measure.ladder.sampler import Sampler

@@ -54,7 +54,7 @@ from tunetool.launch.local import RankFailed
 from tunetool.launch.this_machine import LocalLauncher
 from tunetool.measure import aio, busy, rundir, sampling, tester
 from tunetool.measure.aio import driver as aio_driver
-from tunetool.measure.fio_result import Fio, Outcome
+from tunetool.measure.fio import Fio, Outcome
 from tunetool.measure.ladder import sequential
 from tunetool.measure.session import Run
 from tunetool.node.machine.block_stack import BlockStack

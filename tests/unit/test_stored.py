@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tunetool.measure.stored import incomplete
+from tunetool.measure.evidence import incomplete
 
 SIZE = 2**20
 

@@ -20,7 +20,7 @@ from pythons import bare_python, python_that
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.aio import driver
 from tunetool.measure.fio import Fio
-from tunetool.measure.ladder.pinned_handle import prepare
+from tunetool.measure.ladder.deepspeed_handles import prepare
 from tunetool.measure.ladder.rung import Context
 from tunetool.measure.ladder.sampler import Sampler
 from tunetool.measure.sequential import Plan

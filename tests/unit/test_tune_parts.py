@@ -14,10 +14,10 @@ import pytest
 
 from builders import measurement, record
 from tunetool.errors import UsageProblem
+from tunetool.measure import Direction
 from tunetool.measure.aio.ops import Probe
 from tunetool.measure.aio.spec import SMALLEST, Spec
-from tunetool.measure.direction import Direction
-from tunetool.measure.fio_result import Fio
+from tunetool.measure.fio import Fio
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Evidence, Node, Record
 from tunetool.tune.explain import curve, explain

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.tune.goals import Mix, parse_mix
 from tunetool.tune.pairs import choose
 from tunetool.tune.race import Rounds, distance

@@ -23,8 +23,7 @@ from tunetool.lab.programs import require
 from tunetool.lab.qemu import KVM_DEVICE
 from tunetool.launch.deepspeed import need_pdsh
 from tunetool.launch.slurm import need_slurm
-from tunetool.measure.fio import find_fio
-from tunetool.measure.io_uring import no_io_uring
+from tunetool.measure.fio import find_fio, no_io_uring
 from tunetool.measure.target import check_target
 from tunetool.node.gds.kernel_modules import read_driver
 from tunetool.node.machine.block_stack import read_stack
@@ -311,7 +310,7 @@ def _root() -> str:
 
 
 def _records() -> str:
-    directory = user_directories.runs()
+    directory = user_directories.default_runs_dir()
     existing = next(each for each in (directory, *directory.parents) if each.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise CannotJudge(f"`{directory}` cannot be written", "name another directory with `--runs-dir`")

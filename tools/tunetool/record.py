@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from tunetool import record_v1
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
+from tunetool.node.common.check_result import Check
 from tunetool.node.common.temporary import new_directory, prefix_of_this_host, remove_stale_directories
 from tunetool.regular_files import below
 
@@ -452,3 +453,9 @@ def newest_beside(runs_dir: Path, kind: str, most: int) -> Iterator[tuple[str, R
             continue
         if record.kind == kind:
             yield name, record
+
+
+def as_result(check: Check) -> CheckResult:
+    """The check for a record."""
+    status: Any = check.status
+    return CheckResult(id=check.id, status=status, expected=check.expected, found=check.found, remedy=check.remedy)

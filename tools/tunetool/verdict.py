@@ -320,3 +320,37 @@ def _stands_on_the_loss(ladder: Ladder, measurement: Measurement, case: Case) ->
 
 def _human(name: str) -> str:
     return name.replace(".", " ")
+
+
+@dataclass(frozen=True)
+class ComparedEngine:
+    """The check of one engine, with the verdict's sentence where its bytes differ or it could not be measured."""
+
+    check: CheckResult
+    differs: str | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class ComparedEngines:
+    """All engines on one medium, or in one state of the files."""
+
+    measurements: Sequence[Measurement]
+    engines: Sequence[ComparedEngine]
+    doubts: Sequence[str]
+    """Why its figures prove nothing."""
+    errors: Sequence[str] = ()
+
+
+def case_of_engines(parts: Sequence[ComparedEngines], doubts: Sequence[str]) -> Case:
+    """The case for the verdict; ``doubts`` are those of every part."""
+    engines = [engine for part in parts for engine in part.engines]
+    return Case(
+        measurements=[measurement for part in parts for measurement in part.measurements],
+        checks=[engine.check for engine in engines],
+        words={engine.check.id: [engine.differs] for engine in engines if engine.differs},
+        failed={engine.check.id: engine.failed for engine in engines if engine.failed},
+        errors=[error for part in parts for error in part.errors],
+        doubts=[*doubts, *(line for part in parts for line in part.doubts)],
+        judged="checks",
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunetool.errors import UsageProblem
 from tunetool.inspect.model import Inspection
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import HIGHEST, LOWEST
 from tunetool.measure.figures import NAMES, sequential_figures
 from tunetool.node.units import format_bandwidth

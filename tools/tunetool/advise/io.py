@@ -15,7 +15,7 @@ from tunetool.advise.expert_decoder import routed
 from tunetool.advise.layers import Layers
 from tunetool.advise.layout import Layout, held, names
 from tunetool.advise.shapes import Model
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.node.units import format_bandwidth, format_size
 
 ENDS = 2

@@ -143,8 +143,8 @@ def _parameters(size: int | None, model: str | None) -> tuple[float, str]:
 def _measured(path: str | None, engine: str | None) -> Measured | None:
     from tunetool import record as records
     from tunetool.advise.checkpoint import measured
-    from tunetool.measure.runs_dir import default_runs_dir
     from tunetool.report.runs import find_record
+    from tunetool.user_directories import default_runs_dir
 
     if path is None:
         if engine is not None:

@@ -50,10 +50,10 @@ def expect(given: Options) -> int:
     from tunetool.advise import expect as advice
     from tunetool.inspect.collect import inspect
     from tunetool.inspect.source import opened
-    from tunetool.measure.runs_dir import default_runs_dir
     from tunetool.report.advise_expect import print_expect
     from tunetool.report.page import table_console
     from tunetool.report.runs import find_record
+    from tunetool.user_directories import default_runs_dir
 
     runs = given.runs_dir or default_runs_dir()
     nodes = [node for name in given.records for node in advice.nodes_of(records.read(find_record(name, runs)))]

@@ -113,7 +113,7 @@ def _launch(given: Options, asked: Asked) -> str:
 def _layers(path: str | None) -> Layers:
     from tunetool import record as records
     from tunetool.advise.layers import of_record, published
-    from tunetool.measure.runs_dir import default_runs_dir
     from tunetool.report.runs import find_record
+    from tunetool.user_directories import default_runs_dir
 
     return published() if path is None else of_record(records.read(find_record(path, default_runs_dir())))

@@ -244,7 +244,7 @@ def fleet(given: FleetOptions) -> int:
 
 
 def _runs_dir(given: Path | None) -> Path:
-    from tunetool.measure.runs_dir import default_runs_dir
+    from tunetool.user_directories import default_runs_dir
 
     return given if given is not None else default_runs_dir()
 

@@ -14,14 +14,13 @@ from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.fleet.playbook import HostSelection, Playbook, Run, announce, choose_hosts, run_playbook
 from tunetool.fleet.same_reasons import same_reasons
-from tunetool.measure.facts import node_facts
-from tunetool.measure.made_by import made_by
+from tunetool.measure.made_by import made_by, node_facts
 from tunetool.measure.progress import Progress
-from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
 from tunetool.node.play import reasons
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.units import format_count
 from tunetool.record import FleetHost, Measurement, Record, Verdict
+from tunetool.user_directories import default_runs_dir, prepare_runs_dir
 from tunetool.verdict import Case, code_of, judge
 
 Hosts = Sequence[tuple[FleetHost, Record | None]]

@@ -11,8 +11,7 @@ import torch
 from tunetool.errors import CannotJudge
 from tunetool.loading.sample_files import SampleFiles, Where
 from tunetool.measure.gds import child
-from tunetool.measure.gds.counters import Counts, parse, version_of
-from tunetool.measure.gds.judge import Moved, describe, proven
+from tunetool.measure.gds.counters import Counts, Moved, describe, parse, proven, version_of
 
 _MOST_OPEN = 128
 """Files that stay open between batches: cuFile registers each, which takes longer than to read a small sample."""

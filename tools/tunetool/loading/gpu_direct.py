@@ -23,7 +23,7 @@ from tunetool.loading.fill import BUFFER_BYTES, checked_reading, loading_threads
 from tunetool.loading.held_batches import HeldBatches
 from tunetool.loading.sample_files import SampleFiles
 from tunetool.loading.standing_reads import Job, StandingReads
-from tunetool.measure.gds.judge import Moved
+from tunetool.measure.gds.counters import Moved
 
 Engine = Literal["auto", "threads", "kvikio"]
 _ENGINES = ("auto", "threads", "kvikio")

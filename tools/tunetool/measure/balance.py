@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import CheckResult

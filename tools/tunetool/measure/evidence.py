@@ -1,12 +1,14 @@
-"""Decides by counters before and after whether the bytes that a program claims reached the drives."""
+"""Decides by counters before and after whether the bytes that a program claims reached the drives, and by a file's
+blocks whether it holds what was written: a sparse or short one is read without a drive."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.units import format_size
 from tunetool.record import Evidence
@@ -150,3 +152,36 @@ def summed(stack: BlockStack, counted: Sequence[Counted | None], claimed: int) -
 def _worst(bad: Sequence[Counted]) -> Counted:
     """The sample to report: a contradicted claim matters more than other I/O."""
     return min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The bytes that it moved, and the seconds that this took."""
+
+    claimed_bytes: int
+    seconds: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+        return self.claimed_bytes / self.seconds
+
+
+_STAT_BLOCK = 512
+"""``st_blocks`` counts in units of 512 bytes, whatever the file system's block (stat(2))."""
+
+
+def incomplete(directory: Path, names: list[str], size: int) -> list[str]:
+    """What is wrong with the files, a line for each that holds less than ``size`` bytes."""
+    problems = []
+    for name in names:
+        try:
+            status = (directory / name).stat()
+        except OSError as error:
+            problems.append(f"`{name}` is gone: {error.strerror}")
+            continue
+        stored = min(status.st_size, status.st_blocks * _STAT_BLOCK)
+        if stored < size:
+            shortfall = f"`{name}` holds {format_size(stored)} of the {format_size(size)} that were written to it"
+            problems.append(f"{shortfall}: a sparse, short or compressed file proves nothing")
+    return problems

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from tunetool.measure import tester
+from tunetool.measure import Direction, tester
 from tunetool.measure.balance import service_times
-from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, doubt, wrong_clock
 from tunetool.measure.figure import What, computed, measured
 from tunetool.measure.fio import Fio

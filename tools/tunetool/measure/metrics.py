@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 
 Unit = Literal["B/s", "1/s"]
 MIB = 2**20

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
+from tunetool.measure.busy import Others
 from tunetool.measure.evidence import REPEATS, Counted, Judgement, took_longer
-from tunetool.measure.others import Others
 from tunetool.measure.residency import resident_bytes
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 

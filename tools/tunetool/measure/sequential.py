@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
-from tunetool.measure import tester
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction, tester
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Outcome
 from tunetool.measure.sampling import Repeats

@@ -19,13 +19,12 @@ from typing import Protocol, TypeVar
 from tunetool import record as records
 from tunetool.errors import ExitCode, TunetoolError, Unforeseen, UsageProblem, fault_of_ours
 from tunetool.measure import busy, rundir
-from tunetool.measure.facts import node_facts
-from tunetool.measure.made_by import made_by
+from tunetool.measure.made_by import made_by, node_facts
 from tunetool.measure.progress import Progress
-from tunetool.measure.runs_dir import default_runs_dir, prepare_runs_dir
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, FleetHost, Part, Record, Series
+from tunetool.user_directories import default_runs_dir, prepare_runs_dir
 from tunetool.verdict import Case, code_of, judge, judged_expectations
 
 _T = TypeVar("_T")
@@ -36,7 +35,7 @@ class Run:
     """The options that every measurement shares."""
 
     runs_dir: Path | None = None
-    """Where records are kept; None: where ``runs_dir.default_runs_dir`` says."""
+    """Where records are kept; None: where ``user_directories.default_runs_dir`` says."""
     allow_busy: bool = False
     """Measure beside a job. Two runs of tunetool never measure one device at the same time, whatever this says."""
     dry_run: bool = False

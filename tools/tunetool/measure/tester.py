@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from tunetool.measure.direction import Direction
-from tunetool.measure.fio import Fio, FioFailed, execute, shares
-from tunetool.measure.fio_result import Outcome
+from tunetool.measure import Direction
+from tunetool.measure.fio import Fio, FioFailed, Outcome, execute, shares
 from tunetool.measure.progress import Progress
 from tunetool.record import Scalar
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE

@@ -10,7 +10,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from tunetool.measure.rank_sum import ERROR, METHOD, Difference, difference, significant
+from tunetool.measure.statistics import DIFFERENCE_ERROR, DIFFERENCE_METHOD, Difference, difference, significant
 from tunetool.node.common.refusal import on_one_line
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell
@@ -59,7 +59,7 @@ def compare(first: Record, second: Record, pick: Pick | None = None) -> list[Row
             continue
         if obstacle is None and a is not None and b is not None:
             differences[name] = difference(a.samples or [], b.samples or [])
-            if differences[name].least <= ERROR:
+            if differences[name].least <= DIFFERENCE_ERROR:
                 continue
             obstacle = f"{len(a.samples or [])} and {len(b.samples or [])} samples are too few to tell"
             del differences[name]
@@ -152,7 +152,7 @@ def _row(first: Measurement, second: Measurement, test: Difference, counts: bool
 def as_document(rows: Sequence[Row], notes: Sequence[str]) -> str:
     """The comparison as JSON."""
     document = {
-        "method": METHOD,
+        "method": DIFFERENCE_METHOD,
         "notes": list(notes),
         "measurements": [{key: value for key, value in asdict(row).items() if value not in (None, "")} for row in rows],
     }
@@ -172,7 +172,7 @@ def print_comparison(rows: Sequence[Row], notes: Sequence[str], console: Console
         cells = (row.name, _shown(row.first, row.unit), _shown(row.second, row.unit), change, probability, remark)
         table.add_row(*cells)
     console.print(table)
-    for line in [*notes, METHOD]:
+    for line in [*notes, DIFFERENCE_METHOD]:
         console.print(Text(on_one_line(line)), soft_wrap=True)
 
 

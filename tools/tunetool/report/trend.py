@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from tunetool.errors import UsageProblem
-from tunetool.measure.rank_sum import ERROR, difference
+from tunetool.measure.statistics import DIFFERENCE_ERROR, difference
 from tunetool.record import Measurement, Record
 from tunetool.report.flat import Cell, interval
 from tunetool.report.page import add_number_columns, new_table, print_block, word
@@ -88,9 +88,9 @@ def _change(before: Measurement | None, now: Measurement) -> str:
     if before.medium != now.medium:
         return "another medium"
     tested = difference(before.samples or [before.value], now.samples or [now.value])
-    if tested.least > ERROR:
+    if tested.least > DIFFERENCE_ERROR:
         return "too few samples"
-    if tested.probability > ERROR or tested.ratio == 1:
+    if tested.probability > DIFFERENCE_ERROR or tested.ratio == 1:
         return NOISE
     return "faster" if (tested.ratio > 1) == (now.better == "higher") else "slower"
 

@@ -9,7 +9,7 @@ from statistics import median
 from xml.sax.saxutils import escape
 
 from tunetool.errors import UsageProblem
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size_binary
 from tunetool.record import Measurement, Record, chosen

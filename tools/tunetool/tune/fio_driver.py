@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.measure import tester
+from tunetool.measure import Direction, tester
 from tunetool.measure.aio.spec import FILE, SMALLEST
-from tunetool.measure.direction import Direction
-from tunetool.measure.fio import Fio, FioFailed, execute
-from tunetool.measure.fio_result import Outcome, shares
+from tunetool.measure.evidence import incomplete
+from tunetool.measure.fio import Fio, FioFailed, Outcome, execute, shares
 from tunetool.measure.sequential import free_bytes
-from tunetool.measure.stored import incomplete
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size
 from tunetool.tune.pool import PASS_SECONDS, largest, unit_of

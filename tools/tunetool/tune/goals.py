@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunetool.errors import UsageProblem
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 
 Goal = Literal["read", "write", "mix"]
 

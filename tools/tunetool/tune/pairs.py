@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.rank_sum import ERROR, Difference, difference, significant
-from tunetool.measure.statistics import Estimate, coverage
+from tunetool.measure.statistics import DIFFERENCE_ERROR, Difference, Estimate, coverage, difference, significant
 from tunetool.tune.goals import Goal, Mix
 from tunetool.tune.race import ENOUGH, Rounds, distance
 from tunetool.tune.settings import DEFAULTS, AioSettings
@@ -125,4 +124,4 @@ def _may_beat(taken: Mapping[int, float], rival: Mapping[int, float]) -> bool:
     if not rival:
         return False
     gain = difference(list(taken.values()), list(rival.values()))
-    return gain.ratio > 1 + ENOUGH or (1 - ENOUGH > gain.ratio > 1 - 4 * ENOUGH and gain.probability > ERROR)
+    return gain.ratio > 1 + ENOUGH or (1 - ENOUGH > gain.ratio > 1 - 4 * ENOUGH and gain.probability > DIFFERENCE_ERROR)

@@ -12,7 +12,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from tunetool.measure import tester
+from tunetool.measure import Direction, tester
 from tunetool.measure.aio.driver import START_SECONDS, memlock, read_back, sector_bytes
 from tunetool.measure.aio.ops import Probe, need
 from tunetool.measure.aio.spec import (
@@ -23,9 +23,8 @@ from tunetool.measure.aio.spec import (
     largest_io_bytes,
     script,
 )
-from tunetool.measure.direction import Direction
+from tunetool.measure.evidence import incomplete
 from tunetool.measure.sequential import free_bytes
-from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, Worker, child_command
 from tunetool.node.common.files import read_int
 from tunetool.node.machine.block_stack import BlockStack

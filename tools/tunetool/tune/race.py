@@ -12,7 +12,7 @@ from functools import cache
 from math import log, log2, sqrt
 from statistics import median
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.tune.goals import Goal, Mix, parts
 from tunetool.tune.settings import DEFAULTS, NAMES, AioSettings
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.claim import Claim
-from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import Counted, explain
+from tunetool.measure import Direction
+from tunetool.measure.evidence import Claim, Counted, explain
 from tunetool.measure.figure import What, measured
 from tunetool.measure.sampling import Counting, Repeats, again, judgement
 from tunetool.measure.tester import ceiling_of, cpu_share

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil, log2
 from statistics import median
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.tune.goals import Goal, Mix, parts
 from tunetool.tune.pairs import PAIRS, Choice, choose, too_few
 from tunetool.tune.race import ENOUGH, Rounds, Standing, neighbours, standing

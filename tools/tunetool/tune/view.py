@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.record import Measurement, Record, chosen
 from tunetool.tune.explain import curve, shown
 from tunetool.tune.outcome import GAIN

@@ -12,17 +12,16 @@ from typing import Any
 from tunetool.errors import UsageProblem
 from tunetool.measure import figures, rundir, session
 from tunetool.measure.balance import balance
-from tunetool.measure.checks import as_result
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.figures import ceiling
 from tunetool.measure.fio import find_fio
 from tunetool.measure.gds.config import default_mode
 from tunetool.measure.ladder import facts as ladder_facts
 from tunetool.measure.ladder import plan as ladder
-from tunetool.measure.ladder.gpu import PINNED
+from tunetool.measure.ladder.deepspeed_handles import CHECK_ID as DEEPSPEED_CHECK
+from tunetool.measure.ladder.deepspeed_handles import PINNED
+from tunetool.measure.ladder.deepspeed_handles import prepare as pinned_handle
 from tunetool.measure.ladder.gpudirect import GpuDirect
-from tunetool.measure.ladder.pinned_handle import CHECK_ID as DEEPSPEED_CHECK
-from tunetool.measure.ladder.pinned_handle import prepare as pinned_handle
 from tunetool.measure.ladder.rung import Context, Rung
 from tunetool.measure.ladder.rung import Result as Found
 from tunetool.measure.ladder.rung import run as run_rungs
@@ -41,7 +40,7 @@ from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.node.volume.volume_answers import ANSWERS, DRIVES, WRITABLE
-from tunetool.record import CheckResult, Expectation, Ladder
+from tunetool.record import CheckResult, Expectation, Ladder, as_result
 from tunetool.verdict import Case, limit_of
 from tunetool.verify.configuration import manifest_checks, static_checks
 from tunetool.verify.drive_errors import Watch

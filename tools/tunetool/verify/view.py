@@ -10,9 +10,9 @@ from tunetool.inspect.ceilings import format_link_speed
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import is_sequential
 from tunetool.measure.gds.config import CHECK_ID as GDS_CONFIG
-from tunetool.measure.gds.judge import CHECK_ID as GDS
+from tunetool.measure.gds.counters import CHECK_ID as GDS
 from tunetool.measure.ladder.budget import EXPECTED
-from tunetool.measure.ladder.pinned_handle import CHECK_ID as DEEPSPEED
+from tunetool.measure.ladder.deepspeed_handles import CHECK_ID as DEEPSPEED
 from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.units import format_bandwidth, format_figure, format_size
 from tunetool.record import DriveFacts, Evidence, Measurement, Record, chosen

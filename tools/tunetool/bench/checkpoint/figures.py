@@ -8,15 +8,13 @@ from statistics import median
 
 from tunetool.bench.checkpoint.engines import REFERENCE
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
-from tunetool.measure import equality, tester
-from tunetool.measure.direction import Direction
-from tunetool.measure.equality import Compared, Part
+from tunetool.measure import Direction, tester
 from tunetool.measure.evidence import obstacles, summed
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
-from tunetool.verdict import Case
+from tunetool.verdict import Case, ComparedEngine, ComparedEngines, case_of_engines
 
 FEWEST_PAIRS = 3
 """Fewest pairs for an interval: the range of three contains the true median with 75 %."""
@@ -220,18 +218,18 @@ def _outcome(row: Row) -> tuple[CheckStatus, str]:
 
 def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:
     """The case for the verdict: only equality is judged, not speed."""
-    return equality.case([_part(matrix, conditions) for matrix in matrices], doubts)
+    return case_of_engines([_part(matrix, conditions) for matrix in matrices], doubts)
 
 
-def _part(matrix: Matrix, conditions: dict[str, Scalar]) -> Part:
+def _part(matrix: Matrix, conditions: dict[str, Scalar]) -> ComparedEngines:
     engines = [_compared(matrix, row) for row in matrix.rows.values()]
-    return Part(measurements(matrix, conditions), engines, unproven_reasons(matrix), matrix.errors)
+    return ComparedEngines(measurements(matrix, conditions), engines, unproven_reasons(matrix), matrix.errors)
 
 
-def _compared(matrix: Matrix, row: Row) -> Compared:
+def _compared(matrix: Matrix, row: Row) -> ComparedEngine:
     name = f"`{row.name}` on {matrix.stack.medium}"
     differs = f"{name} restores something else than it saved: {row.different}" if row.different else None
-    return Compared(_check(matrix, row), differs, row.failed and f"{name} could not be measured: {row.failed}")
+    return ComparedEngine(_check(matrix, row), differs, row.failed and f"{name} could not be measured: {row.failed}")
 
 
 def unproven_reasons(matrix: Matrix) -> list[str]:

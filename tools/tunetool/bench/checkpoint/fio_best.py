@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.measure import tester
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction, tester
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, arguments, run
 from tunetool.measure.sampling import Counting

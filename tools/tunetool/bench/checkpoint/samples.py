@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tunetool.bench.checkpoint.engines import ENGINES, Entry
 from tunetool.bench.checkpoint.fio_best import FioSample
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import Judgement
-from tunetool.measure.fio_result import Outcome
+from tunetool.measure.fio import Outcome
 from tunetool.measure.rounds import Transfer
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack

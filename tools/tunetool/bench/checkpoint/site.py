@@ -15,8 +15,7 @@ from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
 from tunetool.launch.local import RankFailed
-from tunetool.measure import page_cache
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction, page_cache
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import FioFailed
 from tunetool.measure.progress import Progress

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tunetool.bench.dataset.engines import BatchEngine, DaliEngine, FioEngine, ImageEngine, RecordEngine, TokenEngine
 from tunetool.bench.dataset.samples import EngineRow, StateTable
-from tunetool.measure import equality
-from tunetool.measure.equality import Compared, Part
 from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.measure.tester import cpu_share
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, CheckStatus, Measurement, Scalar
-from tunetool.verdict import TESTER_CEILING, Case
+from tunetool.verdict import TESTER_CEILING, Case, ComparedEngine, ComparedEngines, case_of_engines
 
 RATE, READ, FETCHED, VERSUS = "samples", "read", "fetched", "versus_base"
 SLACK_BYTES = 8 << 20
@@ -25,14 +23,14 @@ EXPECTED = "as in the files: each image, and samples of tokens, spread over the 
 def case(tables: Sequence[StateTable], conditions: Mapping[str, Scalar], doubts: Sequence[str] = ()) -> Case:
     """The case for the verdict: only equality is judged, not speed."""
     parts = [
-        Part(
+        ComparedEngines(
             [each for row in table.rows.values() for each in _figures_of(table, row, conditions)],
             [*(_compared(table, row) for row in table.rows.values()), *_left_out(table)],
             unproven_reasons(table),
         )
         for table in tables
     ]
-    return equality.case(parts, doubts)
+    return case_of_engines(parts, doubts)
 
 
 def _figures_of(table: StateTable, row: EngineRow, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -124,7 +122,7 @@ def versus_base(table: StateTable, row: EngineRow) -> Ratio | None:
     return ratio(base.engine.name, base.seconds_of_a_sample(), row.seconds_of_a_sample())
 
 
-def _compared(table: StateTable, row: EngineRow) -> Compared:
+def _compared(table: StateTable, row: EngineRow) -> ComparedEngine:
     name = f"`{row.engine.name}` {table.title}"
     status, found = _outcome(row)
     differs = status == "fail"
@@ -136,7 +134,7 @@ def _compared(table: StateTable, row: EngineRow) -> Compared:
         found=found,
         remedy="do not train by it; report the versions in the record" if differs else "",
     )
-    return Compared(
+    return ComparedEngine(
         check,
         f"{name} gives other bytes than the files hold" if differs else None,
         f"{name} could not be measured: {row.failed}" if row.failed else None,
@@ -157,11 +155,11 @@ def _outcome(row: EngineRow) -> tuple[CheckStatus, str]:
     return ("pass", f"equal in {format_count(count, 'round')}") if count else ("skip", "nothing was read")
 
 
-def _left_out(table: StateTable) -> Iterator[Compared]:
+def _left_out(table: StateTable) -> Iterator[ComparedEngine]:
     for name, why in table.libraries.items():
         labels = {"subject": "dataset", **_labels(table, name)}
         id_ = f"dataset.{table.state}.{name}"
-        yield Compared(CheckResult(id=id_, labels=labels, status="skip", expected=EXPECTED, found=why))
+        yield ComparedEngine(CheckResult(id=id_, labels=labels, status="skip", expected=EXPECTED, found=why))
 
 
 def unproven_reasons(table: StateTable) -> list[str]:

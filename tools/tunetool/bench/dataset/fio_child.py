@@ -13,8 +13,7 @@ from typing import Any
 
 from tunetool.bench.dataset.token_child import counted
 from tunetool.errors import CannotJudge
-from tunetool.measure.fio import Fio, execute, find_fio, shares
-from tunetool.measure.fio_result import Outcome
+from tunetool.measure.fio import Fio, Outcome, execute, find_fio, shares
 from tunetool.measure.tester import without_storage
 
 _SECTOR = 512

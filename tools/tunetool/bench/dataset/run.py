@@ -30,13 +30,12 @@ from tunetool.bench.dataset.megatron import TokenFiles
 from tunetool.bench.dataset.request import KIND, Request
 from tunetool.bench.dataset.samples import EngineRow, Pass, State, StateTable
 from tunetool.measure import page_cache, session
-from tunetool.measure.evidence import LOWEST
+from tunetool.measure.evidence import LOWEST, incomplete
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.residency import resident_bytes
 from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, Worker, child_command, foreign_code
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.fio import DATA_FILE, Fio, Job, arguments
 
 JOBS_A_DRIVE = 2

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunetool.measure import tester
+from tunetool.measure import Direction, tester
 from tunetool.measure.aio.driver import START_SECONDS, check_opened, open_order, read_back
 from tunetool.measure.aio.ops import Probe
 from tunetool.measure.aio.spec import FILE, Spec, script
-from tunetool.measure.direction import Direction
-from tunetool.measure.stored import incomplete
+from tunetool.measure.evidence import incomplete
 from tunetool.measure.worker import Failed, Worker, child_command
 
 _SLOWEST = 5e6

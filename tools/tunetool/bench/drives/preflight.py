@@ -24,10 +24,10 @@ from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.volume import BareDrive, cannot_judge
 from tunetool.bench.engine_choice import choose
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure import Direction
 from tunetool.measure.aio.ops import Probe, need, probe
 from tunetool.measure.aio.spec import default_parallelism, largest_io_bytes
-from tunetool.measure.direction import Direction
-from tunetool.measure.io_uring import no_io_uring
+from tunetool.measure.fio import no_io_uring
 from tunetool.measure.ladder.source import no_raw
 from tunetool.measure.sequential import FREE_SHARE, MIB, free_bytes
 from tunetool.measure.target import check_target

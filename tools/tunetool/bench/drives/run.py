@@ -21,6 +21,7 @@ from tunetool.errors import CannotJudge
 from tunetool.measure import session, tester
 from tunetool.measure.aio.driver import sector_bytes
 from tunetool.measure.aio.spec import Spec, check_shape
+from tunetool.measure.evidence import incomplete
 from tunetool.measure.figures import ceiling_figures
 from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.ladder.calls import raw_reads
@@ -32,7 +33,6 @@ from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again, judgement, judgement_of_fio
 from tunetool.measure.sequential import Sample, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, foreign_code
 from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.machine.block_stack import BlockStack

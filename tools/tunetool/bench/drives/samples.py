@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack

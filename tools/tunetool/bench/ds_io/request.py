@@ -14,8 +14,8 @@ from tunetool.options.shared import Measuring
 from tunetool.options.values import DIRECTORY, IO_SIZE
 
 if TYPE_CHECKING:
+    from tunetool.measure import Direction
     from tunetool.measure.aio.spec import Device
-    from tunetool.measure.direction import Direction
 
 PREREQUISITES = ("DeepSpeed",)
 KIND = "bench.ds-io"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.bench.ds_io.request import DURABLE, KIND
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.figures import sequential_figures
 from tunetool.node.units import format_bandwidth, format_size_binary
 from tunetool.record import Measurement, Record, chosen, newest_beside

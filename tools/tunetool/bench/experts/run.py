@@ -16,6 +16,7 @@ from tunetool.bench.experts.samples import MODES, TARGET, Mode, Reading, Row
 from tunetool.bench.experts.trace import Demand
 from tunetool.errors import CannotJudge
 from tunetool.measure import session
+from tunetool.measure.evidence import incomplete
 from tunetool.measure.page_cache import drop_file
 from tunetool.measure.progress import Progress
 from tunetool.measure.residency import resident_bytes
@@ -23,7 +24,6 @@ from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again, judgement
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Worker, child_command, foreign_code
 from tunetool.record import Scalar
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from tunetool.bench.loading.samples import Load, Matrix, Row
-from tunetool.measure import equality
-from tunetool.measure.equality import Compared, Part
 from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles, summed
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
-from tunetool.verdict import Case
+from tunetool.verdict import Case, ComparedEngine, ComparedEngines, case_of_engines
 
 PINNED, FIO = "pinned", "fio"
 SLACK_BYTES = 8 << 20
@@ -129,14 +127,14 @@ def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequ
     parts = []
     for matrix in matrices:
         engines = [_compared(matrix, row) for row in matrix.rows.values()]
-        parts.append(Part(measurements(matrix, conditions), engines, unproven_reasons(matrix)))
-    return equality.case(parts, doubts)
+        parts.append(ComparedEngines(measurements(matrix, conditions), engines, unproven_reasons(matrix)))
+    return case_of_engines(parts, doubts)
 
 
-def _compared(matrix: Matrix, row: Row) -> Compared:
+def _compared(matrix: Matrix, row: Row) -> ComparedEngine:
     name = f"`{row.name}` {matrix.title}"
     differs = f"{name} gives other bytes than the files hold" if row.differs else None
-    return Compared(_check(matrix, row), differs, row.failed and f"{name} could not be measured: {row.failed}")
+    return ComparedEngine(_check(matrix, row), differs, row.failed and f"{name} could not be measured: {row.failed}")
 
 
 def past_the_cache(matrix: Matrix, load: Load) -> str | None:

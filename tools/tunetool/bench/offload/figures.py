@@ -8,7 +8,7 @@ from typing import Any
 
 from tunetool.bench.offload.samples import DIRECTIONS, DRAM, NEAR, Place, Row
 from tunetool.errors import CannotJudge
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import doubt, obstacles
 from tunetool.measure.figure import Quantity, What, figure, measured
 from tunetool.measure.rounds import compared, ratio

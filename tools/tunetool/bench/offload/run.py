@@ -15,8 +15,7 @@ from tunetool.bench.offload.request import KIND, WARM_UPS, Request
 from tunetool.bench.offload.samples import DIRECTIONS, DRAM, Moved, Place, Row, Rung, Step, moved_in
 from tunetool.bench.offload.training import OPS, Training, losses_of
 from tunetool.errors import CannotJudge, ExitCode
-from tunetool.measure import aio, session
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction, aio, session
 from tunetool.measure.progress import Progress
 from tunetool.measure.rounds import drawn_order, rounds_of
 from tunetool.measure.sampling import Counting, again

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunetool.bench.offload.swap_handles import union
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted, Judgement
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack

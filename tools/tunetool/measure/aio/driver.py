@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.measure import worker
+from tunetool.measure import Direction, worker
 from tunetool.measure.aio.ops import Probe, need, probe
 from tunetool.measure.aio.spec import FILE, Spec, check_limits, check_shape, granule, script
-from tunetool.measure.claim import Claim
-from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import Counted
+from tunetool.measure.evidence import Claim, Counted, incomplete
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import free_bytes
-from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, Missing, Worker, child_command
 from tunetool.node.common.files import read_int, read_text
 from tunetool.node.machine.block_stack import BlockStack

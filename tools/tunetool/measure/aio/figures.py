@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tunetool.measure import evidence, tester
+from tunetool.measure import Direction, evidence, tester
 from tunetool.measure.aio.driver import Outcome, Pass
 from tunetool.measure.aio.spec import Device, Spec
-from tunetool.measure.direction import Direction
 from tunetool.measure.figure import What, measured
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Measurement, Scalar

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.worker import Failed
 from tunetool.node.units import format_size, format_size_binary
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunetool.measure import Direction
 from tunetool.measure.aio.driver import Pass, read_back, take
-from tunetool.measure.direction import Direction
-from tunetool.measure.gds.counters import Counts, parse, version_of
-from tunetool.measure.gds.judge import Moved
+from tunetool.measure.evidence import incomplete
+from tunetool.measure.gds.counters import Counts, Moved, parse, version_of
 from tunetool.measure.gds.spec import Spec
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Repeats, collect, judgement
-from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, Worker, child_command
 from tunetool.node.machine.block_stack import BlockStack
 

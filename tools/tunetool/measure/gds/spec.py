@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 
 Way = Literal["direct", "compat", "posix"]
 """cuFile without the host's memory; cuFile through it; kvikio alone, which reads and writes as any program does."""

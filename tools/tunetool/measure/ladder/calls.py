@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.fio import Fio, Job, arguments
 from tunetool.measure.ladder.budget import RAW_BLOCK, RAW_DEPTH
 from tunetool.measure.ladder.source import Span

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction
 from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, SAMPLES
-from tunetool.measure.ladder.figures import Label, figure
-from tunetool.measure.ladder.rung import Context, Result, Rung, Skip
+from tunetool.measure.ladder.rung import Context, Label, Result, Rung, Skip, figure
 from tunetool.measure.metrics import MIB
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import Plan, Sample, free_bytes

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunetool.measure import tester
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction, tester
 from tunetool.measure.figure import spread_of
-from tunetool.measure.fio import Outcome
-from tunetool.measure.io_uring import no_io_uring
+from tunetool.measure.fio import Outcome, no_io_uring
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import SAMPLES, SUSTAINED_BYTES_A_DRIVE, SUSTAINED_SAMPLES
-from tunetool.measure.ladder.figures import Label, figure
-from tunetool.measure.ladder.rung import Context, Result, Rung, Skip
+from tunetool.measure.ladder.rung import Context, Label, Result, Rung, Skip, figure
 from tunetool.measure.ladder.sampler import Call, Part, of_one_part
 from tunetool.measure.metrics import MIB, Metric
 from tunetool.measure.sequential import FEWEST, Plan

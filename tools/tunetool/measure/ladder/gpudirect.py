@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tunetool.errors import CannotJudge
+from tunetool.measure import Direction
 from tunetool.measure.aio.driver import Pass
 from tunetool.measure.aio.figures import doubt
-from tunetool.measure.checks import as_result
-from tunetool.measure.direction import Direction
 from tunetool.measure.figure import What, measured
-from tunetool.measure.gds import config, judge
+from tunetool.measure.gds import config, counters
 from tunetool.measure.gds.counters import FIRST, version_of
 from tunetool.measure.gds.driver import START_SECONDS, Outcome, Run, start
 from tunetool.measure.gds.spec import SMALLEST, Mode, Spec, Way, io_bytes
@@ -26,7 +25,7 @@ from tunetool.node.gds.facts import read_gds_facts
 from tunetool.node.gds.path_choice import Decision, current
 from tunetool.node.units import format_size
 from tunetool.origin import install_hint
-from tunetool.record import CheckResult, Measurement, Scalar
+from tunetool.record import CheckResult, Measurement, Scalar, as_result
 
 _SECONDS = 15.0
 _NOT_STARTED = "cuFile initialization failed"
@@ -67,13 +66,13 @@ class GpuDirect(Rung):
         if not facts.gpus:
             result.checks.append(as_result(config.check(path, facts.libcufile, None, "there is no GPU")))
             result.checks.append(
-                judge.answer(self.mode, "unknown", "there is no NVIDIA GPU here", "verify on a node that has one")
+                counters.answer(self.mode, "unknown", "there is no NVIDIA GPU here", "verify on a node that has one")
             )
             return result
         try:
             _Step(self.mode, self.python, context, current(facts), result).execute(path)
         except CannotJudge as error:
-            result.checks.append(judge.answer(self.mode, "unknown", error.message, error.hint or ""))
+            result.checks.append(counters.answer(self.mode, "unknown", error.message, error.hint or ""))
         return result
 
 
@@ -144,12 +143,12 @@ class _Step:
                 spec.file.unlink(missing_ok=True)
             self.context.sampler.raw["gds-counters.json"] = json.dumps(outcome.counters)
             if outcome.moved:
-                way = judge.way_of(outcome.moved)
-                self._conclude(judge.proven(self.mode, outcome.moved, self.decision), spec, outcome, way)
+                way = counters.way_of(outcome.moved)
+                self._conclude(counters.proven(self.mode, outcome.moved, self.decision), spec, outcome, way)
                 return False
         spec.file.unlink(missing_ok=True)
         message = str(refused["message"]).splitlines()[0] + self._log()
-        self.result.checks.append(judge.refused(self.mode, message, self.decision))
+        self.result.checks.append(counters.refused(self.mode, message, self.decision))
         return True
 
     def _posix(self, environment: Mapping[str, str]) -> None:
@@ -168,7 +167,7 @@ class _Step:
     def _conclude(self, check: CheckResult, spec: Spec, outcome: Outcome, way: Way) -> None:
         reasons = [doubt(self.context.stack, direction, kept, "kvikio") for direction, kept in outcome.samples.items()]
         if check.status == "pass" and any(reasons):
-            check = judge.answer(self.mode, "unknown", "; ".join(filter(None, reasons)))
+            check = counters.answer(self.mode, "unknown", "; ".join(filter(None, reasons)))
         self.result.checks.append(check)
         self._figures(spec, outcome, way)
 

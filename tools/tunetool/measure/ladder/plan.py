@@ -8,8 +8,8 @@ from tunetool.measure.ladder import facts
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, SAMPLES, SUSTAINED_BYTES_A_DRIVE, SUSTAINED_SAMPLES
 from tunetool.measure.ladder.causes import Facts, diagnose
 from tunetool.measure.ladder.checkpoint import TorchCheckpoint
+from tunetool.measure.ladder.deepspeed_handles import Handle
 from tunetool.measure.ladder.files import Random, Sustained, Uring
-from tunetool.measure.ladder.gpu import Handle
 from tunetool.measure.ladder.raw import Alone, Array, Together
 from tunetool.measure.ladder.rung import Rung
 from tunetool.measure.ladder.rungs import first_loss

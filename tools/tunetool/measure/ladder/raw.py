@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import RAW_BLOCK, SAMPLES
-from tunetool.measure.ladder.figures import Label, figure
-from tunetool.measure.ladder.rung import Context, Result, Rung
+from tunetool.measure.ladder.rung import Context, Label, Result, Rung, figure
 from tunetool.measure.ladder.sampler import Call, Part, of_one_part
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan

@@ -1,27 +1,30 @@
 """A rung: one step of a measurement, from fio's sequential figures down to a bare drive and up to a checkpoint.
 
 A command plans its rungs, runs them one after the other, and judges what they found. What one found is kept when a
-later one fails.
+later one fails. A rung of the ladder makes its figures by ``figure``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median_high
+from statistics import median, median_high
 from typing import ClassVar, Protocol
 
 from tunetool.errors import CannotJudge
+from tunetool.measure import Direction, evidence
 from tunetool.measure.aio.ops import Probe, probe
-from tunetool.measure.fio import DATA_FILE
+from tunetool.measure.evidence import wrong_clock
+from tunetool.measure.figure import Quantity, What, measured
+from tunetool.measure.fio import DATA_FILE, Outcome
 from tunetool.measure.ladder.sampler import Sampler
 from tunetool.measure.ladder.source import RawData, raw_data, unmoved
-from tunetool.measure.sequential import Plan, Results
+from tunetool.measure.sequential import Plan, Results, Sample
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import Drive
-from tunetool.record import CheckResult, Measurement
+from tunetool.record import CheckResult, Measurement, Scalar
 
 _NO_DIRECT_IO = "the file system takes no direct I/O"
 _MOVED = "the file system moved the files meanwhile: what was read may not have been theirs"
@@ -163,3 +166,50 @@ def run(rungs: Sequence[Rung], context: Context, found: Result) -> None:
     if context.files_moved():
         on_drives = [m.name for m in found.measurements if m.layer in ("drive", "md")]
         found.unproven.update(dict.fromkeys(on_drives, _MOVED))
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a figure is."""
+
+    form: str
+    """Of its name."""
+    layer: str
+    engine: str
+    direction: Direction
+    medium: str
+    rate: bool = False
+    """Requests per second, not bytes."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Those beside the direction."""
+    figure: str = ""
+    """Empty: ``bandwidth``, or ``rate``."""
+
+
+def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameters: Mapping[str, Scalar]) -> Result:
+    """One measurement of the samples, whose bytes the devices of ``stack`` counted."""
+    value: Callable[[Outcome], float] = lambda outcome: outcome.rate if label.rate else outcome.bandwidth  # noqa: E731
+    values = [value(sample.outcome) for sample in samples]
+    cores = median(sample.outcome.cores for sample in samples)
+    quantity: Quantity = "rate" if label.rate else "bandwidth"
+    what = What(
+        label.form,
+        quantity,
+        label.engine,
+        label.medium,
+        label.figure or quantity,
+        {"direction": label.direction, **label.labels},
+        label.layer,
+        {"direction": label.direction, **parameters, "cores_used": round(cores, 3)},
+    )
+    measurement = measured(what, stack, samples, values, [sample.outcome.percentiles for sample in samples])
+    reason = doubt(stack, label.direction, samples)
+    return Result([measurement], {measurement.name: reason} if reason else {})
+
+
+def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) -> str | None:
+    """Why the samples prove nothing; None where the counters agree, in bytes and in time."""
+    reason = evidence.doubt(stack, direction, [sample.counted for sample in samples])
+    if reason:
+        return reason
+    return wrong_clock((sample.counted, sample.outcome.seconds) for sample in samples)

@@ -8,8 +8,8 @@ from statistics import median
 
 from tunetool.measure.ladder.budget import EXPECTED
 from tunetool.measure.ladder.checkpoint import LOAD, SAVE
+from tunetool.measure.ladder.deepspeed_handles import DEVICES
 from tunetool.measure.ladder.files import SUSTAINED, URING
-from tunetool.measure.ladder.gpu import DEVICES
 from tunetool.measure.ladder.raw import ALONE, ARRAY, TOGETHER
 from tunetool.measure.metrics import RANDOM, SEQUENTIAL, Metric
 from tunetool.record import Measurement, Rung, chosen

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.measure import tester
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction, tester
 from tunetool.measure.fio import Fio, FioFailed, Outcome, execute, shares
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.progress import Progress

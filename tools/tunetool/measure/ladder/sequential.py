@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tunetool.measure import tester
-from tunetool.measure.direction import Direction
+from tunetool.measure import Direction, tester
+from tunetool.measure.evidence import incomplete
 from tunetool.measure.fio import DATA_FILE, FioFailed, Job, Outcome, arguments, run
 from tunetool.measure.ladder.rung import Context, Result, Rung
 from tunetool.measure.sampling import Counting, collect, judgement_of_fio
@@ -21,7 +21,6 @@ from tunetool.measure.sequential import (
     more_where_open,
     takes_direct_io,
 )
-from tunetool.measure.stored import incomplete
 from tunetool.node.units import format_bandwidth, format_size
 
 
