@@ -21,7 +21,7 @@ from shown_records import node
 from tunetool.advise import zero
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import Model, Tensor
-from tunetool.advise.swap_files import SwapFiles, swap_files
+from tunetool.advise.zero import SwapFiles, swap_files
 from tunetool.bench import media
 from tunetool.bench.offload import figures, preflight
 from tunetool.bench.offload.architecture import architecture

@@ -1,12 +1,14 @@
-"""How DeepSpeed divides a model under ZeRO: partitions, sub-groups, buffers, bytes, memory of each rank. Pure.
+"""How DeepSpeed divides a model under ZeRO: partitions, sub-groups, buffers, bytes, memory of each rank; the swap files
+of a rank, and what a step moves of them, to the byte. Pure.
 
 Each function repeats a calculation of DeepSpeed 0.19.8 and names its source below deepspeed/runtime. All counts are
-ELEMENTS unless a name says bytes, as in DeepSpeed.
+ELEMENTS unless a name says bytes, as in DeepSpeed. ``SwapFiles`` are bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tunetool.advise.shapes import Model, Tensor
 
@@ -129,3 +131,78 @@ def state_bytes(stage: int, parameters: int, trained: int, world: int, element_b
     gradients = trained * element_bytes / (world if stage >= 2 else 1)
     states = trained * STATES * FP32 / (world if stage >= 1 else 1)
     return weights + gradients + states
+
+
+@dataclass(frozen=True)
+class SwapFiles:
+    """The sizes of one rank's files by what they hold, one for each file."""
+
+    states: Sequence[int]
+    """Master weights, momenta and variances: three of each sub-group that is large enough."""
+    gradients: Sequence[int]
+    parameters: Sequence[int]
+
+    @property
+    def sizes(self) -> list[int]:
+        """All of them, the smallest first."""
+        return sorted([*self.states, *self.gradients, *self.parameters])
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return sum(self.sizes)
+
+    @property
+    def written(self) -> int:
+        """Bytes written in a step: each file once."""
+        return self.total
+
+    @property
+    def read(self) -> int:
+        """Bytes read in a step, at most: states and gradients once, parameters for either pass. What the backward pass
+        wants first may still be there."""
+        return sum(self.states) + sum(self.gradients) + 2 * sum(self.parameters)
+
+
+def swap_files(
+    model: Model, world: int, rank: int, sub_group_size: int, block_bytes: int, parallelism: int, parameters: bool
+) -> SwapFiles:
+    """The files of ``rank`` of ``world``, after its first step.
+
+    ``sub_group_size`` in elements; ``block_bytes`` and ``parallelism`` of the ds_config's ``aio`` block;
+    ``parameters``: whether they are swapped too.
+    """
+    parts = partitions(model, world)
+    states: list[int] = []
+    gradients: list[int] = []
+    position = 0
+    for group in sub_groups(parts, sub_group_size):
+        tensors = model.tensors[position : position + len(group)]
+        position += len(group)
+        # A sub-group is one flat tensor (optimizer_utils.py: is_swappable_tensor).
+        if not swappable(sum(group), FP32, block_bytes):
+            continue
+        states += [aligned(sum(group), parallelism, FP32) * FP32] * STATES
+        for tensor, part in zip(tensors, group, strict=True):
+            # A partition that is padding alone has no gradient (stage3.py: partition_grads, contains_real_data).
+            if rank * part < tensor.numel:
+                gradients += _gradient(part, block_bytes, parallelism)
+    return SwapFiles(
+        states=states,
+        gradients=gradients,
+        parameters=[
+            aligned(part, parallelism, LOW) * LOW
+            for part in parts
+            # partitioned_param_swapper.py: swappable_tensor
+            if parameters and swappable(part, LOW, block_bytes)
+        ],
+    )
+
+
+def _gradient(part: int, block_bytes: int, parallelism: int) -> list[int]:
+    """A tensor's gradient: the aligned part is swapped, the rest stays in memory (_adjust_for_misaligned_lengths)."""
+    if not swappable(part, FP32, block_bytes):
+        return []
+    unit = AIO_ALIGNED_BYTES * parallelism // FP32
+    whole = part // unit * unit
+    return [whole * FP32] if swappable(whole, FP32, block_bytes) else []

@@ -13,7 +13,7 @@ from tunetool.advise.ds_config import Unreachable
 from tunetool.advise.ds_config import plan as plan_config
 from tunetool.advise.ds_config_plan import Job, Node
 from tunetool.advise.shapes import Model
-from tunetool.advise.swap_files import SwapFiles, swap_files
+from tunetool.advise.zero import SwapFiles, swap_files
 from tunetool.bench import media
 from tunetool.bench.offload.architecture import IMAGE_TOKENS, Architecture, architecture
 from tunetool.bench.offload.request import WARM_UPS, Request
