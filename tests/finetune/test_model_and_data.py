@@ -25,7 +25,7 @@ from tunetool.training.data import dataset
 from tunetool.training.data.dataset import IGNORED, Samples, collate
 from tunetool.training.data.pictures import COLOURS
 from tunetool.training.model import reference_model
-from tunetool.training.model.load import load
+from tunetool.training.model.reference_model import load
 from tunetool.training.model.tokenizer import Tokenizer
 
 pytest_plugins = ["huge_tmpfs"]

@@ -1,12 +1,14 @@
-"""Qwen2.5-VL in its published sizes: describe a model, build one with random weights, check that one is complete."""
+"""Qwen2.5-VL in its published sizes: describe a model, build one with random weights, check that one is complete, and
+load it to its device: with transformers, or with parallel reads into the tensors."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tunetool import regular_files
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, is_tied, published_name, read_configuration, tensors
@@ -16,6 +18,9 @@ from tunetool.loading import safetensors_files
 from tunetool.stage.destination import making
 from tunetool.stage.room import need_room
 from tunetool.training.model import tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 SIZES = frozenset(CONFIGURATIONS)
 _SHARD_BYTES = {"tiny": 2 << 20}
@@ -164,3 +169,56 @@ def write_configured(
     (directory / "config.json").write_text(json.dumps(configuration, indent=2) + "\n")
     tokenizer.write(directory, configuration)
     random_weights.write(directory, tensors(configuration, "config.json"), seed, shard_bytes, tick)
+
+
+Loader = Literal["parallel", "transformers"]
+
+
+@dataclass
+class Loaded:
+    """A loaded model, in evaluation mode on its device. ``bytes``: size of its stored tensors.
+
+    ``seconds``: from the start of loading until every byte was on the device, without the import of transformers and
+    the set-up of the device. ``how``: a description for people.
+    """
+
+    model: Any
+    seconds: float
+    bytes: int
+    how: str
+
+
+def load(directory: Path, device: str, loader: Loader, dtype: str | None = None) -> Loaded:
+    """Load the model in ``directory`` to ``device`` ("cpu", "cuda", "cuda:1").
+
+    ``dtype``: torch's name of a type, by default bfloat16, on a CPU float32. Raises ``UsageProblem`` where ``check``
+    refuses the directory, ``CannotJudge`` where the model does not fit or a file cannot be read.
+    """
+    facts = check(directory)
+    # Imports and the set-up of the device are not part of the time.
+    import torch
+    from transformers import Qwen2_5_VLForConditionalGeneration as Model
+
+    from tunetool.loading.device_memory import device_of, need_memory
+    from tunetool.loading.parallel import load_parallel
+
+    target = device_of(device)
+    kept = getattr(torch, dtype or ("bfloat16" if target.type == "cuda" else "float32"))
+    _finish(target)
+    need_memory(target, facts.parameters * kept.itemsize)
+    started = time.perf_counter()
+    if loader == "transformers":
+        model = Model.from_pretrained(directory, dtype=kept).to(target)
+        how = "transformers' from_pretrained, then .to(device)"
+    else:
+        model, how = load_parallel(Model, directory, target, kept, published_name)
+    _finish(target)
+    return Loaded(model, time.perf_counter() - started, facts.bytes, how)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)

@@ -16,7 +16,7 @@ from tunetool.checkpoint.steps import fsync
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import page_cache
 from tunetool.training.data import batches
-from tunetool.training.model.reference_model import describe
+from tunetool.training.model.reference_model import describe, load
 from tunetool.training.preflight import need_absent, need_memory
 from tunetool.training.rank.gpu_reading import least_of_ranks, of_gpu
 from tunetool.training.rank.recorder import Recorder
@@ -73,8 +73,8 @@ class Trainer:
             Qwen2_5_VLForConditionalGeneration,  # noqa: F401  (transformers imports it when it is named)
         )
 
+        from tunetool.loading import parallel  # noqa: F401  (the same)
         from tunetool.training.data import dataset  # noqa: F401  (the same)
-        from tunetool.training.model import load  # noqa: F401  (the same)
 
         transformers.utils.logging.set_verbosity_error()
         self.cuda = self._wants_cuda(torch)
@@ -147,8 +147,6 @@ class Trainer:
         torch.distributed.barrier()
 
     def _load(self) -> Any:
-        from tunetool.training.model.load import load
-
         workload, recorder = self.workload, self.recorder
         with recorder.phase("model_load"), recorder.reading("model"):
             loaded = load(Path(workload.model), self._device, workload.loader, self.precision.dtype)
