@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gpu_copy, metadata
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, host_buffers, metadata
 
 GPU = torch.device("cuda")
 
@@ -99,9 +99,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     what, path, *how = sys.argv[1:]
     if "refuses" in how:
-        vars(gpu_copy).update(_driver=lambda: (lambda *_: 1, lambda *_: 1))
+        vars(host_buffers).update(_driver=lambda: (lambda *_: 1, lambda *_: 1))
     else:
-        assert gpu_copy._driver() is not None
+        assert host_buffers._driver() is not None
     {"computes": computes, "changes": changes, "pinned": pinned}[what](Path(path), "checksums" in how)
 
 

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import CheckpointException
 
 from tunetool.checkpoint import metadata
-from tunetool.checkpoint.coverage import fills
 from tunetool.checkpoint.planner import DirectSavePlanner
-from tunetool.checkpoint.reader import DirectReader
+from tunetool.checkpoint.reader import DirectReader, fills
 from tunetool.checkpoint.writer import DirectWriter
 from tunetool.errors import UsageProblem
 

@@ -42,7 +42,7 @@ class Clock:
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("save_order", "resume"):
+    for module in ("retention", "resume"):
         monkeypatch.setattr(f"tunetool.checkpoint.{module}.now_ns", lambda: Clock.now)
 
 

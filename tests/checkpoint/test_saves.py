@@ -24,7 +24,7 @@ from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata
 from tunetool.checkpoint.commit import UNFINISHED, Saving
 from tunetool.checkpoint.job import Job, Settings
 from tunetool.checkpoint.pace import FLAG, is_saving
-from tunetool.checkpoint.save_items import Item
+from tunetool.checkpoint.rank_layout import Item
 from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
 

@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 import stops
 from tunetool.checkpoint import pace
 from tunetool.checkpoint.pace import Pace, is_saving, saving
-from tunetool.checkpoint.save_order import Stamp, stamp, stamps, surplus
 from tunetool.checkpoint.steps import (
+    Stamp,
     put_step,
     remove_step,
     replaced_steps,
     same_step,
+    stamp,
+    stamps,
     step_number,
     steps_in,
+    surplus,
     sweep,
 )
 from tunetool.errors import CannotJudge, UsageProblem

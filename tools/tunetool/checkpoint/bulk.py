@@ -27,8 +27,8 @@ from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker, copied_file, replaceable, sound_marker_of
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
-from tunetool.checkpoint.save_order import Stamp
 from tunetool.checkpoint.steps import (
+    Stamp,
     fsync_directory,
     number_or_none,
     put_step,

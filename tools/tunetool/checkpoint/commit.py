@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from tunetool import regular_files
 from tunetool.checkpoint import metadata, saver_lock
-from tunetool.checkpoint.created import Created
-from tunetool.checkpoint.metadata_sum import without_sum
+from tunetool.checkpoint.direct import Created
+from tunetool.checkpoint.metadata import without_sum
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import CannotJudge, TunetoolError

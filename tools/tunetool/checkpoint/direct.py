@@ -6,27 +6,50 @@ without any library. Lengths and offsets are multiples of 4096 bytes; the last b
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.memory_file_system import is_in_memory
+from tunetool.checkpoint.os_errors import WriteFailed
 from tunetool.checkpoint.raw_bytes import BLOCK, pages
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from tunetool.checkpoint.gds import Registered
-from tunetool.checkpoint.write_failed import WriteFailed
 
 _T = TypeVar("_T")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True)
+class Created:
+    """A file that this process created with O_EXCL (so it did not exist before): its path, device and inode."""
+
+    path: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def at(cls, path: Path, handle: int) -> Created:
+        """Record the file at ``path``, which is open as ``handle``."""
+        status = os.fstat(handle)
+        return cls(path, status.st_dev, status.st_ino)
+
+    def remove(self) -> None:
+        """Unlink the file, unless another file has its path by now. Ignores storage errors."""
+        with contextlib.suppress(OSError):
+            status = self.path.lstat()
+            if (status.st_dev, status.st_ino) == (self.device, self.inode):
+                self.path.unlink()
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

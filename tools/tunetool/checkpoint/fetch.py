@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tunetool.checkpoint import gpu_copy
+from tunetool.checkpoint import host_buffers
 from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
 from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain, memory_at, strides
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, merge, pieces, span
@@ -263,7 +263,7 @@ class _Buffer:
     def copy_to(self, want: Want, at: int, first: int, count: int) -> None:
         """Copy ``count`` bytes from ``first`` on to byte ``at`` of the target, which is ``by_address``; for a GPU, the
         copy is queued on the current stream."""
-        if self.handle and gpu_copy.to_gpu(want.address + at, self.address + first, count, self.handle):
+        if self.handle and host_buffers.to_gpu(want.address + at, self.address + first, count, self.handle):
             return
         want.as_bytes[at : at + count].copy_(self.tensor[first : first + count], non_blocking=True)
 

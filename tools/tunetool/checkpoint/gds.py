@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tunetool.checkpoint.write_failed import WriteFailed
+from tunetool.checkpoint.os_errors import WriteFailed
 from tunetool.errors import CannotJudge, UsageProblem
 
 _HINT = "run `tunetool verify --gds require` to see what is missing, or save with gds=False"

@@ -12,15 +12,13 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem
 
 from tunetool.checkpoint import space
-from tunetool.checkpoint.created import Created
-from tunetool.checkpoint.direct import DataFile, Target
+from tunetool.checkpoint.direct import Created, DataFile, Target
 from tunetool.checkpoint.host_buffers import POOL, Source
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.layout import Block
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.pipeline import Pipeline
-from tunetool.checkpoint.rank_layout import Asked, layout_for, sources_of
-from tunetool.checkpoint.save_items import Item, sums_of
+from tunetool.checkpoint.rank_layout import Asked, Item, layout_for, sources_of, sums_of
 
 FILE_BYTES = 32 << 20
 """Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""

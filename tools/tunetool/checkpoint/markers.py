@@ -12,7 +12,7 @@ import xxhash
 
 from tunetool.checkpoint import identity
 from tunetool.checkpoint.identity import Identity
-from tunetool.checkpoint.save_order import Stamp
+from tunetool.checkpoint.steps import Stamp
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.files import replace_file

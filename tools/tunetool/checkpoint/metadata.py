@@ -2,6 +2,7 @@
 
 The file is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``
 (torch/distributed/checkpoint/{metadata,filesystem}.py); Python's own unpickler would call whatever the file names.
+Its checksum is a line after the pickle, where Python's unpickler and torch do not look.
 """
 
 from __future__ import annotations
@@ -25,14 +26,57 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.metadata import Metadata as _Metadata
 
 from tunetool import regular_files
-from tunetool.checkpoint import metadata_pickle, metadata_sum, pickled
-from tunetool.checkpoint.checksums import Sums
+from tunetool.checkpoint import metadata_pickle, pickled
+from tunetool.checkpoint.checksums import Sums, hasher
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.metadata_pickle import SUMS, Content, Described, Unusual
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.plain import Malformed, check_plain
 from tunetool.checkpoint.vocabulary import VOCABULARY, is_leaf
 from tunetool.errors import UsageProblem
+
+_LINE = re.compile(rb"tunetool xxh3_64 ([0-9a-f]{16})\n")
+_BYTES = len(b"tunetool xxh3_64 \n") + 16
+
+
+class Damaged(ValueError):
+    """The content is not what was written; the message says why."""
+
+
+def with_sum(content: Sequence[bytes | memoryview]) -> Content:
+    """The content in parts, and its checksum as the last part; without one where xxhash is not installed."""
+    try:
+        hashed = hasher()
+    except UsageProblem:
+        return [*content]
+    for part in content:
+        hashed.update(part)
+    return [*content, b"tunetool xxh3_64 %b\n" % hashed.hexdigest().encode()]
+
+
+def without_sum(content: bytes) -> bytes:
+    """The content without the line of its checksum, which is not checked here."""
+    return content[:-_BYTES] if _LINE.fullmatch(content, max(0, len(content) - _BYTES)) else content
+
+
+def checked(content: bytes) -> bytes:
+    """The content without its checksum. Raises ``Damaged`` if the two differ.
+
+    Files of torch's writer, and of earlier versions, have none. Neither is it checked where xxhash is not installed.
+    """
+    pickled = without_sum(content)
+    if len(pickled) == len(content):
+        return content
+    try:
+        hashed = hasher()
+    except UsageProblem:
+        return pickled
+    hashed.update(pickled)
+    now, saved = hashed.hexdigest(), content[-17:-1].decode()
+    if now != saved:
+        raise Damaged(f"its {len(pickled)} bytes have checksum {now}, and were saved with {saved}")
+    return pickled
+
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -52,7 +96,7 @@ def loads(content: bytes, path: Path) -> Metadata:
     """
     try:
         with without_collections():
-            loaded = pickled.load(metadata_sum.checked(content), VOCABULARY)
+            loaded = pickled.load(checked(content), VOCABULARY)
     except pickled.Refused as refused:
         raise UsageProblem(
             f"`{path}` names `{_in_one_line(str(refused))}`, which metadata of torch.distributed.checkpoint never "
@@ -60,7 +104,7 @@ def loads(content: bytes, path: Path) -> Metadata:
             "load it only if you know who wrote it; save without objects of your own in the planner's data",
         ) from None
     except Exception as error:  # a pickle that is cut or made up can raise anything
-        explained = isinstance(error, (Malformed, metadata_sum.Damaged))
+        explained = isinstance(error, (Malformed, Damaged))
         reason = str(error) if explained else f"{type(error).__name__}: {error}"
         raise UsageProblem(
             f"`{path}` cannot be read as a checkpoint's metadata: {_in_one_line(reason)}",
@@ -173,7 +217,7 @@ def _unreadable(path: Path, error: OSError) -> UsageProblem:
 def dumps(metadata: Metadata, path: Path) -> bytes:
     """The bytes of `.metadata` with their checksum, checked with ``loads``. Raises ``UsageProblem`` as ``loads``
     does."""
-    content = b"".join(metadata_sum.with_sum([pickle.dumps(metadata)]))
+    content = b"".join(with_sum([pickle.dumps(metadata)]))
     loads(content, path)
     return content
 
@@ -200,7 +244,7 @@ def content_of(
             content = metadata_pickle.write(described, results, metadata.storage_meta, metadata.version, sums)
         if kept is not None:
             kept[:] = [described]
-        return metadata_sum.with_sum(content)
+        return with_sum(content)
     except Unusual:
         stored = {index: info for rank in results for index, info in rank.infos()}
         described_by_torch = replace(metadata, storage_data=stored)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.checkpoint import commit, saver_lock
-from tunetool.checkpoint.created import Created
+from tunetool.checkpoint.direct import Created
 from tunetool.checkpoint.torch_call import TorchCall
 
 _POLL_SECONDS = 0.5

@@ -1,8 +1,9 @@
-"""What the storage refuses, as one line that names it."""
+"""What the storage refuses, as one line that names it; and the error for a data file that cannot be written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,3 +23,25 @@ def naming_errors(path: Path, hint: str, doing: str = "") -> Iterator[None]:
         raise CannotJudge(
             f"{name} {doing}: {error.strerror}" if doing else f"{name}: {error.strerror}", hint
         ) from error
+
+
+_HINTS = {
+    errno.ENOSPC: "free some space; the previous checkpoint is whole",
+    errno.EDQUOT: "raise the quota or free some space; the previous checkpoint is whole",
+    errno.EFBIG: "raise the file size limit (`ulimit -f`), or write more files; the previous checkpoint is whole",
+    errno.EIO: "look at `dmesg | tail` and the drives' health; the previous checkpoint is whole",
+}
+
+
+class WriteFailed(CannotJudge):
+    """A data file cannot be written. The message names the file and the reason; ``errno`` is the kernel's error
+    number."""
+
+    errno: int | None = None
+
+    @classmethod
+    def of(cls, path: Path, doing: str, error: OSError) -> WriteFailed:
+        hint = _HINTS.get(error.errno or 0, "the previous checkpoint is whole")
+        failure = cls(f"`{path}`: {doing} failed: {error.strerror or error}", hint)
+        failure.errno = error.errno
+        return failure

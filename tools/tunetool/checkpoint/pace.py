@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.checkpoint.lock_handles import HELD
+from tunetool.checkpoint.saver_lock import HELD, TOUCH_EVERY, Holder
 from tunetool.checkpoint.saver_lock import NAME as SAVE_LOCK
-from tunetool.checkpoint.saver_lock import TOUCH_EVERY, Holder
 
 FLAG = ".tunetool-saving"
 _SILENT = 3 * TOUCH_EVERY

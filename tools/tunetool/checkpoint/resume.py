@@ -19,8 +19,7 @@ from tunetool.checkpoint.draining import launcher_ranks, named_by
 from tunetool.checkpoint.identity import look
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.retention import note_in
-from tunetool.checkpoint.save_order import Stamp, now_ns, stamps
-from tunetool.checkpoint.steps import number_or_none, replaced_steps, steps_in
+from tunetool.checkpoint.steps import Stamp, now_ns, number_or_none, replaced_steps, stamps, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 from tunetool.regular_files import below
 

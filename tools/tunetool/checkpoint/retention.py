@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.checkpoint import bulk as on_bulk
-from tunetool.checkpoint import identity, markers, save_order
+from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.identity import Identity, look
 from tunetool.checkpoint.markers import METADATA, Marker
-from tunetool.checkpoint.save_order import Key, Stamp, stamp, stamps, surplus
-from tunetool.checkpoint.steps import remove_step, steps_in, sweep
+from tunetool.checkpoint.steps import Key, Stamp, now_ns, remove_step, stamp, stamps, steps_in, surplus, sweep
 from tunetool.checkpoint.transfer import digest_of
 from tunetool.node.common.files import replace_file
 
@@ -60,7 +59,7 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
         if path != step_dir and (when := _mtime_ns(path / METADATA)) is not None
     ]
     # Read the clock last, so that a save since the drain was requested is not ahead of it.
-    return stamp(saved_ns, stamps_known, unstamped, save_order.now_ns())
+    return stamp(saved_ns, stamps_known, unstamped, now_ns())
 
 
 def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
@@ -71,9 +70,7 @@ def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
         return
     complete = _complete_steps(steps)
     recorded = {number: marker.saved for number, (_, marker) in complete.items() if marker.saved is not None}
-    order = stamps(
-        recorded, _save_times({number: path for number, (path, _) in complete.items()}, recorded), save_order.now_ns()
-    )
+    order = stamps(recorded, _save_times({number: path for number, (path, _) in complete.items()}, recorded), now_ns())
     spared = [number for number, (path, _) in complete.items() if path.name == drained]
     for number in surplus(order, complete, spared, keep):
         remove_step(complete[number][0])
@@ -162,7 +159,7 @@ def _save_orders(
     }
     paths = {("here", number): path for number, path in on_node.items()}
     paths |= {("there", number): path for number, (path, _) in complete.items()}
-    order = stamps(recorded, _save_times(paths, recorded), save_order.now_ns())
+    order = stamps(recorded, _save_times(paths, recorded), now_ns())
     return {number: order["here", number] for number in on_node}, {
         number: order["there", number] for number in complete
     }

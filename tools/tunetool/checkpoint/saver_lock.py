@@ -20,9 +20,22 @@ import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tunetool.checkpoint.lock_handles import HELD
 from tunetool.errors import CannotJudge
 from tunetool.measure.rundir import process_identity
+
+HELD: set[int] = set()
+
+
+def _forget_in_child() -> None:
+    # A forked data loader would hold the lock for as long as it lives, even after its parent's death, or release it
+    # while its parent still saves.
+    for handle in HELD:
+        os.close(handle)
+    HELD.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
 
 NAME = ".tunetool-save.lock"
 TOUCH_EVERY = 20.0

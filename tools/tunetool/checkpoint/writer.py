@@ -28,7 +28,7 @@ from tunetool.checkpoint.job import Job, Outcome, Settings
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.packed import Locations, Packed, Results
 from tunetool.checkpoint.planner import kept_bytes
-from tunetool.checkpoint.save_items import items_of
+from tunetool.checkpoint.rank_layout import items_of
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.checkpoint.tensor_table import TensorTable

@@ -1,11 +1,12 @@
-"""Fills tensors on a device from files, with the threads and pinned buffers of the checkpoint reader."""
+"""Fills tensors on a device from files, with the threads and pinned buffers of the checkpoint reader; a process alone
+reads all of them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -147,3 +148,22 @@ def by_device(wants: Sequence[Want]) -> Mapping[torch.device, Sequence[Want]]:
     for each in wants:
         grouped.setdefault(each.target.device, []).append(each)
     return grouped
+
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process alone: it reads everything."""
+
+    size = 1
+    is_first = True
+    """Whether this is the one rank that does what need not be done twice."""
+
+    def all_or_none(self, work: Callable[[], T]) -> T:
+        """Do ``work``, on all ranks. Raises on every rank if it raised on one of them."""
+        return work()
+
+    def fill(self, filling: Filling, wants: Sequence[Want], device: torch.device) -> None:
+        """Fill the targets of ``wants`` on ``device``."""
+        filling.read(wants, device)

@@ -1,16 +1,18 @@
-"""Which stored tensor belongs to which parameter or buffer of a module; what does not fit is refused by name."""
+"""Which stored tensor belongs to which parameter or buffer of a module; what does not fit is refused by name, and
+stored tensors that a module has as one are compared: two names of a tied parameter, two that ``rename`` calls alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import is_plain
+from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.errors import UsageProblem
-from tunetool.loading.fill import want
+from tunetool.loading.fill import Filling, Reading, want
 from tunetool.loading.safetensors_files import Listing, Stored, shown
 
 Rename = Callable[[str], str]
@@ -151,3 +153,32 @@ def _memory(tensor: Any) -> tuple[Any, ...] | None:
     if tensor.layout != torch.strided or not tensor.untyped_storage().data_ptr():
         return None
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+PIECE_BYTES = 64 << 20
+"""Of each of the two in memory at a time."""
+
+
+def check_same(listing: Listing, pairs: Sequence[Same], reading: Reading) -> None:
+    """Raises ``DoesNotFit`` for the first pair whose bytes differ, ``CannotJudge`` where they cannot be read."""
+    if not pairs:
+        return
+    filling = Filling(listing, 0, reading._replace(progress=None))
+    try:
+        for pair in pairs:
+            for at in range(0, pair.first.length, PIECE_BYTES):
+                count = min(PIECE_BYTES, pair.first.length - at)
+                both = torch.empty((2, count), dtype=torch.uint8)
+                wants = [_bytes_of(tensor, at, both[row]) for row, tensor in enumerate(pair)]
+                filling.read(wants, both.device)
+                if not torch.equal(both[0], both[1]):
+                    raise pair.differ(listing)
+    finally:
+        filling.files.close()
+
+
+def _bytes_of(tensor: Stored, at: int, target: torch.Tensor) -> Want:
+    count = len(target)
+    return Want(
+        tensor.name, tensor.file, tensor.start + at, Plain(0, count, "uint8", (count,), None), (0,), (count,), target
+    )

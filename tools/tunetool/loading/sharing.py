@@ -14,8 +14,7 @@ import torch.distributed as dist
 from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.loading.fill import Filling
-from tunetool.loading.ranks import Ranks
+from tunetool.loading.fill import Filling, Ranks
 
 T = TypeVar("T")
 

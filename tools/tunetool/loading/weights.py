@@ -18,12 +18,12 @@ from tunetool.loading.fill import (
     BUFFER_BYTES,
     Filling,
     Progress,
+    Ranks,
     Reading,
     by_device,
     checked_reading,
     want,
 )
-from tunetool.loading.ranks import Ranks
 from tunetool.loading.safetensors_files import Listing, list_tensors, shown
 
 if TYPE_CHECKING:
@@ -95,8 +95,11 @@ def load_into(
     ``DoesNotFit`` (a ``UsageProblem``) is raised before anything is changed. An error while files are read leaves the
     module filled in part.
     """
-    from tunetool.loading.module_weights import match, targets  # noqa: PLC0415  `load` needs none of it
-    from tunetool.loading.same_tensors import check_same  # noqa: PLC0415  (as above)
+    from tunetool.loading.module_weights import (  # noqa: PLC0415  `load` needs none of it
+        check_same,
+        match,
+        targets,
+    )
 
     reading = checked_reading(threads, buffer_bytes, progress)
     target = None if device is None else device_of(device)
