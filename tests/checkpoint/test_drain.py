@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 
 from tunetool.checkpoint import DirectWriter, Drain, drain, latest, markers, saving, verify_drained
 from tunetool.checkpoint import bulk as on_bulk
-from tunetool.checkpoint.pace import SAVE_LOCK, is_saving
+from tunetool.checkpoint.pace import SAVE_LOCK, savers
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import PATIENCE, stopped, until
 
@@ -372,7 +372,7 @@ def test_drains_give_way_to_our_own_writer_on_every_rank(tmp_path: Path) -> None
             # The coordinator's lock has no effect here, since other nodes do not see it.
             for lock in tmp_path.glob(f"*/{SAVE_LOCK}"):
                 os.utime(lock, (0, 0))
-            seen.append(is_saving(tmp_path))
+            seen.append(bool(savers(tmp_path)))
             return super().resolve_data(write_item)
 
     with saving(tmp_path):
@@ -380,7 +380,7 @@ def test_drains_give_way_to_our_own_writer_on_every_rank(tmp_path: Path) -> None
     dcp.save(state(0, 1), storage_writer=ours(tmp_path / "step_1"), planner=Looking())
     assert seen
     assert all(seen)
-    assert not is_saving(tmp_path)
+    assert not savers(tmp_path)
 
 
 def test_a_missing_shard_sends_the_job_to_the_next_tier_or_is_named(

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata, saver_lock, saving
 from tunetool.checkpoint.commit import UNFINISHED, Saving
 from tunetool.checkpoint.job import Job, Settings
-from tunetool.checkpoint.pace import FLAG, is_saving
+from tunetool.checkpoint.pace import FLAG, savers
 from tunetool.checkpoint.rank_layout import Item
 from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
@@ -426,7 +426,7 @@ def test_who_waits_for_a_drain_hears_for_whom_it_waits(tmp_path: Path, how: str)
         message = str(caught.value)
         assert f"it pauses for a save, `{file}`: process {os.getpid()} on `{os.uname().nodename}`" in message
         assert ("last sign of life " in message) == (how == "our writer")
-    assert not is_saving(scratch)
+    assert not savers(scratch)
 
 
 def test_a_dead_saver_s_lock_holds_nobody_up_whatever_its_time(tmp_path: Path) -> None:
@@ -438,4 +438,4 @@ def test_a_dead_saver_s_lock_holds_nobody_up_whatever_its_time(tmp_path: Path) -
     assert left.exists()
     for seconds in (0.0, 3600.0, 10 * 365 * 86400.0):
         os.utime(left, (time.time() + seconds, time.time() + seconds))
-        assert not is_saving(tmp_path), seconds
+        assert not savers(tmp_path), seconds

@@ -21,9 +21,9 @@ from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, published_name
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading import safetensors_files
 from tunetool.measure import page_cache
-from tunetool.training.data import dataset
 from tunetool.training.data.dataset import IGNORED, Samples, collate
 from tunetool.training.data.pictures import COLOURS
+from tunetool.training.data.pictures import make as make_pictures
 from tunetool.training.model import reference_model
 from tunetool.training.model.reference_model import load
 from tunetool.training.model.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class Made:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("finetune")
     reference_model.build("tiny", root / "model", 0)
-    dataset.make(root / "data", IMAGES, 224, 140)
+    make_pictures(root / "data", IMAGES, 224, 140)
     return Made(root / "model", root / "data")
 
 
@@ -202,15 +202,15 @@ def test_a_batch_is_filled_up_at_the_end(samples: Samples) -> None:
 
 
 def test_pictures_have_the_size_that_is_said_and_depend_on_the_seed(made: Made, tmp_path: Path) -> None:
-    dataset.make(tmp_path / "full", 2)
+    make_pictures(tmp_path / "full", 2)
     files = sorted((tmp_path / "full/images").iterdir())
     for file in files:
         with Image.open(file) as picture:
             assert picture.size == (1928, 1208)
     # A batch of 2 is to be about 6 MB.
     assert 5.6e6 < sum(file.stat().st_size for file in files) < 6.6e6
-    dataset.make(tmp_path / "again", 3, 224, 140)
-    dataset.make(tmp_path / "other", 3, 224, 140, seed=1)
+    make_pictures(tmp_path / "again", 3, 224, 140)
+    make_pictures(tmp_path / "other", 3, 224, 140, seed=1)
     ours, again, other = (
         [file.read_bytes() for file in sorted((root / "images").iterdir())[:3]]
         for root in (made.data, tmp_path / "again", tmp_path / "other")
@@ -341,7 +341,7 @@ def test_the_answer_is_learned_from_the_picture(made: Made, samples: Samples) ->
 def test_made_pictures_lie_on_huge_pages(huge_tmpfs: Path) -> None:
     # Where memory is in pieces at this moment the kernel gives small pages instead, whoever asks.
     for name in map(str, range(5)):
-        dataset.make(huge_tmpfs / name, 2, 1928, 1208)
+        make_pictures(huge_tmpfs / name, 2, 1928, 1208)
         pictures = sorted((huge_tmpfs / name / "images").iterdir())
         if [huge_bytes(path) for path in pictures] == [HUGE] * 2:
             return

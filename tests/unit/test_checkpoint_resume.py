@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import stops
 from tunetool.checkpoint import pace
-from tunetool.checkpoint.pace import Pace, is_saving, saving
+from tunetool.checkpoint.pace import Pace, savers, saving
 from tunetool.checkpoint.steps import (
     Stamp,
     put_step,
@@ -309,12 +309,12 @@ def test_no_save_is_waited_for_without_end_and_it_is_told_which() -> None:
 
 
 def test_a_save_is_seen_while_any_rank_saves_and_not_after(tmp_path: Path) -> None:
-    assert not is_saving(tmp_path)
+    assert not savers(tmp_path)
     with saving(tmp_path):
         with saving(tmp_path):
-            assert is_saving(tmp_path)
-        assert is_saving(tmp_path)
-    assert not is_saving(tmp_path)
+            assert savers(tmp_path)
+        assert savers(tmp_path)
+    assert not savers(tmp_path)
 
 
 def test_a_save_that_dies_is_over(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_save_that_dies_is_over(tmp_path: Path) -> None:
         with saving(tmp_path):
             os._exit(0)
     os.waitpid(pid, 0)
-    assert not is_saving(tmp_path)
+    assert not savers(tmp_path)
 
 
 def test_a_save_that_dies_is_over_though_a_child_of_it_lives(tmp_path: Path) -> None:
@@ -348,10 +348,10 @@ with saving(Path(sys.argv[1])):
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "saving\n"
-            assert is_saving(tmp_path)
+            assert savers(tmp_path)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            assert not is_saving(tmp_path)
+            assert not savers(tmp_path)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -361,12 +361,12 @@ def test_a_child_that_leaves_the_save_does_not_end_it(tmp_path: Path) -> None:
 import os, sys
 from pathlib import Path
 from tunetool.checkpoint import pace
-from tunetool.checkpoint.pace import is_saving, saving
+from tunetool.checkpoint.pace import savers, saving
 with saving(Path(sys.argv[1])):
     if os.fork() == 0:
         sys.exit(0)
     os.wait()
-    print(is_saving(Path(sys.argv[1])))
+    print(bool(savers(Path(sys.argv[1]))))
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
@@ -379,9 +379,9 @@ def test_the_lock_of_our_writer_counts_until_it_is_stale(tmp_path: Path) -> None
     (tmp_path / "step_1").mkdir()
     held = tmp_path / "step_1" / saver_lock.NAME
     held.write_text("{}")
-    assert is_saving(tmp_path)
+    assert savers(tmp_path)
     os.utime(held, (0, 0))
-    assert not is_saving(tmp_path)
+    assert not savers(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,7 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_parameter(entry: Entry, *, packed: bool) -> bool:
     """Whether a tensor that belongs to no packed weight is a parameter. Raises ``Unproven``."""
-    if (
-        packed
-        and entry.name.endswith((".k_scale", ".v_scale", ".q_scale", ".kv_scale"))
-        and math.prod(entry.shape) == 1
-    ):
+    if packed and entry.name.endswith(_OF_THE_CACHE) and math.prod(entry.shape) == 1:
         return False  # of the cache of keys and values
     if entry.dtype in _FLOATS or entry.dtype in _EIGHT_BITS or entry.dtype.startswith(("F4", "F6")):
         return True

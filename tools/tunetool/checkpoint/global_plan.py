@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-_logger = logging.getLogger(__name__)
 _LONGEST_MESSAGE = 500
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a chunk."""

@@ -5,17 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tunetool.checkpoint.items import LARGE, round_up
 from tunetool.checkpoint.raw_bytes import BLOCK
-
-
-class Bytes(Protocol):
-    """Anything with a known length; see ``host_buffers.Source``."""
-
-    @property
-    def bytes(self) -> int: ...
 
 
 @dataclass

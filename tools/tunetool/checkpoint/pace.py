@@ -74,13 +74,8 @@ class Saver:
         return f"`{self.file}`: {self.who}{sign}"
 
 
-def is_saving(scratch: Path) -> bool:
-    """Whether a save runs in ``scratch``: ``saving`` is held, or DirectWriter has locked a directory below it."""
-    return bool(savers(scratch))
-
-
 def savers(scratch: Path) -> list[Saver]:
-    """The running saves in ``scratch``."""
+    """The running saves in ``scratch``: ``saving`` is held, or DirectWriter has locked a directory below it."""
     running = []
     with contextlib.suppress(OSError):
         handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -31,12 +31,6 @@ def span(shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: 
     return start, start + sum((length - 1) * step for length, step in zip(lengths, steps, strict=True)) + item_size
 
 
-def in_one_run(shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
-    """Whether the box is contiguous: it contains all bytes of the range that spans it."""
-    start, stop = span(shape, item_size, offsets, lengths)
-    return stop - start == math.prod(lengths) * item_size
-
-
 def blocks(
     shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int], limit: int
 ) -> Iterator[Block]:

@@ -230,6 +230,3 @@ def accepted(
 
 def _pinned_by(device: Device) -> Literal["deepspeed", "cuda"]:
     return "deepspeed" if device == "cpu" else "cuda"
-
-
-__all__ = ["Request", "Result", "View", "render", "tune"]

@@ -19,7 +19,7 @@ from tunetool.measure.evidence import Claim, Counted, incomplete
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import free_bytes
-from tunetool.measure.worker import Failed, Missing, Worker, child_command
+from tunetool.measure.worker import Failed, Worker, child_command
 from tunetool.node.common.files import read_int, read_text
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
@@ -256,6 +256,3 @@ def memlock(root: str = "") -> int | None:
 def _limit(name: int) -> int | None:
     soft, _ = resource.getrlimit(name)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-__all__ = ["Failed", "Missing", "Outcome", "Pass", "run"]

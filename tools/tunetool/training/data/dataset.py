@@ -16,11 +16,8 @@ import torch
 from tunetool import regular_files
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.training.data.conversations import Message, read_conversations
-from tunetool.training.data.pictures import make
 from tunetool.training.model.reference_model import PIXELS
 from tunetool.training.model.tokenizer import Tokenizer
-
-__all__ = ["Samples", "collate", "make"]
 
 IGNORED = -100
 """The label of a token that is not part of the loss."""

@@ -16,7 +16,6 @@ from tunetool.training.rank.curves import Curves
 from tunetool.training.rank.recorder import Recorder, keep_error, keep_result
 from tunetool.training.workload import Workload, as_environment, workload_from_json
 
-MODULE = "tunetool.training.rank.worker"
 _TRAINERS = {
     "deepspeed": "tunetool.training.trainers.deepspeed",
     "lightning": "tunetool.training.trainers.lightning",
