@@ -9,7 +9,7 @@ import pytest
 
 from tunetool.measure.ladder.budget import EXPECTED
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step, diagnose, slow_drives
-from tunetool.measure.ladder.rungs import steps
+from tunetool.measure.ladder.plan import steps
 from tunetool.measure.metrics import METRICS
 from tunetool.node.machine.drives import Link
 

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from builders import PROVEN, measurement, record
 from tunetool.measure.ladder.causes import DriveFacts, Facts
-from tunetool.measure.ladder.plan import conclude
-from tunetool.measure.ladder.rungs import first_loss, rungs
+from tunetool.measure.ladder.plan import conclude, first_loss, rows_of
 from tunetool.record import Confidence, Expectation, Ladder, Measurement, Record, Verdict
 from tunetool.report.junit import junit
 from tunetool.report.kinds import print_record
@@ -75,7 +74,7 @@ def healthy(**changes: float) -> list[Measurement]:
 
 
 def test_each_rung_is_held_against_the_one_below() -> None:
-    rows = {rung.name: rung for rung in rungs(healthy(), {}, {})}
+    rows = {rung.name: rung for rung in rows_of(healthy(), {}, {})}
     assert rows["drive.read"].value == 56 * GB
     assert rows["drives.read.4"].share == pytest.approx(27.5 / 28)
     assert (rows["array.read"].below, rows["array.read"].share) == ("8 drives together", pytest.approx(53.5 / 54))
@@ -87,20 +86,22 @@ def test_each_rung_is_held_against_the_one_below() -> None:
 
 def test_the_lowest_rung_that_loses_is_named() -> None:
     measured = healthy(**{"drives.read.4": 20.0, "sequential.read": 9.0})
-    worst = first_loss(rungs(measured, {}, {}))
+    worst = first_loss(rows_of(measured, {}, {}))
     assert worst is not None
     assert (worst.name, worst.title) == ("drives.read.4", "4 drives together")
 
 
 def test_a_rung_that_only_jitters_is_not_named() -> None:
     measured = healthy(**{"drives.read.4": 24.0})  # 86 % of the sum; the best of its samples reaches 94 %
-    rows = {rung.name: rung for rung in rungs(measured, {}, {})}
+    rows = {rung.name: rung for rung in rows_of(measured, {}, {})}
     assert (rows["drives.read.4"].share or 0) < (rows["drives.read.4"].least or 0)
     assert not rows["drives.read.4"].loses
 
 
 def test_a_figure_without_proof_is_held_against_nothing() -> None:
-    rows = {rung.name: rung for rung in rungs(healthy(), {}, {"array.read": "other I/O", "drives.read.2": "other I/O"})}
+    rows = {
+        rung.name: rung for rung in rows_of(healthy(), {}, {"array.read": "other I/O", "drives.read.2": "other I/O"})
+    }
     assert rows["array.read"].share is None
     assert rows["sequential.read"].share is None
     assert rows["drives.read.2"].share is None
@@ -110,7 +111,7 @@ def test_a_figure_without_proof_is_held_against_nothing() -> None:
 def test_what_was_skipped_stands_in_its_place() -> None:
     measured = [m for m in healthy() if m.layer == "filesystem" and m.name != "array.read"]
     skipped = dict.fromkeys(("drive.read", "drives.read.N", "array.read"), "not root")
-    rows = rungs(measured, skipped, {})
+    rows = rows_of(measured, skipped, {})
     assert [rung.skipped for rung in rows[:3]] == ["not root"] * 3
     assert rows[3].name == "sequential.read"
     assert rows[3].share is None

@@ -72,7 +72,7 @@ def context(directory: Path, of: BlockStack | None = None, fio: Fio = FIO, **giv
 
 def test_without_direct_io_only_fio_deepspeed_and_cufile_measure(tmp_path: Path) -> None:
     found = Result()
-    run(ladder.rungs(), context(tmp_path, sequential=Results(direct=False)), found)
+    run(ladder.all_rungs(), context(tmp_path, sequential=Results(direct=False)), found)
     assert found.measurements == []
     assert set(found.skipped.values()) == {"the file system takes no direct I/O"}
     assert not any(rung.needs_direct_io for rung in (Sequential(), PinnedHandle(Path("p"), 1.0, False)))
@@ -85,7 +85,7 @@ def test_a_rung_that_fails_is_an_error_and_the_others_go_on(tmp_path: Path) -> N
     found, bare = Result(), replace(stack(tmp_path), leaves=(), device=None)
     made = context(tmp_path, bare, Fio(str(broken), "3.33"), python=Path("/nonexistent/python"))
     made.sequential.file_bytes = MIB
-    run(ladder.rungs(), made, found)
+    run(ladder.all_rungs(), made, found)
     assert any(line.startswith("random reads, 4k: ") and "fio: broken" in line for line in found.errors)
     assert any(line.startswith("sustained write: ") for line in found.errors)
     assert "it failed" in found.skipped["random.read.4k"]
@@ -129,10 +129,10 @@ def test_a_handle_that_fails_has_a_say_only_where_it_is_required(
 
 def test_where_the_files_lie_must_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Skip, match="raw rungs need an md RAID0"):
-        ladder.rungs()[0].run(context(tmp_path))
+        ladder.all_rungs()[0].run(context(tmp_path))
     monkeypatch.setattr(source, "no_raw", lambda stack: None)
     with pytest.raises(Skip, match="`md0` is no md array"):
-        ladder.rungs()[0].run(context(tmp_path))
+        ladder.all_rungs()[0].run(context(tmp_path))
 
 
 # --- fio's command lines --------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from tunetool.advise.expect import is_counted, nodes_of
 from tunetool.errors import UsageProblem
 from tunetool.measure import Direction
+from tunetool.measure.ladder.plan import bandwidth, steps, together_counts
 from tunetool.measure.ladder.raw import ALONE, ARRAY
-from tunetool.measure.ladder.rungs import bandwidth, steps, together_counts
 from tunetool.measure.metrics import EXPECTABLE
 from tunetool.record import Record
 

@@ -288,7 +288,7 @@ def _planned(
     if mode != "off":
         rungs.append(GpuDirect(mode, request.python))
     if request.level == "full":
-        rungs += ladder.rungs()
+        rungs += ladder.all_rungs()
     return _Plan(stack, shape, limits, rungs)
 
 
