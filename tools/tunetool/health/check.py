@@ -24,39 +24,6 @@ from tunetool.node.memory.memlock_checks import Attempt, Locker, lock_memory
 from tunetool.report.prometheus import of_checks
 from tunetool.verify.configuration import manifest_checks, static_checks
 
-LOAD_SHARE = 0.05
-"""Of the CPUs; a load of 1 is allowed on any node."""
-
-
-def busy(mount_point: str | None, cpus: int, root: str = "/") -> str | None:
-    """Why the node is not idle; None where it is. The cheapest question comes first.
-
-    Idle: a load over five minutes of at most 5 % of the CPUs (or 1), no job of Slurm, no process that has a GPU open,
-    and none that has a file of the volume open. ``verify`` itself then watches the drives for a second.
-    """
-    return next(_reasons(mount_point, cpus, root), None)
-
-
-def _reasons(mount_point: str | None, cpus: int, root: str) -> Iterator[str]:
-    load = _load(root)
-    if load is None:
-        yield "the load cannot be read"
-    elif load > max(1.0, LOAD_SHARE * cpus):
-        yield f"the load is {load:g}"
-    yield from scheduler_jobs({}, root)
-    yield from gpu_holders(root)
-    if mount_point is not None:
-        yield from volume_users(mount_point, root)
-
-
-def _load(root: str) -> float | None:
-    fields = (read_text(f"{root.rstrip('/')}/proc/loadavg") or "").split()
-    try:
-        return float(fields[1])
-    except (IndexError, ValueError):
-        return None
-
-
 RETRY = 3600.0
 """Seconds between two tries to measure. Each costs a start of the whole program."""
 REMEMBERED = 86400.0
@@ -155,3 +122,36 @@ def _measure_if_idle(mount_point: str, start: Callable[[list[str]], object] = ru
 def _cpu_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return round(sum(each.ru_utime + each.ru_stime for each in used), 4)
+
+
+LOAD_SHARE = 0.05
+"""Of the CPUs; a load of 1 is allowed on any node."""
+
+
+def busy(mount_point: str | None, cpus: int, root: str = "/") -> str | None:
+    """Why the node is not idle; None where it is. The cheapest question comes first.
+
+    Idle: a load over five minutes of at most 5 % of the CPUs (or 1), no job of Slurm, no process that has a GPU open,
+    and none that has a file of the volume open. ``verify`` itself then watches the drives for a second.
+    """
+    return next(_reasons(mount_point, cpus, root), None)
+
+
+def _reasons(mount_point: str | None, cpus: int, root: str) -> Iterator[str]:
+    load = _load(root)
+    if load is None:
+        yield "the load cannot be read"
+    elif load > max(1.0, LOAD_SHARE * cpus):
+        yield f"the load is {load:g}"
+    yield from scheduler_jobs({}, root)
+    yield from gpu_holders(root)
+    if mount_point is not None:
+        yield from volume_users(mount_point, root)
+
+
+def _load(root: str) -> float | None:
+    fields = (read_text(f"{root.rstrip('/')}/proc/loadavg") or "").split()
+    try:
+        return float(fields[1])
+    except (IndexError, ValueError):
+        return None

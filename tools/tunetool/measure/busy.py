@@ -24,68 +24,6 @@ from tunetool.node.machine.busy import gpu_processes, scheduler_jobs
 from tunetool.node.machine.process_io import Mover, movers
 from tunetool.node.units import format_size
 
-_NAMED = 3
-"""Processes that are named; further ones are counted."""
-_WORTH_NAMING = 0.05
-"""Share of the bytes to explain: every node has daemons that write a log."""
-_EXPLAINS = 0.5
-"""Share of the bytes that the processes must have moved, of all devices together, to be taken for the cause."""
-_VERBS = {"read": "read", "write": "wrote"}
-
-
-class Others:
-    """A look at all processes now, to be compared with one at the end."""
-
-    def __init__(self, stack: BlockStack, root: str = "/", own: int | None = None) -> None:
-        """``own``: the process that measures, which is left out with all of its descendants; None: this one."""
-        self._stack, self._root = stack, root
-        self._own = os.getpid() if own is None else own
-        self._before = self._after = process_io.look(root)
-        self._syncs: list[str] = []
-
-    def end(self) -> None:
-        """The second look."""
-        self._after = process_io.look(self._root)
-        self._syncs = self._find_syncs()
-
-    def in_words(self, foreign: int, *directions: Direction) -> str:
-        """Who moved the ``foreign`` bytes that the drives counted besides the program's own; empty where the kernel
-        counts nothing."""
-        if not self._after.counts:
-            return "; ".join(self._syncs)
-        found = movers(self._before, self._after, directions, self._own)
-        parts = [*_named(found, foreign, directions), *self._syncs]
-        if sum(mover.bytes for mover in found) < _EXPLAINS * foreign and not self._syncs:
-            parts.append(self._nobody(bool(parts)))
-        return "; ".join(parts)
-
-    def _nobody(self, partly: bool) -> str:
-        text = "no process that can be read moved " + ("the rest" if partly else "so much")
-        if self._after.hidden and os.geteuid() != 0:
-            return text + ", and root sees those of other users"
-        return text + ", so it may be the kernel itself, as in write-back, or another container"
-
-    def _find_syncs(self) -> list[str]:
-        """The arrays on the same drives that the kernel itself reads or writes."""
-        ours = {leaf.name for leaf in self._stack.leaves} | ({self._stack.device} if self._stack.device else set())
-        return [
-            f"array `{device}` does a `{action}`"
-            for device, action in sync_actions(self._root).items()
-            if ours & set(devices_under(device, self._root))
-        ]
-
-
-def _named(found: Sequence[Mover], foreign: int, directions: Sequence[Direction]) -> list[str]:
-    """The processes that matter, as one text; none if there are none."""
-    worth = [mover for mover in found if mover.bytes >= _WORTH_NAMING * foreign]
-    if not worth:
-        return []
-    verb = _VERBS[directions[0]] if len(directions) == 1 else "moved"
-    names = [f"`{mover.name}` (pid {mover.pid}) {verb} {format_size(mover.bytes)}" for mover in worth[:_NAMED]]
-    more = f" and {len(worth) - _NAMED} more" if len(worth) > _NAMED else ""
-    return [", ".join(names) + more]
-
-
 LOOK_SECONDS = 1.0
 QUIET_BYTES = 8 * 10**6
 QUIET_IOS = 500
@@ -223,3 +161,65 @@ def refuse(users: list[str]) -> None:
     if users:
         more = f" and {len(users) - 1} more" if len(users) > 1 else ""
         raise CannotJudge(f"busy: {users[0]}{more}", _ALLOW)
+
+
+_NAMED = 3
+"""Processes that are named; further ones are counted."""
+_WORTH_NAMING = 0.05
+"""Share of the bytes to explain: every node has daemons that write a log."""
+_EXPLAINS = 0.5
+"""Share of the bytes that the processes must have moved, of all devices together, to be taken for the cause."""
+_VERBS = {"read": "read", "write": "wrote"}
+
+
+class Others:
+    """A look at all processes now, to be compared with one at the end."""
+
+    def __init__(self, stack: BlockStack, root: str = "/", own: int | None = None) -> None:
+        """``own``: the process that measures, which is left out with all of its descendants; None: this one."""
+        self._stack, self._root = stack, root
+        self._own = os.getpid() if own is None else own
+        self._before = self._after = process_io.look(root)
+        self._syncs: list[str] = []
+
+    def end(self) -> None:
+        """The second look."""
+        self._after = process_io.look(self._root)
+        self._syncs = self._find_syncs()
+
+    def in_words(self, foreign: int, *directions: Direction) -> str:
+        """Who moved the ``foreign`` bytes that the drives counted besides the program's own; empty where the kernel
+        counts nothing."""
+        if not self._after.counts:
+            return "; ".join(self._syncs)
+        found = movers(self._before, self._after, directions, self._own)
+        parts = [*_named(found, foreign, directions), *self._syncs]
+        if sum(mover.bytes for mover in found) < _EXPLAINS * foreign and not self._syncs:
+            parts.append(self._nobody(bool(parts)))
+        return "; ".join(parts)
+
+    def _nobody(self, partly: bool) -> str:
+        text = "no process that can be read moved " + ("the rest" if partly else "so much")
+        if self._after.hidden and os.geteuid() != 0:
+            return text + ", and root sees those of other users"
+        return text + ", so it may be the kernel itself, as in write-back, or another container"
+
+    def _find_syncs(self) -> list[str]:
+        """The arrays on the same drives that the kernel itself reads or writes."""
+        ours = {leaf.name for leaf in self._stack.leaves} | ({self._stack.device} if self._stack.device else set())
+        return [
+            f"array `{device}` does a `{action}`"
+            for device, action in sync_actions(self._root).items()
+            if ours & set(devices_under(device, self._root))
+        ]
+
+
+def _named(found: Sequence[Mover], foreign: int, directions: Sequence[Direction]) -> list[str]:
+    """The processes that matter, as one text; none if there are none."""
+    worth = [mover for mover in found if mover.bytes >= _WORTH_NAMING * foreign]
+    if not worth:
+        return []
+    verb = _VERBS[directions[0]] if len(directions) == 1 else "moved"
+    names = [f"`{mover.name}` (pid {mover.pid}) {verb} {format_size(mover.bytes)}" for mover in worth[:_NAMED]]
+    more = f" and {len(worth) - _NAMED} more" if len(worth) > _NAMED else ""
+    return [", ".join(names) + more]
