@@ -100,8 +100,7 @@ def io(given: Options) -> int:
 
 
 def _launch(given: Options, asked: Asked) -> str:
-    from tunetool.advise.megatron import Job, script
-    from tunetool.advise.megatron_model import PRESETS, gpt_3
+    from tunetool.advise.megatron import PRESETS, Job, gpt_3, script
     from tunetool.advise.read_model import load_config, load_decoder
 
     decoder = gpt_3(given.model) or load_decoder(given.model)
