@@ -26,6 +26,7 @@ from tunetool.inspect.model import dumps
 from tunetool.inspect.source import opened
 from tunetool.measure.fio import Fio, Job, parse
 from tunetool.measure.worker import Failed
+from tunetool.node.common import documents
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.manifest import ManifestError
 from tunetool.node.common.refusal import Refusal
@@ -251,7 +252,7 @@ def _recording(path: Path) -> None:
 
 
 def _seal_record(document: Any) -> None:
-    document["sha256"] = records.checksum(document)
+    document["sha256"] = documents.checksum(document)
 
 
 def _seal_plan(document: Any) -> None:

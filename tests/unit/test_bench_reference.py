@@ -26,6 +26,7 @@ from tunetool.bench.reference.parts import checkpoint_arguments, steps
 from tunetool.bench.reference.request import MAIN_STATE_BYTES, Complete
 from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.node.common import documents
 from tunetool.record import Measurement, Part, Status, Verdict
 from tunetool.report.kinds import print_record, write_page
 from tunetool.report.page import WIDTH
@@ -277,7 +278,7 @@ def test_a_part_whose_record_is_not_beside_is_refused(run: str) -> None:
         record(kind="bench.reference", parts=[Part(name="verify", run="run", status="pass")])
     )
     document["parts"][0]["run"] = run
-    document["sha256"] = records.checksum(document)
+    document["sha256"] = documents.checksum(document)
     with pytest.raises(UsageProblem, match=r"is not a record: parts\.0\.run: "):
         records.parse(json.dumps(document), "record.json")
 

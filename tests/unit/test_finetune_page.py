@@ -15,6 +15,7 @@ from builders import measurement, record
 from damaged import no_hang
 from tunetool import record as records
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 from tunetool.record import CheckResult, Record, Series
 from tunetool.report.kinds import page_text, write_page
 from tunetool.view.curves import Line, colour, dashes, plot, thinned, ticks
@@ -171,7 +172,7 @@ def test_without_curves_a_page_has_the_figures_and_without_both_there_is_none(ru
 def test_a_record_whose_curve_lies_elsewhere_is_refused(file: str, run: tuple[Record, Path]) -> None:
     document = records.to_document(run[0])
     document["series"][0]["file"] = file
-    document["sha256"] = records.checksum(document)
+    document["sha256"] = documents.checksum(document)
     with pytest.raises(
         UsageProblem, match=r"is not a record: series\.0\.file: .*below the record's directory"
     ) as caught:

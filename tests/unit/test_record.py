@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from calls import ROOT, call
 from tunetool import record as records
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 from tunetool.record import Confidence, Evidence, Measurement, Node, Record, Verdict
 from tunetool.user_directories import default_runs_dir, prepare_runs_dir
 
@@ -109,7 +110,7 @@ def test_not_a_number_is_refused() -> None:
 def test_a_key_of_another_version_is_refused_even_with_a_good_checksum() -> None:
     document = records.to_document(make())
     document["nodes"] = 3
-    document["sha256"] = records.checksum(document)
+    document["sha256"] = documents.checksum(document)
     with pytest.raises(UsageProblem, match="nodes"):
         records.parse(json.dumps(document), "r")
 

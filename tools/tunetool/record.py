@@ -330,7 +330,7 @@ def utc_now() -> datetime:
 def to_document(record: Record) -> dict[str, Any]:
     """The record as JSON values, with its checksum; what does not apply is left out."""
     document: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude_none=True)
-    document["sha256"] = checksum(document)
+    document["sha256"] = documents.checksum(document)
     return document
 
 
@@ -338,11 +338,6 @@ def dumps(record: Record, *, compact: bool = False) -> str:
     """The record as text; ``compact`` on one line, ten times as quick, for the many that a fleet keeps."""
     indent = None if compact else 2
     return json.dumps(to_document(record), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def checksum(document: Mapping[str, Any]) -> str:
-    """SHA-256 over the canonical JSON (sorted keys, no blanks, UTF-8) without ``sha256`` itself."""
-    return documents.checksum(document)
 
 
 def parse(text: str, name: str) -> Record:
@@ -360,7 +355,7 @@ def parse(text: str, name: str) -> Record:
             f"`{name}` has schema `{schema}`, this version reads `{SCHEMA_NAME}`",
             "use the tunetool version that wrote it",
         )
-    if document.get("sha256") != checksum(document):
+    if document.get("sha256") != documents.checksum(document):
         raise UsageProblem(f"`{name}` is damaged: its checksum does not match", hint)
     if schema == FIRST_SCHEMA:
         document = record_v1.upgraded(document)
