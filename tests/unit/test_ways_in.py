@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -403,3 +404,27 @@ def test_defaults_and_argument_specs_say_the_same() -> None:
         optional = {name: option.get("default") for name, option in spec.items() if not option.get("required")}
         assert optional == defaults, role.name
         assert all(name.startswith(role.name + "_") for name in spec)
+
+
+def test_a_switch_that_comes_as_text_is_one() -> None:
+    """`-e node_health_enabled=true` is text to Ansible, and a condition takes none of that."""
+    specs = [yaml.safe_load(path.read_text()) for path in ROOT.glob("roles/*/meta/argument_specs.yml")]
+    entries = [each["options"] for spec in specs for each in spec["argument_specs"].values() if "options" in each]
+    switches = {name for options in entries for name, option in options.items() if option.get("type") == "bool"}
+    assert "node_health_enabled" in switches
+    bare = re.compile(rf"\b(?:{'|'.join(switches)})\b(?!\s*\|\s*(?:default\([^)]*\)\s*\|\s*)?bool\b)")
+
+    def conditions(value: object) -> Iterator[str]:
+        if isinstance(value, list):
+            for each in value:
+                yield from conditions(each)
+        elif isinstance(value, dict):
+            asked = value.get("when", [])
+            yield from map(str, asked if isinstance(asked, list) else [asked])
+            for each in value.values():
+                yield from conditions(each)
+
+    tasks = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("roles/*/handlers/*.yml"), *ROOT.glob("playbooks/*.yml")]
+    found = [(path.parent.parent.name, each) for path in tasks for each in conditions(yaml.safe_load(path.read_text()))]
+    assert len(found) > 20
+    assert [each for each in found if bare.search(each[1])] == []
