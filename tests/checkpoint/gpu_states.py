@@ -1,12 +1,14 @@
 """Saves states on a GPU and restores them, in a process of its own: one that has used a GPU can start no others by fork.
 
-    gpu_states.py (computes | changes | pinned) DIRECTORY [refuses] [checksums]
+    gpu_states.py (computes | changes | pinned | damaged) DIRECTORY [refuses] [checksums]
 
-``refuses``: the driver refuses the copies by address, so that torch copies.
+``refuses``: the driver refuses copies by address and the code for sums, so that torch copies and the CPU sums.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import sys
 import warnings
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, host_buffers, metadata
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gpu_sums, host_buffers, metadata
 
 GPU = torch.device("cuda")
 
@@ -95,14 +98,55 @@ def pinned(path: Path, checksums: bool) -> None:
         assert described.properties.pin_memory is now
 
 
+def damaged(path: Path, checksums: bool) -> None:
+    """The sums are those that a CPU makes, and a flipped bit anywhere is found on the way to the GPU and to the host."""
+    saved = {"model": {**state(3)["model"], **{f"odd.{size}": within(size) for size in SIZES}}}
+    writer = DirectWriter(path, checksums=checksums)
+    dcp.save(saved, storage_writer=writer, planner=DirectSavePlanner(), no_dist=True)
+    assert_came_back(path, saved)
+    on_host = {"model": {name: torch.zeros_like(value, device="cpu") for name, value in saved["model"].items()}}
+    dcp.load(on_host, storage_reader=DirectReader(path), no_dist=True)
+    draw = random.Random(3)
+    for name in draw.sample(sorted(saved["model"]), 40):
+        raw = on_host["model"][name].contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if not raw:
+            continue
+        ((index, at),) = [each for each in metadata.read(path).storage_data.items() if each[0].fqn == f"model.{name}"]
+        with (path / at.relative_path).open("r+b", buffering=0) as stream:
+            item = os.pread(stream.fileno(), at.length, at.offset)
+            place = at.offset + item.index(raw) + draw.randrange(len(raw))
+            (byte,) = os.pread(stream.fileno(), 1, place)
+            os.pwrite(stream.fileno(), bytes([byte ^ 1 << draw.randrange(8)]), place)
+            for device in (GPU, "cpu"):
+                blank = {"model": {name: torch.zeros_like(saved["model"][name], device=device)}}
+                said = "nothing"
+                try:
+                    dcp.load(blank, storage_reader=DirectReader(path), no_dist=True)
+                except CheckpointException as error:
+                    said = str(error)
+                assert f"`{index.fqn}` is damaged" in said, (said, device)
+            os.pwrite(stream.fileno(), bytes([byte]), place)
+
+
+SIZES = (1, 240, 241, 255, 1023, 1024, 1025, 65537, 262143, 262144, 524287, 524288, 524289, 3_000_017)
+
+
+def within(size: int) -> torch.Tensor:
+    """``size`` bytes that begin at an odd address."""
+    return torch.randint(0, 256, (size + 3,), dtype=torch.uint8, device=GPU)[3:]
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     what, path, *how = sys.argv[1:]
     if "refuses" in how:
         vars(host_buffers).update(_driver=lambda: (lambda *_: 1, lambda *_: 1))
+        vars(gpu_sums).update(_function=lambda device: None)
     else:
         assert host_buffers._driver() is not None
-    {"computes": computes, "changes": changes, "pinned": pinned}[what](Path(path), "checksums" in how)
+    {"computes": computes, "changes": changes, "pinned": pinned, "damaged": damaged}[what](
+        Path(path), "checksums" in how
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from rank_programs import run_ranks
+from torch.distributed.checkpoint import CheckpointException
 
 from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE
 from tunetool.bench.checkpoint.engines.base import Context, Done, Engine, State
@@ -171,7 +172,7 @@ def difference(engine: Engine, state: State, directory: Path) -> str:
     """The difference between the saved and the restored state, or why the engine refuses to restore."""
     try:
         loaded = engine.load(blank(state), directory)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the latter is none of the former
         return str(error)
     return equal(state, loaded) or "none"
 

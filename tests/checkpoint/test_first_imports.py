@@ -55,6 +55,7 @@ HOST_MEMORY = {"node.machine", "node.machine.memory", "node.machine.mounts"}
 """Modules that say how much memory the host has left."""
 READING = {
     "checkpoint",
+    "checkpoint.checksums",
     "checkpoint.fetch",
     "checkpoint.host_buffers",
     "checkpoint.memory_file_system",
@@ -104,7 +105,6 @@ def test_a_first_load(imported: Mapping[str, frozenset[str]]) -> None:
 def test_a_first_restore(imported: Mapping[str, frozenset[str]]) -> None:
     names = {
         "archive",
-        "checksums",
         "collections_off",
         "columns",
         "global_plan",
@@ -117,6 +117,7 @@ def test_a_first_restore(imported: Mapping[str, frozenset[str]]) -> None:
         "plain",
         "reader",
         "state_shape",
+        "sums_table",
         "tensor_table",
         "vocabulary",
     }

@@ -27,6 +27,11 @@ def test_memory_that_is_pinned_from_now_on_is_said_to_be(tmp_path: Path) -> None
     run("pinned", tmp_path)
 
 
+@pytest.mark.parametrize("how", [[], ["refuses"]], ids=lambda how: " ".join(how) or "as it is")
+def test_a_flipped_bit_is_found_by_the_sums_that_a_gpu_makes(tmp_path: Path, how: list[str]) -> None:
+    run("damaged", tmp_path, "checksums", *how)
+
+
 def run(what: str, path: Path, *how: str) -> None:
     command = [sys.executable, str(PROGRAM), what, str(path), *how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def one_tensor(request: pytest.FixtureRequest) -> Iterator[tuple[Path, index.Ite
     """A checkpoint of one tensor of 12 numbers, without a checksum, and where it is."""
     with tempfile.TemporaryDirectory(dir=request.param) as folder:
         path = Path(folder) / "step"
-        dcp.save({"w": torch.arange(12.0).reshape(3, 4)}, storage_writer=DirectWriter(path))
+        state = {"w": torch.arange(12.0).reshape(3, 4)}
+        dcp.save(state, storage_writer=DirectWriter(path, checksums=False))
         ((where, stored),) = (metadata.read(path).storage_data or {}).items()
         yield path, index.Item(where.fqn, stored.relative_path, stored.offset, stored.length)
 
@@ -96,10 +98,10 @@ def test_an_expected_header_is_believed_only_if_every_byte_of_it_is_there(
     one_tensor: tuple[Path, index.Item], step: int
 ) -> None:
     path, item = one_tensor
-    expected = items.archive("float32", (3, 4), 48, False)
-    transposed = items.archive("float32", (4, 3), 48, False)
+    expected = items.archive("float32", (3, 4), 48)
+    transposed = items.archive("float32", (4, 3), 48)
     assert expected.length == transposed.length == item.length
-    plain = Plain(len(expected.head), 48, "float32", (3, 4), None)
+    plain = Plain(len(expected.head), 48, "float32", (3, 4))
     assert found(path, item) == found(path, item, expected) == found(path, item, transposed) == plain
     begin, end = item.offset + len(expected.head), item.offset + item.length
     around = [*range(item.offset, begin), *range(begin + 48, end)]
@@ -202,23 +204,74 @@ def test_a_flipped_byte_is_found_and_named(copied: Path) -> None:
     )
 
 
-def test_a_part_is_not_called_verified(ours: Path) -> None:
-    class Upper(dcp.DefaultLoadPlanner):
-        """A planner that requests the first half of one tensor."""
+class Box(dcp.DefaultLoadPlanner):
+    """A planner that asks for a box of its only tensor."""
 
-        def create_local_plan(self) -> dcp.LoadPlan:
-            plan = super().create_local_plan()
-            (item,) = plan.items
-            half = torch.Size((item.lengths[0] // 2, item.lengths[1]))
-            object.__setattr__(item, "lengths", half)
-            return plan
+    def __init__(self, offsets: tuple[int, int], lengths: tuple[int, int]) -> None:
+        super().__init__()
+        self.offsets, self.lengths = torch.Size(offsets), torch.Size(lengths)
 
-    target = {"model": {"large": torch.zeros(2 * 2**20 // 64, 64, dtype=torch.uint8)}}
-    reader = DirectReader(ours, **SMALL)
-    dcp.load(target, storage_reader=reader, planner=Upper())
+    def create_local_plan(self) -> dcp.LoadPlan:
+        plan = super().create_local_plan()
+        (item,) = plan.items
+        for name, value in (
+            ("storage_offsets", self.offsets),
+            ("dest_offsets", self.offsets),
+            ("lengths", self.lengths),
+        ):
+            object.__setattr__(item, name, value)
+        return plan
+
+
+@contextmanager
+def flipped(file: Path, at: int) -> Iterator[None]:
+    """One bit of the file is another one meanwhile."""
+    with file.open("r+b", buffering=0) as stream:
+        (byte,) = os.pread(stream.fileno(), 1, at)
+        os.pwrite(stream.fileno(), bytes([byte ^ 1]), at)
+        try:
+            yield
+        finally:
+            os.pwrite(stream.fileno(), bytes([byte]), at)
+
+
+@pytest.mark.parametrize("rows", [(0, 16384), (1, 3), (5000, 9000), (4096, 4096), (28000, 4768)])
+@pytest.mark.parametrize("buffer_bytes", [1 << 16, 1 << 20])
+def test_a_part_is_verified_by_its_blocks_and_no_others(copied: Path, rows: tuple[int, int], buffer_bytes: int) -> None:
+    """2 MiB in rows of 64 bytes, and in blocks of 256 KiB, which are 4,096 rows."""
     large = seeded.state(1, 2)["model"]["large"]
-    assert torch.equal(target["model"]["large"][: len(large) // 2], large[: len(large) // 2])
-    assert not target["model"]["large"][len(large) // 2 :].any()
+    first, count = rows
+    file, _ = raw_place(copied, "model.large")
+    offset = file.read_bytes().index(large.numpy().tobytes())
+
+    def read() -> tuple[DirectReader, torch.Tensor]:
+        target = {"model": {"large": torch.zeros(32768, 64, dtype=torch.uint8)}}
+        reader = DirectReader(copied, threads=3, buffer_bytes=buffer_bytes)
+        dcp.load(target, storage_reader=reader, planner=Box((first, 0), (count, 64)))
+        return reader, target["model"]["large"]
+
+    reader, came = read()
+    assert torch.equal(came[first : first + count], large[first : first + count])
+    assert not came[:first].any()
+    assert not came[first + count :].any()
+    assert reader.unverified == []
+    blocks = range(first // 4096, (first + count - 1) // 4096 + 1)
+    for block in range(8):
+        with flipped(file, offset + block * 262144 + 262143):
+            if block not in blocks:
+                read()
+                continue
+            with pytest.raises(CheckpointException, match=r"`model\.large` is damaged") as caught:
+                read()
+            assert f"bytes {block * 262144} to {block * 262144 + 262143} from" in str(caught.value)
+
+
+def test_columns_are_not_called_verified(ours: Path) -> None:
+    target = {"model": {"large": torch.zeros(32768, 64, dtype=torch.uint8)}}
+    reader = DirectReader(ours, **SMALL)
+    dcp.load(target, storage_reader=reader, planner=Box((0, 8), (32768, 16)))
+    large = seeded.state(1, 2)["model"]["large"]
+    assert torch.equal(target["model"]["large"][:, 8:24], large[:, 8:24])
     assert reader.unverified == ["model.large"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import struct
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from huge_pages import huge_bytes, whole_huge_pages
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, host_buffers, release_buffers, space
+from tunetool.checkpoint.checksums import BLOCK_BYTES
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import PATIENCE
 
@@ -146,12 +148,22 @@ def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(
     dcp.save(
         state, storage_writer=DirectWriter(tmp_path, threads=4, files_per_rank=1, buffer_bytes=MIB, checksums=True)
     )
+    (file,) = tmp_path.glob("*.distcp")
+    # The table is at the end: rows, sums and a footer.
+    content = file.read_bytes()
+    start, rows, blocks = struct.unpack_from("<3Q", content, len(content) - 56)
+    described = {row[0]: row[1] for row in struct.iter_unpack("<3Q", content[start : start + 24 * rows])}
+    sums = content[start + 24 * rows : start + 24 * rows + 8 * blocks]
+    assert len(described) == 3
     for name, item, offset in items_in_files(tmp_path):
         raw = raw_bytes(state[name])
         at = item.index(raw)
         assert at > 0
         assert (offset + at) % (4096 if len(raw) >= 65536 else 64) == 0
-        assert xxhash.xxh3_64(raw).hexdigest().encode() in item[at + len(raw) :], name
+        assert described[offset + at] == len(raw)
+        ends = [*range(BLOCK_BYTES, len(raw) - BLOCK_BYTES + 1, BLOCK_BYTES), len(raw)]
+        parts = [raw[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
+        assert b"".join(xxhash.xxh3_64_intdigest(part).to_bytes(8, "little") for part in parts) in sums, name
     same(state, loaded(tmp_path))
 
 

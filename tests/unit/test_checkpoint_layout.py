@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint.items import ALIGNMENT, CHECKSUM_RECORD, LARGE, SMALL, Archive, place
+from tunetool.checkpoint.items import ALIGNMENT, LARGE, SMALL, Archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
 from tunetool.checkpoint.raw_bytes import BLOCK
 from tunetool.origin import install_hint
@@ -22,36 +22,34 @@ SHAPES = st.lists(st.integers(0, 300), max_size=4).map(tuple)
 LIMIT = LARGE
 
 
-def archive(shape: tuple[int, ...], checksum: bool = False) -> Archive:
-    return Archive("float32", shape, 4 * math.prod(shape), checksum)
+def archive(shape: tuple[int, ...]) -> Archive:
+    return Archive("float32", shape, 4 * math.prod(shape))
 
 
-@given(shape=SHAPES.filter(lambda shape: math.prod(shape) < 10**6), checksum=st.booleans())
-def test_an_archive_is_a_zip_whose_records_any_unzip_finds(shape: tuple[int, ...], checksum: bool) -> None:
-    made = archive(shape, checksum)
+@given(shape=SHAPES.filter(lambda shape: math.prod(shape) < 10**6))
+def test_an_archive_is_a_zip_whose_records_any_unzip_finds(shape: tuple[int, ...]) -> None:
+    made = archive(shape)
     raw = bytes(made.data_bytes)
-    content = made.head + raw + made.tail("00112233aabbccdd44556677eeff8899" if checksum else None)
+    content = made.head + raw + made.tail
     assert len(content) == made.length
     with zipfile.ZipFile(io.BytesIO(content)) as unzipped:
         assert unzipped.read("archive/version") == b"3\n"
         assert unzipped.read("archive/byteorder") == sys.byteorder.encode()
         # Its CRC-32 stays 0, which is right for no bytes.
         assert unzipped.getinfo("archive/data/0").file_size == len(raw)
-        if checksum:
-            assert unzipped.read(f"archive/{CHECKSUM_RECORD}") == b"00112233aabbccdd44556677eeff8899"
         assert unzipped.testzip() == ("archive/data/0" if raw else None)
 
 
 @pytest.mark.parametrize("size", [(1 << 32) - 1025, (1 << 32) - 1, 1 << 32, 5 << 30])
 def test_an_archive_over_4_gib_has_the_wide_fields(size: int) -> None:
-    made = Archive("uint8", (size,), size, checksum=True)
+    made = Archive("uint8", (size,), size)
 
     class Sparse(io.RawIOBase):
         """head, zeros, tail, without the zeros in memory."""
 
         def __init__(self) -> None:
             self.at, self.end = 0, made.length
-            self.tail = made.tail("f" * 32)
+            self.tail = made.tail
 
         def seekable(self) -> bool:
             return True
@@ -73,15 +71,7 @@ def test_an_archive_over_4_gib_has_the_wide_fields(size: int) -> None:
 
     with zipfile.ZipFile(Sparse()) as unzipped:
         assert unzipped.getinfo("archive/data/0").file_size == size
-        assert unzipped.read(f"archive/{CHECKSUM_RECORD}") == b"f" * 32
-        assert unzipped.getinfo(f"archive/{CHECKSUM_RECORD}").header_offset == len(made.head) + size
-
-
-def test_a_digest_belongs_to_an_archive_with_a_checksum_alone() -> None:
-    with pytest.raises(ValueError, match="digest"):
-        archive((3,)).tail("0" * 32)
-    with pytest.raises(ValueError, match="digest"):
-        archive((3,), checksum=True).tail()
+        assert unzipped.read("archive/version") == b"3\n"
 
 
 CONTENTS = st.lists(

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from tunetool.checkpoint import pickled, plain
-from tunetool.checkpoint.items import CHECKSUM_RECORD, DIGITS, STORAGES
+from tunetool.checkpoint.items import STORAGES
 from tunetool.checkpoint.raw_bytes import ITEM_SIZES, Plain
 
 HEAD = TAIL = 4096
@@ -61,8 +61,7 @@ def _find(read: Callable[[int, int], bytes], length: int) -> Plain:
     start = _start(read, raw)
     if raw.size != math.prod(shape) * ITEM_SIZES[dtype] or start + raw.size > length:
         raise _NotPlain
-    sums = content(CHECKSUM_RECORD).decode("ascii") if f"{prefix}/{CHECKSUM_RECORD}" in records else ""
-    return Plain(start, raw.size, dtype, shape, sums[:DIGITS] or None, sums[DIGITS:] or None)
+    return Plain(start, raw.size, dtype, shape)
 
 
 _END = struct.Struct("<4s4H2IH")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tunetool.checkpoint import host_buffers
+from tunetool.checkpoint.checksums import Stopped, Turns, whole_blocks
 from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
 from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain, memory_at, strides
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, merge, pieces, span
@@ -21,7 +22,7 @@ from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import Workers
 
 if TYPE_CHECKING:
-    from tunetool.checkpoint.checksums import Chain
+    from tunetool.checkpoint.checksums import Verified
 
 BUFFERS = 2
 """Host buffers per thread for a GPU: one is read into while the other is copied from."""
@@ -37,7 +38,8 @@ class Want:
     """A box (element ``offsets`` and ``lengths``) of the saved tensor ``plain`` to be read, and its target.
 
     ``start``: offset of the raw bytes in the file ``file``; ``target`` has the shape ``lengths``, any strides, dtype
-    and device; ``chain`` checks the checksum if the tensor is read whole.
+    and device; ``sums`` verifies what is read here, unless it is left to the GPU. Where a part is read, the rest of its
+    blocks is read for that as well.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Want:
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     target: Any
-    chain: Chain | None = None
+    sums: Verified | None = None
 
     def __post_init__(self) -> None:
         item, count = ITEM_SIZES[self.plain.dtype], math.prod(self.lengths)
@@ -68,11 +70,13 @@ class Want:
 
 
 class Part(NamedTuple):
-    """Raw bytes of a tensor from ``start`` on: a contiguous range (``block`` None), or the range that spans a block."""
+    """Raw bytes of a tensor from ``start`` on: a contiguous range (``block`` None), or the range that spans a block.
+    ``wanted``: False for bytes that are only read for the sum of their block."""
 
     want: Want
     start: int
     block: Block | None
+    wanted: bool = True
 
 
 class DirectRead(NamedTuple):
@@ -129,6 +133,11 @@ def _through_buffers(want: Want, low: int, high: int, limit: int) -> Iterator[tu
         for start, stop in ((first + want.bytes[0], low), (high, first + want.bytes[1])):
             for begin, end in pieces(start, stop, limit):
                 yield begin, end, Part(want, begin - first, None)
+        if want.sums is not None:
+            start, stop = whole_blocks(*want.bytes, want.plain.length)
+            for before, after in ((start, want.bytes[0]), (want.bytes[1], stop)):
+                for begin, end in pieces(first + before, first + after, limit):
+                    yield begin, end, Part(want, begin - first, None, wanted=False)
         return
     item = ITEM_SIZES[want.plain.dtype]
     # A read that is widened to whole blocks at both ends must still fit into a host buffer.
@@ -142,10 +151,12 @@ class Fetch:
     Uses ``threads`` host buffers of ``buffer_bytes`` bytes; for a GPU, ``BUFFERS`` times as many, pinned.
     """
 
-    def __init__(self, files: Files, device: Any, threads: int, buffer_bytes: int) -> None:
+    def __init__(self, files: Files, device: Any, threads: int, buffer_bytes: int, turns: Turns | None = None) -> None:
+        """``turns``: of all ``Want.sums``; stopped once a read failed."""
         self.files, self._device, self._buffer_bytes = files, device, buffer_bytes
         self._threads = threads
         self._stopped = threading.Event()
+        self._turns = turns
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
         self._read = 0
@@ -171,7 +182,7 @@ class Fetch:
                 if tick:
                     tick(self._read)
         except BaseException:
-            self._stopped.set()
+            self._stop()
             try:
                 workers.wait()
             finally:
@@ -190,9 +201,16 @@ class Fetch:
                 return
             with torch.cuda.stream(stream), Buffers(BUFFERS, self._buffer_bytes, stream) as buffers:
                 self._carry_out(queue, buffers)
+        except Stopped:
+            pass
         except BaseException as error:  # carried to the thread that waits
             self._errors.append(error)
-            self._stopped.set()
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        if self._turns is not None:
+            self._turns.stop()
 
     def _carry_out(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], buffers: Buffers) -> None:
         while not self._stopped.is_set():
@@ -223,8 +241,8 @@ class Fetch:
         came = self.files.read(name, view, read.start, want.name)
         if came < len(view):
             raise self.files.truncated(name, want.name, read.start + came, want.start + want.bytes[1])
-        if want.chain is not None:
-            want.chain.feed(first, view, self._stopped)
+        if want.sums is not None:
+            want.sums.feed(first, view)
 
     def _read_through_buffer(self, name: str, read: Read[Part], buffer: _Buffer) -> None:
         buffer.wait()
@@ -232,6 +250,8 @@ class Fetch:
         for start, stop, part in read.wanted:
             if stop > read.start + came:
                 raise self.files.truncated(name, part.want.name, read.start + came, stop)
+            if not part.wanted:
+                continue
             first, count = start - read.start, stop - start
             if part.block is not None:
                 _copy_block(buffer.tensor[first : first + count], part.want, part.block)
@@ -240,8 +260,8 @@ class Fetch:
             buffer.copy_to(part.want, at, first, count)
         buffer.used()
         for start, stop, part in read.wanted:
-            if part.want.chain is not None:
-                part.want.chain.feed(part.start, buffer.view[start - read.start : stop - read.start], self._stopped)
+            if part.want.sums is not None:
+                part.want.sums.feed(part.start, buffer.view[start - read.start : stop - read.start])
 
 
 class _Buffer:

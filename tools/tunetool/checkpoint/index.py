@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tunetool.checkpoint import archive
-from tunetool.checkpoint.items import DIGITS, Archive
+from tunetool.checkpoint.items import Archive
 from tunetool.checkpoint.items import archive as archive_of
 from tunetool.checkpoint.raw_bytes import Plain, pages
 from tunetool.checkpoint.regions import merge
@@ -24,7 +23,6 @@ _NEAR = 2048
 _READS_AT_A_TIME = 64
 _LARGEST = 1024 * 1024
 """Bytes of one read, and of the largest record that describes a tensor rather than holds its data."""
-_DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGITS}}}")
 
 
 class Item(NamedTuple):
@@ -37,17 +35,18 @@ class Item(NamedTuple):
 
 
 def find(
-    items: Sequence[Item], files: Files, threads: int, expected: Sequence[Archive | None] = (), *, verify: bool = True
+    items: Sequence[Item], files: Files, threads: int, expected: Sequence[Archive | None] = (), *, ours: bool = False
 ) -> dict[Item, Plain | None]:
     """The tensor in each item; None for an item that only ``torch.load`` can read.
 
     ``expected``: by item, the archive that it probably is. Comparing its bytes takes less time than parsing them.
 
-    Raises ``CannotJudge`` for a file that is missing, unreadable or shorter than its items; with ``verify``, also for a
-    tensor with a checksum whose archive is not the one that ``DirectWriter`` writes for it.
+    Raises ``CannotJudge`` for a file that is missing, unreadable or shorter than its items; with ``ours``, also for a
+    tensor whose archive is not the one that ``DirectWriter`` writes for it.
     """
     distinct = {
-        item: _of_its_length(probably, item.length) for item, probably in itertools.zip_longest(items, expected)
+        item: probably if probably is not None and probably.length == item.length else None
+        for item, probably in itertools.zip_longest(items, expected)
     }
     _refuse_truncated([*distinct], files)
     ends = _ends(distinct, files, threads)
@@ -57,7 +56,7 @@ def find(
         plain = _compared(probably, read) if probably is not None else None
         if plain is None:
             plain = archive.find(read, item.length)
-            if verify and plain is not None and plain.checksum is not None and not _is_ours(plain, item, read):
+            if ours and plain is not None and not _is_ours(plain, item, read):
                 raise CannotJudge(
                     f"`{files.directory / item.file}`: `{item.tensor}` is damaged: what is around its data is not what "
                     "was saved",
@@ -67,31 +66,18 @@ def find(
     return found
 
 
-def _of_its_length(expected: Archive | None, length: int) -> Archive | None:
-    """The archive, with or without a checksum, if it has that length."""
-    if expected is None or expected.length == length:
-        return expected
-    with_sum = archive_of(expected.dtype, expected.shape, expected.data_bytes, True)
-    return with_sum if with_sum.length == length else None
-
-
 def _is_ours(plain: Plain, item: Item, read: Callable[[int, int], bytes]) -> bool:
-    expected = archive_of(plain.dtype, plain.shape, plain.length, True)
+    expected = archive_of(plain.dtype, plain.shape, plain.length)
     return expected.length == item.length and _compared(expected, read) == plain
 
 
 def _compared(expected: Archive, read: Callable[[int, int], bytes]) -> Plain | None:
     """The tensor in an item of the length of ``expected``, if all bytes around its data are the same; else None."""
-    head, tail = expected.head, read(expected.length - expected.tail_bytes, expected.tail_bytes)
-    digest = None
-    if expected.checksum:
-        digest = tail[expected.digest_at : expected.digest_at + 2 * DIGITS].decode("latin-1")
-        if not _DIGEST.fullmatch(digest):
-            return None
-    if read(0, len(head)) != head or tail != expected.tail(digest):
+    if read(0, len(expected.head)) != expected.head:
         return None
-    sums = (digest[:DIGITS], digest[DIGITS:]) if digest else (None, None)
-    return Plain(len(head), expected.data_bytes, expected.dtype, tuple(expected.shape), *sums)
+    if read(expected.length - expected.tail_bytes, expected.tail_bytes) != expected.tail:
+        return None
+    return Plain(len(expected.head), expected.data_bytes, expected.dtype, tuple(expected.shape))
 
 
 def _refuse_truncated(items: Sequence[Item], files: Files) -> None:

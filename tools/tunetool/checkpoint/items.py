@@ -27,11 +27,6 @@ SMALL = 64 << 10
 """Bytes. Smaller tensors are not aligned to blocks: 20,000 tensors of a few bytes would take 86 MB."""
 ALIGNMENT = 64
 """Alignment in bytes of the raw bytes of small tensors, as in torch's own archives."""
-DIGITS = 16
-CHECKSUM_RECORD = ".tunetool/xxh3_64"
-"""The record after the raw bytes: their xxh3_64 and its seal (``checksums.seal``), each 16 lower-case hexadecimal
-digits. torch ignores it."""
-
 STORAGES = {
     "float64": "DoubleStorage",
     "float32": "FloatStorage",
@@ -145,7 +140,6 @@ class Archive:
     dtype: str
     shape: tuple[int, ...]
     data_bytes: int
-    checksum: bool = False
 
     @cached_property
     def _before(self) -> tuple[bytes, list[_Record]]:
@@ -166,42 +160,20 @@ class Archive:
     def head(self) -> bytes:
         return self._before[0]
 
-    @cached_property
+    @property
     def tail_bytes(self) -> int:
-        return len(self.tail("0" * 2 * DIGITS if self.checksum else None))
+        return len(self.tail)
 
     @property
     def length(self) -> int:
         return len(self.head) + self.data_bytes + self.tail_bytes
 
     @cached_property
-    def digest_at(self) -> int:
-        """Where the digest is in the tail, if ``checksum`` is set."""
-        return 30 + len(b"archive/" + CHECKSUM_RECORD.encode())
-
-    @cached_property
-    def _plain_tail(self) -> bytes:
-        return self._tail(None)
-
-    def tail(self, digest: str | None = None) -> bytes:
-        """The bytes after the raw bytes. ``digest`` (checksum and seal) is required if, and only if, ``checksum`` is
-        set; otherwise ``ValueError``."""
-        if (digest is not None) != self.checksum:
-            raise ValueError("a digest belongs to an archive with a checksum, and only to that")
-        return self._plain_tail if digest is None else self._tail(digest)
-
-    def _tail(self, digest: str | None) -> bytes:
+    def tail(self) -> bytes:
         head, records = self._before
-        start = len(head) + self.data_bytes
-        out = b""
-        if digest is not None:
-            content = digest.encode()
-            record = _Record(b"archive/" + CHECKSUM_RECORD.encode(), start, len(content), zlib.crc32(content))
-            out = record.local + content
-            records = [*records, record]
+        at, count = len(head) + self.data_bytes, len(records)
         directory = b"".join(record.central for record in records)
-        at, count = start + len(out), len(records)
-        out += directory
+        out = directory
         if at >= _U32:
             out += struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, count, count, len(directory), at)
             out += struct.pack("<IIQI", 0x07064B50, 0, at + len(directory), 1)
@@ -209,9 +181,9 @@ class Archive:
 
 
 @lru_cache(4096)
-def archive(dtype: str, shape: tuple[int, ...], data_bytes: int, checksum: bool) -> Archive:
+def archive(dtype: str, shape: tuple[int, ...], data_bytes: int) -> Archive:
     """The ``Archive`` for these parameters, cached: a model has few different shapes, and making one takes 0.1 ms."""
-    return Archive(dtype, shape, data_bytes, checksum)
+    return Archive(dtype, shape, data_bytes)
 
 
 @dataclass(frozen=True)

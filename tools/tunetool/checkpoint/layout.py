@@ -15,8 +15,8 @@ from tunetool.checkpoint.raw_bytes import BLOCK
 class Part:
     """A range of a file with one kind of content: ``content`` is bytes that are the same in every save, or the number
     of a content that each save brings: an object's bytes, a tensor's memory, or a function that returns the bytes later
-    (a tail, once the checksum is known). ``item`` and ``position``: the item whose raw bytes these are, and the offset
-    within them.
+    (a table of checksums, once they are known; ``late``). ``item`` and ``position``: the item whose raw bytes these
+    are, and the offset within them.
     """
 
     offset: int
@@ -24,6 +24,7 @@ class Part:
     content: Any
     item: int | None = None
     position: int = 0
+    late: bool = False
 
 
 @dataclass
@@ -39,12 +40,13 @@ class Piece:
 @dataclass
 class Block:
     """One write: ``offset`` and ``length`` in the file are multiples of 4096. ``zero_copy``: the block is the memory of
-    one tensor and is written without a copy."""
+    one tensor and is written without a copy. ``late``: the pieces of late parts."""
 
     file: int
     offset: int
     pieces: list[Piece] = field(default_factory=list)
     zero_copy: bool = False
+    late: list[Piece] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -108,7 +110,10 @@ def cut(file: int, parts: Sequence[Part], limit: int, zero_copy: Callable[[Part]
             if block is None:
                 block = Block(file, at - at % BLOCK)
             count = min(block.offset + limit - at, part.length - done)
-            block.pieces.append(Piece(part, done, count, at - block.offset))
+            piece = Piece(part, done, count, at - block.offset)
+            block.pieces.append(piece)
+            if part.late:
+                block.late.append(piece)
             done += count
     if block:
         yield block

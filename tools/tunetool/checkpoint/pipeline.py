@@ -12,14 +12,14 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from tunetool.checkpoint.checksums import Digest, Stopped
+from tunetool.checkpoint.checksums import FileSums, Stopped, Turns
 from tunetool.checkpoint.direct import DataFile
 from tunetool.checkpoint.host_buffers import Buffer, Source, use_gpu
 from tunetool.checkpoint.layout import Block, Piece
@@ -40,7 +40,8 @@ class Pipeline:
     """Writes one rank's part of a save. ``open_files`` creates all files before the first is written; ``blocks`` holds
     the blocks of each file, ordered by offset; ``contents``: what this save brings, by the numbers in the parts;
     ``after``: CUDA events that must have passed before tensors are read; ``on_copied`` is called when no tensor is
-    needed any more.
+    needed any more. ``sums``: by item, the sums of its file, which this makes for it, and its number there. ``turns``:
+    is stopped if a thread fails. ``reading``: further CUDA streams that read tensors.
 
     A thread takes the blocks of a file in order, and finishes blocks in the order in which it took them. So a thread
     that waits for the checksum of earlier bytes waits for blocks that were taken earlier: there is no deadlock.
@@ -52,11 +53,14 @@ class Pipeline:
         blocks: Sequence[Sequence[Block]],
         contents: Sequence[Any],
         buffers: Sequence[Buffer],
-        digests: dict[int, Digest],
+        sums: Mapping[int, tuple[FileSums, int]],
+        turns: Turns,
         after: Sequence[Any] = (),
         on_copied: Callable[[], None] = lambda: None,
+        reading: Sequence[Any] = (),
     ) -> None:
-        self._open_files, self._digests, self._after, self._on_copied = open_files, digests, after, on_copied
+        self._open_files, self._sums, self._after, self._on_copied = open_files, sums, after, on_copied
+        self._turns = turns
         self._contents = contents
         self._files: Sequence[DataFile] = ()
         self._opened = threading.Event()
@@ -66,7 +70,7 @@ class Pipeline:
         self._buffers = buffers
         self._counting = threading.Lock()
         self._error: BaseException | None = None
-        self._streams: list[Any] = []
+        self._streams = list(reading)
         self._workers = Workers([], "")
         self.copy_seconds = 0.0
 
@@ -81,7 +85,8 @@ class Pipeline:
             if not self._unfilled:
                 self._copied()
             self._workers.start()
-            # Creating and preallocating files takes a while; the first buffers are filled meanwhile.
+            # Creating and preallocating files, and what else is done here, takes a while; the first buffers are filled
+            # meanwhile.
             self._files = self._open_files()
             self._opened.set()
             self._workers.wait()
@@ -104,9 +109,8 @@ class Pipeline:
     def _fail(self, error: BaseException) -> None:
         with self._counting:
             self._error = self._error or error
+        self._turns.stop()
         self._opened.set()
-        for digest in self._digests.values():
-            digest.stop()
 
     def _work(self, number: int, buffers: Sequence[Buffer], gpu: torch.device | None) -> None:
         free, filled = deque(buffers), deque[_Filled]()
@@ -236,12 +240,13 @@ class Pipeline:
 
     def _write_from_host(self, filled: _Filled, file: DataFile) -> None:
         block = filled.block
-        for piece in block.pieces if self._digests else ():
+        for piece in block.pieces if self._sums else ():
             part = piece.part
-            content = self._content(piece)
-            if callable(content):
-                filled.view[piece.at : piece.at + piece.count] = content()[piece.start : piece.start + piece.count]
-            elif part.item in self._digests:
-                digest = self._digests[part.item]
-                digest.feed(part.position + piece.start, filled.view[piece.at : piece.at + piece.count])
+            # What is around the raw bytes of an item has no source.
+            if part.item is not None and part.item in self._sums and type(part.content) is int:
+                sums, number = self._sums[part.item]
+                sums.feed(number, part.position + piece.start, filled.view[piece.at : piece.at + piece.count])
+        for piece in block.late:
+            late = self._content(piece)()
+            filled.view[piece.at : piece.at + piece.count] = late[piece.start : piece.start + piece.count]
         file.write(filled.view, block.offset)

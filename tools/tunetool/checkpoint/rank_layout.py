@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
-from tunetool.checkpoint import loadable
-from tunetool.checkpoint.checksums import Digest, Sums, digest_of, key_of, seal
+from tunetool.checkpoint import loadable, sums_table
+from tunetool.checkpoint.checksums import Sums, digest_of, key_of
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.host_buffers import Source, is_plain, views
-from tunetool.checkpoint.items import Archive, Placed, archive, place
+from tunetool.checkpoint.items import Archive, Placed, archive, place, round_up
 from tunetool.checkpoint.layout import Block, Part, cut, joined, share_out
 from tunetool.checkpoint.packed import Packed, PackedItems, PackedStored, Stored
 from tunetool.checkpoint.planner import DirectSavePlanner
@@ -31,27 +31,19 @@ class Item:
     write: WriteItem
     content: Archive | bytes
     source: Source | None = None
-    save: str = ""
-
-    def tail(self, digest: str) -> bytes:
-        """The bytes after the raw bytes of a tensor with a checksum; ``digest`` is the checksum."""
-        assert not isinstance(self.content, bytes)  # noqa: S101  (only tensors have checksums)
-        index = self.write.index
-        return self.content.tail(digest + seal(digest, self.save, index.fqn, index.offset or ()))
 
     @property
     def length(self) -> int:
         return len(self.content) if isinstance(self.content, bytes) else self.content.length
 
 
-def items_of(writes: Sequence[WriteItem], planner: SavePlanner, checksums: bool, save: str) -> list[Item]:
-    """The items with their data from the planner, for the save with the token ``save``. Raises ``CannotJudge`` for a
-    tensor that cannot be saved."""
+def items_of(writes: Sequence[WriteItem], planner: SavePlanner) -> list[Item]:
+    """The items with their data from the planner. Raises ``CannotJudge`` for a tensor that cannot be saved."""
     loadable.refuse_items(writes)
     if isinstance(planner, DirectSavePlanner):
         data = planner.data_of(writes)
-        return [_item(write, each, checksums, save) for write, each in zip(writes, data, strict=True)]
-    return [_item(write, planner.resolve_data(write), checksums, save) for write in writes]
+        return [_item(write, each) for write, each in zip(writes, data, strict=True)]
+    return [_item(write, planner.resolve_data(write)) for write in writes]
 
 
 def sums_of(items: Sequence[Item]) -> Sums:
@@ -59,7 +51,7 @@ def sums_of(items: Sequence[Item]) -> Sums:
     return {key_of(item.write.index): digest_of(item.content) for item in items if isinstance(item.content, bytes)}
 
 
-def _item(write: WriteItem, data: torch.Tensor | io.BytesIO, checksums: bool, save: str) -> Item:
+def _item(write: WriteItem, data: torch.Tensor | io.BytesIO) -> Item:
     if isinstance(data, io.BytesIO):
         return Item(write, data.getvalue())
     try:
@@ -71,37 +63,51 @@ def _item(write: WriteItem, data: torch.Tensor | io.BytesIO, checksums: bool, sa
     except Exception as error:  # what a tensor's own class raises
         raise loadable.refused(write.index.fqn, type(data).__name__, str(error)) from error
     source = Source(tensor)
-    return Item(write, archive(dtype, tensor.shape, source.bytes, checksums), source, save)
+    return Item(write, archive(dtype, tensor.shape, source.bytes), source)
 
 
 _KEPT = 4
 """Number of layouts that are kept: a job may save a model and an optimizer in turns."""
-_TAIL = -1
+_TABLE = -1
 
 
 @dataclass
 class Asked:
     """All that a layout depends on: at most ``files`` files, blocks of at most ``limit`` bytes, and for each item its
     archive (or the length of an object) and the bytes of each of its sources, with whether their memory is written
-    without a copy."""
+    without a copy. ``checksums``: whether files end with a table of them."""
 
     files: int
     limit: int
     items: list[Archive | int]
     sources: list[list[tuple[int, bool]]]
+    checksums: bool = False
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """What the table of checksums of a file is about: the numbers of its tensors, in their order, where their raw bytes
+    are, how many, and where the table is. An empty range: there is none."""
+
+    items: Sequence[int]
+    places: Sequence[int]
+    lengths: Sequence[int]
+    where: tuple[int, int]
 
 
 @dataclass
 class RankLayout:
     """``locations``: by item, the number of the file and the position in it. ``bound``: for each content that a save
-    brings, the item, and which of its sources it is (``_TAIL``: the bytes after its data)."""
+    brings, the item, and which of its sources it is; or the file, and ``_TABLE``. ``tables``: of each file."""
 
     asked: Asked
     sizes: list[int] = field(default_factory=list)
     blocks: list[list[Block]] = field(default_factory=list)
     locations: list[tuple[int, Placed]] = field(default_factory=list)
     bound: list[tuple[int, int]] = field(default_factory=list)
+    tables: list[FileTable] = field(default_factory=list)
     _stored: tuple[Sequence[WriteItem], Packed[Stored]] | None = None
+    _keys: tuple[Sequence[WriteItem], list[int]] | None = None
 
     @property
     def buffers(self) -> int:
@@ -109,27 +115,31 @@ class RankLayout:
         return sum(not block.zero_copy for blocks in self.blocks for block in blocks)
 
     def contents(
-        self, items: Sequence[Item], sources: Sequence[Sequence[Source]]
-    ) -> tuple[list[Any], dict[int, Digest]]:
-        """What these items bring, by the numbers in the layout, and the checksums to compute."""
-        digests = {
-            number: Digest(item.content.data_bytes)
-            for number, item in enumerate(items)
-            if not isinstance(item.content, bytes) and item.content.checksum
-        }
-
-        def sealed(number: int) -> Callable[[], bytes]:
-            return lambda: items[number].tail(digests[number].result())
-
+        self,
+        items: Sequence[Item],
+        sources: Sequence[Sequence[Source]],
+        tables: Sequence[Callable[[], bytes]],
+    ) -> list[Any]:
+        """What these items bring, by the numbers in the layout. ``tables``: of each file, which come late."""
         contents: list[Any] = []
         for number, which in self.bound:
-            if which == _TAIL:
-                contents.append(sealed(number))
+            if which == _TABLE:
+                contents.append(tables[number])
             elif sources[number]:
                 contents.append(sources[number][which])
             else:
                 contents.append(items[number].content)
-        return contents, digests
+        return contents
+
+    def keys(self, writes: Sequence[WriteItem]) -> list[int]:
+        """The hashes of the items' names, for tables of checksums; made once for the same ``writes``."""
+        known = self._keys
+        if known is not None and known[0] is writes:
+            return known[1]
+        keys = [sums_table.key_of(write.index.fqn, write.index.offset) for write in writes]
+        if isinstance(writes, Packed):
+            self._keys = writes, keys
+        return keys
 
     def stored(self, writes: Sequence[WriteItem]) -> Packed[Stored]:
         """Where each item is; the same object for the same ``writes``."""
@@ -191,6 +201,7 @@ def _lay_out(asked: Asked) -> RankLayout:
         for number, at in zip(share, placed, strict=True):
             layout.locations[number] = file, at
             _add_parts(layout, number, at, parts, zero_copy)
+        size = _add_table(layout, share, placed, size, parts)
         layout.sizes.append(size)
         layout.blocks.append(list(cut(file, list(joined(parts)), asked.limit, lambda part: part.content in zero_copy)))  # noqa: B023  (used at once)
     return layout
@@ -210,8 +221,22 @@ def _add_parts(layout: RankLayout, number: int, at: Placed, parts: list[Part], z
         parts.append(Part(at.data + position, count, len(bound), number, position))
         bound.append((number, which))
         position += count
-    if content.checksum:
-        parts.append(Part(at.data + position, content.tail_bytes, len(bound), number))
-        bound.append((number, _TAIL))
-    else:
-        parts.append(Part(at.data + position, content.tail_bytes, content.tail(), number))
+    parts.append(Part(at.data + position, content.tail_bytes, content.tail, number))
+
+
+def _add_table(layout: RankLayout, share: Sequence[int], placed: Sequence[Placed], size: int, parts: list[Part]) -> int:
+    """Add what follows a file's items; returns the file's size."""
+    places, lengths, numbers = [], [], []
+    for number, at in zip(share, placed, strict=True):
+        content = layout.asked.items[number]
+        if not isinstance(content, int):
+            places.append(at.data)
+            lengths.append(content.data_bytes)
+            numbers.append(number)
+    end = size
+    if layout.asked.checksums and numbers:
+        end = round_up(size + sums_table.bytes_of(lengths))
+        parts.append(Part(size, end - size, len(layout.bound), late=True))
+        layout.bound.append((len(layout.tables), _TABLE))
+    layout.tables.append(FileTable(numbers, places, lengths, (size, end)))
+    return end

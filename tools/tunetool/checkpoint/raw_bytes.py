@@ -26,17 +26,12 @@ ITEM_SIZES = {
 
 
 class Plain(NamedTuple):
-    """A contiguous tensor: ``length`` raw bytes at ``offset`` from the start of its item; ``dtype`` as torch names it.
-
-    ``checksum`` and ``seal`` come from the record ``items.CHECKSUM_RECORD``; None if the archive has no such record.
-    """
+    """A contiguous tensor: ``length`` raw bytes at ``offset`` from the start of its item; ``dtype`` by torch's name."""
 
     offset: int
     length: int
     dtype: str
     shape: tuple[int, ...]
-    checksum: str | None
-    seal: str | None = None
 
 
 def strides(shape: Sequence[int], item_size: int = 1) -> tuple[int, ...]:

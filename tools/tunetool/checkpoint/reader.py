@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from tunetool.checkpoint import index, metadata
-from tunetool.checkpoint.checksums import Chain, Sums, digest_of, key_of, seal
+from tunetool.checkpoint import index, metadata, sums_table
+from tunetool.checkpoint.checksums import SHORTEST_OF_GPU, Saved, Sums, Turns, Verified, digest_of, key_of
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.global_plan import Box, is_grid
@@ -59,9 +59,9 @@ class DirectReader(StorageReader):
 
     ``path``: the directory. ``threads``: reader threads of this rank; default: its share of the cores, 4 to 16.
     ``buffer_bytes``: size of one host buffer in bytes, a multiple of 4096, at least 64 KiB.
-    ``verify``: check the checksums of objects, and of tensors that are read whole, if they were saved with checksums.
-    Afterwards, ``unverified`` lists the names of tensors that were not checked because only a part was read. The
-    checksum of `.metadata` is always checked.
+    ``verify``: check the checksums of all that is read, if it was saved with checksums; those of a GPU's tensors are
+    made there. Afterwards, ``unverified`` lists the names of tensors that were not checked, because a part was read
+    that lies in pieces in the file, such as some columns. The checksum of `.metadata` is always checked.
     ``allow_objects``: also unpickle objects that ``torch.load(weights_only=True)`` refuses. Unpickling runs code that
     the file names: use it only for checkpoints from a source you trust.
 
@@ -94,7 +94,11 @@ class DirectReader(StorageReader):
         self.unverified: list[str] = []
         self._metadata: Any = None
         self._sums: Sums | None = None
-        """Of what has no checksum beside its data; None if the save made no checksums."""
+        """Of objects; None if the save made no checksums."""
+        self._for_gpus: dict[Any, list[tuple[Saved, Any]]] = {}
+        """By GPU: what a tensor was saved with, and its memory, shape (bytes,)."""
+        self._tables: dict[str, sums_table.Table] = {}
+        self._turns = Turns()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """torch calls this before a load, with the path that was given to ``dcp.load``, if any."""
@@ -126,7 +130,7 @@ class DirectReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all tensors and objects of the plan. The returned future is already done."""
-        self.unverified = []
+        self.unverified, self._for_gpus, self._tables, self._turns = [], {}, {}, Turns()
         unfilled = first_unfilled(planner, plan.items, self._metadata.state_dict_metadata)
         if unfilled is not None:
             raise CannotJudge(
@@ -141,12 +145,15 @@ class DirectReader(StorageReader):
             with without_collections():
                 stored = [self._item(item) for item in tensors]
                 probably = [self._expected(item) for item in tensors]
-                plain_tensors = index.find(stored, files, self.threads, probably, verify=self.verify)
+                ours = self.verify and self._sums is not None
+                plain_tensors = index.find(stored, files, self.threads, probably, ours=ours)
                 targets = [planner.resolve_tensor(item).detach() for item in tensors]
                 wants = self._wants(tensors, stored, targets, plain_tensors, files)
                 reads = [(device, plan_reads(some, files, self.buffer_bytes)) for device, some in wants.items()]
             for device, some_reads in reads:
-                Fetch(files, device, self.threads, self.buffer_bytes).run(some_reads)
+                Fetch(files, device, self.threads, self.buffer_bytes, self._turns).run(some_reads)
+            if self._for_gpus:
+                self._verify_on_gpus()
             for item, target in zip(tensors, targets, strict=True):
                 planner.commit_tensor(item, target)
         finally:
@@ -154,6 +161,12 @@ class DirectReader(StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _verify_on_gpus(self) -> None:
+        from tunetool.checkpoint import gpu_sums  # noqa: PLC0415  (a state in host memory needs none of it)
+
+        for device, some in self._for_gpus.items():
+            gpu_sums.verify(device, some)
 
     def _location(self, item: ReadItem) -> Any:
         stored = (self._metadata.storage_data or {}).get(item.storage_index)
@@ -175,41 +188,39 @@ class DirectReader(StorageReader):
         return index.Item(item.storage_index.fqn, stored.relative_path, stored.offset, stored.length)
 
     def _expected(self, item: ReadItem) -> Archive | None:
-        """What ``DirectWriter`` would have written if the item were a whole tensor without a checksum."""
+        """What ``DirectWriter`` would have written if the item were a whole tensor."""
         properties = getattr(self._metadata.state_dict_metadata.get(item.storage_index.fqn), "properties", None)
         dtype, shape = _ITEM_SIZES.get(getattr(properties, "dtype", None)), tuple(item.lengths)
-        return archive_of(dtype[0], shape, math.prod(shape) * dtype[1], False) if dtype else None
+        return archive_of(dtype[0], shape, math.prod(shape) * dtype[1]) if dtype else None
 
     def _objects(self, items: Sequence[ReadItem], planner: LoadPlanner, files: Files) -> None:
         for item in items:
             stored = self._location(item)
             name = item.storage_index.fqn
             content = self._content(item, files)
+            self._check_content(item, content)
             if not self.allow_objects:
                 # torch's planner unpickles the content without restrictions after this.
                 _load(content, f"`{self.path / stored.relative_path}`: `{name}`", self.path / stored.relative_path)
             planner.load_bytes(item, io.BytesIO(content))
 
-    def _content(self, item: ReadItem, files: Files, plain: Plain | None = None) -> bytes:
-        """All bytes of an item. Raises ``CannotJudge`` if their checksum is wrong, where the save made checksums."""
-        stored, name = self._location(item), item.storage_index.fqn
-        content = files.content(stored.relative_path, stored.offset, stored.length, name)
-        first, checked, saved = stored.offset, content, None
-        if plain is not None:
-            # Of a tensor with a checksum beside its data.
-            first, checked = first + plain.offset, content[plain.offset : plain.offset + plain.length]
-            saved = plain.checksum
-        elif self._sums is not None:
-            saved = self._sums.get(key_of(item.storage_index), "none")
-        if self.verify and saved is not None:
-            now = digest_of(checked)
-            if saved != now:
-                raise CannotJudge(
-                    f"`{name}` is damaged: its {len(checked)} bytes from {first} on in "
-                    f"`{self.path / stored.relative_path}` have checksum {now}, and were saved with {saved}",
-                    _ANOTHER,
-                )
-        return content
+    def _content(self, item: ReadItem, files: Files) -> bytes:
+        """All bytes of an item."""
+        stored = self._location(item)
+        return files.content(stored.relative_path, stored.offset, stored.length, item.storage_index.fqn)
+
+    def _check_content(self, item: ReadItem, content: bytes) -> None:
+        """Raises ``CannotJudge`` if the checksum of an object is wrong, where the save made checksums."""
+        if not self.verify or self._sums is None:
+            return
+        stored, now = self._location(item), digest_of(content)
+        saved = self._sums.get(key_of(item.storage_index), "none")
+        if saved != now:
+            raise CannotJudge(
+                f"`{item.storage_index.fqn}` is damaged: its {len(content)} bytes from {stored.offset} on in "
+                f"`{self.path / stored.relative_path}` have checksum {now}, and were saved with {saved}",
+                _ANOTHER,
+            )
 
     def _wants(
         self,
@@ -229,26 +240,32 @@ class DirectReader(StorageReader):
         ]
         for item, where, target, is_plain_target in zip(items, stored, targets, are_plain, strict=True):
             plain = plain_tensors[where]
-            if self.verify and plain is not None:
-                self._check_seal(item, plain)
+            saved = None if plain is None else self._saved_sums(item, where, plain, files)
             if plain is None or not is_plain_target:
-                self._load_with_torch(item, target, files, plain)
+                self._load_with_torch(item, target, files, plain, saved)
             else:
-                wants.setdefault(target.device, []).append(self._want(item, where, target, plain, checked))
+                wants.setdefault(target.device, []).append(self._want(item, where, target, plain, saved, checked))
         return wants
 
-    def _want(self, item: ReadItem, stored: index.Item, target: Any, plain: Plain, checked: set[Any]) -> Want:
-        name = stored.tensor
-        start = stored.offset + plain.offset
-        chain = None
-        if self.verify and plain.checksum is not None and plain.length and item.storage_index not in checked:
-            if tuple(item.lengths) == plain.shape:
-                checked.add(item.storage_index)
-                where = f"from {start} on in `{self.path / stored.file}`"
-                chain = Chain(plain.checksum, plain.length, name, where)
-            else:
-                self.unverified.append(name)
-        return Want(name, stored.file, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain)
+    def _want(
+        self, item: ReadItem, stored: index.Item, target: Any, plain: Plain, saved: Saved | None, checked: set[Any]
+    ) -> Want:
+        place = stored.offset + plain.offset, plain, tuple(item.storage_offsets), tuple(item.lengths)
+        want = Want(stored.tensor, stored.file, *place, target)
+        if saved is None or not math.prod(item.lengths):
+            return want
+        is_whole = tuple(item.lengths) == plain.shape
+        if is_whole and item.storage_index in checked:
+            return want
+        if is_whole and want.by_address and target.is_cuda and plain.length >= SHORTEST_OF_GPU:
+            self._for_gpus.setdefault(target.device, []).append((saved, target))
+        elif is_whole or want.by_address:
+            want.sums = Verified(saved, self._turns)
+        else:
+            self.unverified.append(stored.tensor)
+        if is_whole:
+            checked.add(item.storage_index)
+        return want
 
     def _sizes(self, names: Iterable[str]) -> dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]]:
         """The shapes that the metadata has for the chunks of these tensors, by name and offset."""
@@ -302,27 +319,61 @@ class DirectReader(StorageReader):
                 f"`{name}` cannot be filled: {error}", "load into tensors whose memory was not freed (FSDP frees it)"
             ) from None
 
-    def _check_seal(self, item: ReadItem, plain: Plain) -> None:
-        if plain.checksum is None and self._sums is not None:
+    def _saved_sums(self, item: ReadItem, stored: index.Item, plain: Plain, files: Files) -> Saved | None:
+        """What a tensor was saved with; None where nothing is verified. Raises ``CannotJudge`` if its file does not say
+        that, or holds something else."""
+        if not self.verify or self._sums is None:
+            return None
+        start = stored.offset + plain.offset
+        row = self._table(stored, files).row(start)
+        if (
+            row is None
+            or row.length != plain.length
+            or row.key != sums_table.key_of(item.storage_index.fqn, item.storage_index.offset)
+        ):
             raise CannotJudge(
-                f"`{item.storage_index.fqn}` is damaged: `{self.path / self._location(item).relative_path}` has no "
-                "checksum of it, and it was saved with one",
-                _ANOTHER,
-            )
-        if plain.checksum is None or plain.seal is None:
-            return
-        index, save = item.storage_index, getattr(self._metadata.storage_meta, "save_id", None)
-        if seal(plain.checksum, save, index.fqn, index.offset or ()) != plain.seal:
-            raise CannotJudge(
-                f"`{self.path / self._location(item).relative_path}` holds another tensor, or one of another save, "
-                f"where `{index.fqn}` must be",
+                f"`{self.path / stored.file}` holds another tensor, or one of another save, where `{stored.tensor}` "
+                "must be",
                 "data files were swapped or replaced: load another checkpoint",
             )
+        return Saved(row.sums, plain.length, stored.tensor, self.path, stored.file, start)
 
-    def _load_with_torch(self, item: ReadItem, target: Any, files: Files, plain: Plain | None) -> None:
+    def _table(self, stored: index.Item, files: Files) -> sums_table.Table:
+        if stored.file not in self._tables:
+            save = getattr(self._metadata.storage_meta, "save_id", None)
+            self._tables[stored.file] = sums_table.read(files, stored.file, stored.tensor, save)
+        return self._tables[stored.file]
+
+    def _plain_for_torch(self, item: ReadItem, stored: index.Item, content: bytes, files: Files) -> Plain | None:
+        """Where the raw bytes are in an item that only torch reads, but ``DirectWriter`` wrote as it writes others: a
+        dtype that is unknown here. None if it is another item."""
+        table = self._table(stored, files)
+        place = table.place_within(stored.offset, stored.offset + stored.length)
+        properties = getattr(self._metadata.state_dict_metadata.get(item.storage_index.fqn), "properties", None)
+        row = None if place is None else table.row(place)
+        if place is None or row is None or properties is None:
+            return None
+        dtype, offset = str(properties.dtype).removeprefix("torch."), place - stored.offset
+        shape = next(iter(self._sizes([stored.tensor])[stored.tensor, tuple(item.storage_index.offset or ())]))
+        expected = archive_of(dtype, shape, row.length)
+        if content[:offset] != expected.head or content[offset + row.length :] != expected.tail:
+            return None
+        return Plain(offset, row.length, dtype, shape)
+
+    def _load_with_torch(
+        self, item: ReadItem, target: Any, files: Files, plain: Plain | None, saved: Saved | None
+    ) -> None:
         stored, name = self._location(item), item.storage_index.fqn
         where = f"`{self.path / stored.relative_path}`: `{name}`"
-        content = self._content(item, files, plain)
+        content = self._content(item, files)
+        if plain is None and self.verify and self._sums is not None and key_of(item.storage_index) not in self._sums:
+            of = index.Item(name, stored.relative_path, stored.offset, stored.length)
+            plain = self._plain_for_torch(item, of, content, files)
+            saved = None if plain is None else self._saved_sums(item, of, plain, files)
+        if plain is None:
+            self._check_content(item, content)
+        elif saved is not None:
+            Verified(saved, self._turns).feed(0, memoryview(content)[plain.offset : plain.offset + plain.length])
         tensor = _load(content, where, self.path / stored.relative_path)
         if not isinstance(tensor, torch.Tensor):
             raise CannotJudge(f"{where} is a `{type(tensor).__name__}`, not a tensor", "the metadata is damaged")

@@ -162,8 +162,9 @@ class DirectWriter(StorageWriter):
     for a small state.
     ``buffer_bytes``: size of one host buffer in bytes, a multiple of 4096. A synchronous save uses two buffers per
     thread, whatever the size of the state; they are kept for the next save (``release_buffers`` frees them).
-    ``checksums``: store the xxh3_64 of every tensor and object, which ``DirectReader`` verifies. `.metadata` always has
-    one of its own.
+    ``checksums``: store the xxh3_64 of every object and of every 256 KiB of every tensor, which ``DirectReader``
+    verifies; of a GPU's tensors they are made there. Default: yes, but for ``gds``. `.metadata` always has one of its
+    own.
     ``overwrite``: whether an existing checkpoint may be replaced.
     ``gds``: write large tensors from GPU memory to the drives by GPUDirect Storage, which needs nvidia-fs or a kernel
     with P2PDMA; they are never copied through host memory instead (``last.gds_bytes``: how much was written so).
@@ -184,7 +185,7 @@ class DirectWriter(StorageWriter):
         threads: int | None = None,
         files_per_rank: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
-        checksums: bool = False,
+        checksums: bool | None = None,
         overwrite: bool = True,
         gds: bool = False,
     ) -> None:
@@ -195,7 +196,7 @@ class DirectWriter(StorageWriter):
         self.overwrite = overwrite
         threads = default_threads() if threads is None else threads
         files = threads if files_per_rank is None else files_per_rank
-        self.settings = Settings(threads, files, buffer_bytes, checksums, gds)
+        self.settings = Settings(threads, files, buffer_bytes, not gds if checksums is None else checksums, gds)
         if threads < 1 or files < 1:
             raise UsageProblem("`threads` and `files_per_rank` must be 1 or more", "omit them for the defaults")
         if buffer_bytes < LARGE or buffer_bytes % 4096:
@@ -351,9 +352,17 @@ class DirectWriter(StorageWriter):
             return commit.data_name(ticket.rank, number, ticket.token)
 
         with without_collections():
-            items = items_of(plan.items, planner, self.settings.checksums, ticket.token)
+            items = items_of(plan.items, planner)
             with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):
-                job = Job(directory, items, self.settings, name, copy_first=hold is not None, writes=plan.items)
+                job = Job(
+                    directory,
+                    items,
+                    self.settings,
+                    name,
+                    copy_first=hold is not None,
+                    writes=plan.items,
+                    save=ticket.token,
+                )
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
             with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):

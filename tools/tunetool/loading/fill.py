@@ -138,7 +138,7 @@ def _size(want: Want) -> int:
 
 def want(tensor: Stored, target: Any) -> Want:
     """The reading of one whole stored tensor into ``target``, which has its shape."""
-    plain = Plain(0, tensor.length, tensor.dtype, tensor.shape, None)
+    plain = Plain(0, tensor.length, tensor.dtype, tensor.shape)
     return Want(tensor.name, tensor.file, tensor.start, plain, (0,) * len(tensor.shape), tensor.shape, target)
 
 

@@ -179,6 +179,4 @@ def check_same(listing: Listing, pairs: Sequence[Same], reading: Reading) -> Non
 
 def _bytes_of(tensor: Stored, at: int, target: torch.Tensor) -> Want:
     count = len(target)
-    return Want(
-        tensor.name, tensor.file, tensor.start + at, Plain(0, count, "uint8", (count,), None), (0,), (count,), target
-    )
+    return Want(tensor.name, tensor.file, tensor.start + at, Plain(0, count, "uint8", (count,)), (0,), (count,), target)

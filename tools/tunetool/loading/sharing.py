@@ -114,7 +114,7 @@ def _pieces(wants: Sequence[Want]) -> Iterator[list[Want]]:
 
 def _bytes_of(want: Want, at: int, count: int) -> Want:
     """The reading of ``count`` bytes of a tensor's memory from ``at`` on."""
-    plain = Plain(0, count, "uint8", (count,), None)
+    plain = Plain(0, count, "uint8", (count,))
     return Want(
         want.name, want.file, want.start + want.bytes[0] + at, plain, (0,), (count,), want.as_bytes[at : at + count]
     )

@@ -183,7 +183,7 @@ class StandingReads:
 
     def _want(self, memory: Any) -> Want:
         shape = (len(memory),)
-        return Want(self._what, "", 0, Plain(0, len(memory), "uint8", shape, None), (0,), shape, memory)
+        return Want(self._what, "", 0, Plain(0, len(memory), "uint8", shape), (0,), shape, memory)
 
     def _announce(self, path: str) -> None:
         """One order for this file, which stays open afterwards: to open it again takes longer than a small read."""

@@ -1,0 +1,115 @@
+"""The table of checksums at the end of a data file of ``DirectWriter``: the sums of all blocks of its tensors.
+
+It is rows, one for each tensor, the sums in the same order, zeros, and a footer of ``FOOTER_BYTES``. A row has the
+place of the raw bytes in the file, their length, and a hash of the tensor's name and offset. The footer has where the
+table begins, the numbers of rows and of sums, a digest of these, and a seal: a digest of that and of the save's token.
+So a file of another save and the bytes of another tensor are noticed, whatever `.metadata` says. All numbers have 64
+bits, little-endian. torch's reader looks at nothing of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tunetool.checkpoint.checksums import SUM_BYTES, number_of, number_of_blocks
+from tunetool.errors import CannotJudge
+
+if TYPE_CHECKING:
+    from tunetool.checkpoint.source import Files
+
+_MAGIC = b"tunetool sums 1\n"
+_FOOTER = struct.Struct("<5Q16s")
+FOOTER_BYTES = _FOOTER.size
+_ROW_BYTES = 24
+_AT_ONCE = 64 << 10
+"""Bytes that are read at the end of a file: most tables have fewer."""
+_ANOTHER = "load another checkpoint, and look at the health of the drives: `tunetool verify`"
+
+
+class Row(NamedTuple):
+    """What a table has of one tensor."""
+
+    length: int
+    key: int
+    sums: bytes
+
+
+def key_of(tensor: str, offset: Sequence[int] | None) -> int:
+    """The hash of a name, and of an offset in the tensor."""
+    return number_of("\0".join((tensor, *map(str, offset or ()))).encode("utf-8", "surrogatepass"))
+
+
+def bytes_of(lengths: Sequence[int]) -> int:
+    """The size of the table of tensors of these lengths."""
+    return _ROW_BYTES * len(lengths) + SUM_BYTES * sum(map(number_of_blocks, lengths)) + FOOTER_BYTES
+
+
+def table(
+    places: Sequence[int], lengths: Sequence[int], keys: Sequence[int], sums: bytes, save: str, where: tuple[int, int]
+) -> bytes:
+    """The bytes of the range ``where`` of the file: a table, and zeros in it. ``places``: of the raw bytes."""
+    rows: bytes = np.array([places, lengths, keys], "<u8").T.tobytes()
+    start, stop = where
+    digest = number_of(rows + sums)
+    footer = _FOOTER.pack(start, len(places), len(sums) // SUM_BYTES, digest, _seal(digest, save), _MAGIC)
+    return (rows + sums).ljust(stop - start - FOOTER_BYTES, b"\0") + footer
+
+
+def _seal(digest: int, save: str | None) -> int:
+    return number_of(b"%016x%s" % (digest, (save or "").encode()))
+
+
+class Table:
+    """The table of a file. ``rows`` and ``sums``: as they are in the file."""
+
+    def __init__(self, rows: bytes, sums: bytes) -> None:
+        columns = np.frombuffer(rows, "<u8").reshape(-1, 3).tolist()
+        ends = itertools.accumulate(number_of_blocks(length) for _, length, _ in columns)
+        self._rows = {place: (length, key, end) for (place, length, key), end in zip(columns, ends, strict=True)}
+        self._sums = sums
+
+    def row(self, place: int) -> Row | None:
+        """Of the tensor whose raw bytes begin at ``place``; None if it has none."""
+        found = self._rows.get(place)
+        if found is None:
+            return None
+        length, key, end = found
+        return Row(length, key, self._sums[SUM_BYTES * (end - number_of_blocks(length)) : SUM_BYTES * end])
+
+    def place_within(self, start: int, stop: int) -> int | None:
+        """Where the raw bytes of a tensor begin whose item is [start, stop)."""
+        return next((place for place in self._rows if start <= place < stop), None)
+
+
+def read(files: Files, file: str, tensor: str, save: str | None) -> Table:
+    """The table of ``file``, which is asked for because of ``tensor``, in the save with the token ``save``.
+
+    Raises ``CannotJudge`` if there is none, or if it is damaged or of another save.
+    """
+    size = files.size(file, tensor)
+    first = max(0, size - _AT_ONCE)
+    files.expect([file])
+    end = files.content(file, first, size - first, tensor)
+    start, rows, sums, digest, sealed, magic = _FOOTER.unpack(end[-FOOTER_BYTES:].rjust(FOOTER_BYTES, b"\0"))
+    middle = _ROW_BYTES * rows
+    count = middle + SUM_BYTES * sums
+    content = b""
+    if magic == _MAGIC and start + count + FOOTER_BYTES <= size:
+        if start < first:
+            files.expect([file])
+        content = end[start - first :][:count] if start >= first else files.content(file, start, count, tensor)
+    if magic != _MAGIC or number_of(content) != digest:
+        raise CannotJudge(
+            f"`{files.directory / file}` is damaged: the checksums at its end are not what was saved", _ANOTHER
+        )
+    if _seal(digest, save) != sealed:
+        raise CannotJudge(
+            f"`{files.directory / file}` holds another tensor, or one of another save, where `{tensor}` must be",
+            "data files were swapped or replaced: load another checkpoint",
+        )
+    return Table(content[:middle], content[middle:])
