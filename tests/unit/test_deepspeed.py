@@ -151,6 +151,21 @@ def test_a_program_finds_pythons_own_modules_and_may_print(tmp_path: Path) -> No
         assert process.ask({"n": [4]}, PATIENCE) == {"mean": 4}
 
 
+def test_what_a_rank_of_a_checkpoint_met_is_told_in_one_line(tmp_path: Path) -> None:
+    """As torch raises it: no Exception, and a traceback as its text."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "class CheckpointException(BaseException):\n"
+        "    failures = {3: (ValueError('`w` is damaged'), 'a stack')}\n"
+        "    def __str__(self): return 'Traceback ...'\n"
+        "def answer(order): raise CheckpointException()\n"
+    )
+    with Worker(child_command(Path(sys.executable), program), "the child", os.environ) as process:
+        for _ in range(2):
+            with pytest.raises(Failed, match=r"the child: ValueError: `w` is damaged$"):
+                process.ask({}, PATIENCE)
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [

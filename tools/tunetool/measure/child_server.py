@@ -23,10 +23,19 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer = ask(json.loads(line))
-        except Exception as error:
-            answer = {"error": str(error)[:500] or repr(error), "kind": type(error).__name__}
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            cause = cause_of(error)
+            answer = {"error": str(cause)[:500] or repr(cause), "kind": type(cause).__name__}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What a rank met: a CheckpointException of torch has a traceback of each as its text."""
+    failures = getattr(error, "failures", None)
+    return next(iter(failures.values()))[0] if failures else error
 
 
 if __name__ == "__main__":
