@@ -156,7 +156,7 @@ def part_compare(options: argparse.Namespace, directory: Path, state: dict[str, 
     rates: dict[AioSettings, dict[str, list[float | None]]] = {each: {"read": [], "write": []} for each in different}
     target = directory / "data"
     target.mkdir()
-    with rundir.run_directory(target, "compare") as inner, rundir.janitor(inner):
+    with rundir.run_directory(target, "compare") as inner:
         spec = aio.Spec(inner, 0, options.device, pinned_by="cuda" if options.device == "cuda" else "deepspeed")
         with Pool(spec, 1, different, installed, stack, os.environ, 400 * 2**20) as pool:
             pool.open()

@@ -6,6 +6,9 @@ import errno
 import json
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +31,7 @@ from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.machine.pcie_links import link_bandwidth
 from tunetool.verify.drive_errors import Watch
 from tunetool.verify.view import proof_of
+from waiting import until
 
 
 def stack(members: int = 8, iostats: bool = True) -> BlockStack:
@@ -151,6 +155,31 @@ def test_run_directory_is_private_and_gone_afterwards(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import stops
+from tunetool.measure import rundir
+tree, log, made, at = sys.argv[1:]
+stops.install(Path(tree), Path(log), at)
+with rundir.temporary() if made == "temporary" else rundir.run_directory(Path(tree), "a" * 32) as directory:
+    (directory / "data").write_text("x")
+"""
+
+
+@pytest.mark.parametrize("made", ["temporary", "run_directory"])
+@pytest.mark.parametrize("at", ["mkdir", "open", "remove", "rmdir"])
+def test_a_kill_while_a_directory_is_made_or_removed_leaves_nothing(made: str, at: str, tmp_path: Path) -> None:
+    tree, log = tmp_path / "tree", tmp_path / "log"
+    tree.mkdir()
+    hidden = "" if made == "temporary" else "."
+    environment = {**os.environ, "TMPDIR": str(tree), "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [str(tree), str(log), made, f"{at} /{hidden}tunetool-"]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    until(lambda: not list(tree.iterdir()), "the janitor's end")
 
 
 def test_leftovers_of_a_dead_run_are_found(tmp_path: Path) -> None:

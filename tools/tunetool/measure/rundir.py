@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from tunetool.ctrl_c import CtrlC
@@ -27,39 +27,43 @@ _UNMARKED_GRACE = 3600.0
 
 @contextlib.contextmanager
 def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] | None = None) -> Iterator[Path]:
-    """``target/.tunetool-<id>``, mode 0700. Raises ``UsageProblem`` when it cannot be made.
+    """``target/.tunetool-<id>``, mode 0700, gone afterwards, after SIGKILL too.
 
-    ``left_behind`` is called if a broken storage keeps the directory; without it ``OSError`` is raised.
+    Raises ``UsageProblem`` when it cannot be made. ``left_behind`` is called if a broken storage keeps the directory;
+    without it ``OSError`` is raised.
     """
     path, made = target / (PREFIX + run_id[:12]), False
-    try:
+    # Around all: a kill comes just as well while the directory is made, or removed.
+    with janitor(path) as now_ours:
         try:
-            path.mkdir(mode=0o700)
-            made = True
-            (path / _OWNER).write_text(json.dumps(process_identity(os.getpid())))
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise CannotJudge(f"`{target}` cannot be written: {error.strerror}", "see `dmesg | tail`") from None
-            raise UsageProblem(
-                f"`{target}` is not writable: {error.strerror}",
-                "run as a user who may write there, or choose another `--target`",
-            ) from None
-        yield path
-    finally:
-        try:
-            # What was there before, a directory or a link of somebody else, is not ours to remove.
-            if made:
-                _remove(path)
-        except OSError as error:
-            # What went wrong before this is worth more than that it could not be tidied up.
-            if left_behind is None:
-                raise
-            left_behind(f"`{path}` could not be removed: {error.strerror}; the next run removes it")
+            try:
+                path.mkdir(mode=0o700)
+                made = True
+                now_ours()
+                (path / _OWNER).write_text(json.dumps(process_identity(os.getpid())))
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    raise CannotJudge(f"`{target}` cannot be written: {error.strerror}", "see `dmesg | tail`") from None
+                raise UsageProblem(
+                    f"`{target}` is not writable: {error.strerror}",
+                    "run as a user who may write there, or choose another `--target`",
+                ) from None
+            yield path
+        finally:
+            try:
+                # What was there before, a directory or a link of somebody else, is not ours to remove.
+                if made:
+                    _remove(path)
+            except OSError as error:
+                # What went wrong before this is worth more than that it could not be tidied up.
+                if left_behind is None:
+                    raise
+                left_behind(f"`{path}` could not be removed: {error.strerror}; the next run removes it")
 
 
 @contextlib.contextmanager
-def janitor(directory: Path) -> Iterator[None]:
-    """While this runs, SIGKILL leaves nothing in ``directory`` either."""
+def janitor(directory: Path) -> Iterator[Callable[[], None]]:
+    """While this runs, and once its function was called, SIGKILL leaves nothing of ``directory`` either."""
     path = Path(__file__).with_name("janitor.py")
     with subprocess.Popen(
         [sys.executable, "-I", "-S", str(path), str(directory)],
@@ -68,8 +72,15 @@ def janitor(directory: Path) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as process:
+        pipe = process.stdin
+        assert pipe is not None  # noqa: S101  (as asked for above)
+
+        def now_ours() -> None:
+            # Past the buffer: whoever is killed flushes nothing.
+            os.write(pipe.fileno(), b"ours")
+
         try:
-            yield
+            yield now_ours
         finally:
             process.kill()
 
@@ -136,9 +147,13 @@ def _remove(path: Path) -> None:
 @contextmanager
 def temporary() -> Iterator[Path]:
     """A directory of this run for the ranks' output; removed afterwards, after SIGKILL too."""
-    with ExitStack() as held:
-        directory = Path(
-            held.enter_context(tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True))
-        )
-        held.enter_context(janitor(directory))
-        yield directory
+    with (
+        tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True) as name,
+        janitor(Path(name)) as ours,
+    ):
+        ours()
+        try:
+            yield Path(name)
+        finally:
+            # Here, where a kill leaves nothing either.
+            shutil.rmtree(name, ignore_errors=True)

@@ -131,9 +131,7 @@ class Session:
         rundir.remove_stale(rundir.stale_directories(target))
         if stack is not None:
             self.look(stack)
-        directory = self.hold(rundir.run_directory(target, records.new_id(), self.left_behind.append))
-        self.hold(rundir.janitor(directory))
-        return directory
+        return self.hold(rundir.run_directory(target, records.new_id(), self.left_behind.append))
 
     def temporary(self) -> Path:
         """A directory outside of what is measured. It is there until the record is written."""
