@@ -23,11 +23,14 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def install(
-    under: Path, log: Path, at: int | str | None = None, number: int = signal.SIGKILL
+    under: Path, log: Path, at: int | str | None = None, number: int = signal.SIGKILL, process: int | None = None
 ) -> Callable[[str, str], None]:
     """From now on each change below ``under`` is noted in ``log``, one line before it is done. At the line ``at`` (by
     its number from 0, or the first with that beginning) the process sends itself the signal ``number``. Of a write that
     it is killed at, the first half is done.
+
+    ``process`` is signalled instead of this one, by the first that reaches the line with this ``log``: for a program
+    whose children do the work. The others go on.
 
     Returns what notes, and ends, a change that Python does not see: it is given the call and the path.
     """
@@ -44,9 +47,9 @@ def install(
             os.write(handle, f"{line}\n".encode())
             if pending and (line.startswith(at) if isinstance(at, str) else count == at):
                 pending.clear()
-                if number == signal.SIGKILL:
+                if process is None and number == signal.SIGKILL:
                     half()
-                os.kill(os.getpid(), number)
+                _send(number, process, log)
             count += 1
 
     def audited(event: str, arguments: tuple[Any, ...]) -> None:
@@ -78,6 +81,17 @@ def install(
 
     os.pwrite, os.fsync = writing, syncing  # type: ignore[assignment]
     return reach
+
+
+def _send(number: int, process: int | None, log: Path) -> None:
+    if process is None:
+        os.kill(os.getpid(), number)
+        return
+    try:
+        os.close(os.open(f"{log}.reached", os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
+    os.kill(process, number)
 
 
 def points(log: Path) -> list[str]:
