@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from calls import TUNETOOL, call
-from judged import leaves_nothing, undisturbed
+from judged import undisturbed
 from tunetool.bench.checkpoint.figures import case, checks
 from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request
@@ -30,7 +29,7 @@ from tunetool.measure.rounds import drawn_order
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
 from tunetool.verdict import judge
-from waiting import PATIENCE, until
+from waiting import PATIENCE
 
 pytest_plugins = ["disks"]
 SMALL = {
@@ -241,14 +240,6 @@ def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(
     session.ask({"do": "save", "engine": "torch-save-zip", "directory": str(directory)})
     load = {"do": "load", "engine": "torch-save-zip", "directory": str(directory)}
     assert [each["different"] for each in session.ask(load)] == [None, None]
-
-
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
-def test_an_interrupted_run_leaves_nothing(model: str, disk: Path, tmp_path: Path, number: int) -> None:
-    arguments = ("--target", str(disk), "--engines", "dcp-t4-multi,torch-save-zip", "--rounds", "1000")
-    runs = tmp_path / "runs"
-    with leaves_nothing(command(model, runs, *arguments), number, disk, runs) as (process, _):
-        until(lambda: list(disk.glob(".tunetool-*/*-1")), "the first save", process)
 
 
 def test_calls_that_cannot_be_done_do_nothing(model: str, disk: Path, tmp_path: Path) -> None:

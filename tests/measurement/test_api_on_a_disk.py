@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from typing import Any
 import pytest
 
 from calls import TUNETOOL, call
-from judged import leaves_nothing, proven, undisturbed
+from judged import proven, undisturbed
 from pythons import python_that
 from tunetool.bench.api.catalogue import ROWS
 from tunetool.measure.aio import Probe
 from tunetool.measure.aio.byte_view import byte_view
 from tunetool.record import Record, Verdict, parse
-from waiting import until
 
 pytest_plugins = ["disks"]
 pytestmark = pytest.mark.usefixtures("ready")
@@ -127,15 +125,6 @@ def test_ops_with_a_cpp_runtime_of_their_own_fail_with_their_cure(disk: Path, tm
     assert check.status == "fail"
     assert check.found.startswith("pin_memory.so, async_io.so: a runtime beside torch's")
     assert "`CXX=c++ tunetool build-ops --rebuild`" in check.remedy
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_leaves_nothing(disk: Path, tmp_path: Path, number: int) -> None:
-    runs = tmp_path / "runs"
-    with leaves_nothing(command(disk, runs, "--samples", 1000), number, disk, runs) as (process, processes):
-        until(lambda: list(disk.glob(".tunetool-*/sync/*")), "a row's file", process)
-        # The program, its janitor, the process that makes the calls, and its fork.
-        until(lambda: len(processes()) > 2, "a row", process)
 
 
 def test_the_bytes_of_a_tensor_are_its_own() -> None:

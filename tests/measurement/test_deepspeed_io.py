@@ -170,27 +170,6 @@ def test_a_disk_that_is_full(disk: Path, ready: Probe) -> None:
     assert "has too little space" in done.stdout
 
 
-def test_interrupted_in_the_middle(disk: Path) -> None:
-    process = subprocess.Popen(
-        command(disk, "--io_size", "64M", "--loops", "100000"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    until(lambda: list(disk.glob(".tunetool-*/aio.data")), "the data of a transfer", process)
-    workers = children_of(process.pid)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, errors
-    assert workers
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    assert list(disk.iterdir()) == []
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_an_op_that_is_not_built_is_named_and_nothing_is_compiled(disk: Path, tmp_path: Path) -> None:
     empty = tmp_path / "extensions"
     done = ds_io(disk, "--io_size", "64M", TORCH_EXTENSIONS_DIR=str(empty))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from calls import TUNETOOL, call
-from judged import leaves_nothing, proven, undisturbed
+from judged import proven, undisturbed
 from pythons import bare_python
 from skips import no_loops, no_xfs
 from tunetool.bench.drives import volume as volume_module
@@ -34,7 +33,6 @@ from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.record import Record
 from tunetool.report.progress import PlainProgress
-from waiting import until
 
 pytest_plugins = ["disks"]
 
@@ -129,15 +127,6 @@ def test_deepspeed_s_handle_moves_a_file_on_each_drive_and_every_byte_is_compare
     if not ready.cuda:
         without = {check.id: check.status for check in record.checks}
         assert without["scaling.engine.deepspeed-cuda"] == without["scaling.engine.deepspeed-gds"] == "skip"
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_leaves_no_mount_and_no_loop_device(place: Path, tmp_path: Path, number: int) -> None:
-    runs = tmp_path / "runs"
-    given = ("--virtual", 2, "--virtual-size", "400MiB", "--layout", "xfs-per-drive", "--counts", 2, "--rounds", 1000)
-    with leaves_nothing(command(place, runs, *given), number, place, runs) as (process, _):
-        until(lambda: list(place.glob(".tunetool-*/volume-2/data.1")), "files on the second drive", process)
-    until(lambda: not mounts_below(place) and not loops_below(place), "the end of what was made")
 
 
 def test_a_failure_within_a_run_is_a_record_and_leaves_nothing(

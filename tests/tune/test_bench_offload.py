@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from calls import TUNETOOL, call
-from judged import leaves_nothing, proven, undisturbed
+from judged import proven, undisturbed
 from tunetool.bench.offload import preflight
 from tunetool.bench.offload.request import Request
 from tunetool.bench.offload.run import train
@@ -135,14 +135,6 @@ def test_what_comes_back_wrong_from_the_disk_fails(
     assert by_id["offload.target.losses"].found.startswith("step 4 of ")
     assert result.code == 1
     assert list(disk.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_leaves_nothing(disk: Path, model: Path, tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    arguments = ("--target", disk, "--without-dram", "--rounds", 1000)
-    with leaves_nothing(command(model, runs, *arguments), signal.SIGKILL, disk, runs) as (process, _):
-        until(lambda: list(disk.glob(".tunetool-*/rung-0")), "the first round", process)
 
 
 def test_a_killed_rank_is_an_error_and_leaves_nothing(disk: Path, model: Path, tmp_path: Path) -> None:
