@@ -106,6 +106,7 @@ STOPS: Mapping[str, Stop] = {
     "drives": Stop(
         "--virtual 2 --virtual-size 400MiB --layout xfs-per-drive --counts 2",
         "open /.tunetool-*/volume-2/aio.data",
+        needs=DEEPSPEED,
     ),
 }
 SIZES = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
