@@ -189,6 +189,14 @@ def test_a_drive_that_a_process_has_open_is_refused(drive: Drive, flags: str, ho
     refuse_unless_blank([drive], deep=True)
 
 
+def test_a_drive_that_takes_no_writes_is_refused_before_any_other_is_written(drive: Drive) -> None:
+    """By write protection of its namespace, or at its end of life. It opens, and it reads."""
+    run(["blockdev", "--setro", drive.path])
+    refused_everywhere(drive, f"read-only: the kernel refuses every write to `{drive.path}`")
+    run(["blockdev", "--setrw", drive.path])
+    refuse_unless_blank([drive], deep=True)
+
+
 @pytest.mark.parametrize("printed", ["    0: {}\n", "    0: /dev/{}\n"])
 def test_a_ring_prints_a_name_or_the_end_of_one(drive: Drive, tmp_path: Path, printed: str) -> None:
     """As Linux 6.1 and newer ones do."""

@@ -17,7 +17,7 @@ from tunetool.node.array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Crit
 from tunetool.node.array.md_arrays import Superblock, read_arrays
 from tunetool.node.array.mdadm_conf import conf_with_array, conf_without_array
 from tunetool.node.machine.busy import killed_by_a_reboot
-from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, refuse_suspended
+from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, refuse_suspended, write_problems
 from tunetool.node.machine.drives import disks_under, read_drives
 from tunetool.node.machine.fstab import with_entry, without_entry
 from tunetool.node.machine.volume_users import occupants
@@ -180,6 +180,34 @@ def test_the_look_at_a_suspended_array_reads_nothing_of_it(tmp_path: Path, monke
     assert {drive.name for drive in seen.drives} <= set(asked)
     assert seen.inside == {}
     assert "md127` is suspended" in facts.describe(remove(seen), [])
+
+
+@pytest.mark.parametrize("serial", ["LAB1NV5", "NEW"])
+def test_a_drive_that_takes_no_writes_ends_a_replacement_before_the_volume_is_touched(
+    serial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = swapped(machine(tmp_path))
+    drive = next(drive for drive in built.drives if drive.serial == serial)
+    (tmp_path / "sys/block" / drive.name).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "sys/block" / drive.name / "ro").write_text("1\n")
+    monkeypatch.setattr(facts, "read_drives", lambda: built.drives)
+    monkeypatch.setattr(facts, "read_arrays", lambda: built.arrays)
+    monkeypatch.setattr(facts, "load", lambda: built.manifest)
+    monkeypatch.setattr(facts, "examine", lambda names: built.superblocks)
+    monkeypatch.setattr(facts, "has_capacity", lambda name: False)
+    monkeypatch.setattr(facts, "disks_under", lambda root, name: built.under[name])
+    monkeypatch.setattr(facts, "read_unlabelled", lambda name, deep: [])
+    monkeypatch.setattr(facts, "contents_hash", lambda drive: "hash")
+    monkeypatch.setattr(facts, "use_problems", lambda drives: {})
+    monkeypatch.setattr(facts, "write_problems", lambda drives: write_problems(drives, str(tmp_path)))
+    monkeypatch.setattr(
+        facts, "read_signatures", lambda names: [each for name in names for each in built.signatures.get(name, ())]
+    )
+    seen, hashes = facts.look("NEW")
+    replacement = plan_replacement(seen, NAME, POINT, replace(SWAP, hashes=hashes))
+    assert replacement.problems
+    (row,) = [row for row in replacement.decisions if row.drive.serial == serial]
+    assert (row.verdict, row.reason) == (REFUSE, f"read-only: the kernel refuses every write to `/dev/{drive.name}`")
 
 
 @pytest.mark.parametrize("name", ["md127", "md127p1"])

@@ -157,10 +157,10 @@ def read_contents(drives: Sequence[Drive], deep: bool = False) -> tuple[Contents
 def use_problems(drives: Sequence[Drive], patience: float = PATIENCE) -> dict[str, str]:
     """By kernel name of the drive, why it must not be touched although no mount, swap or holder uses it.
 
-    The kernel refuses to open it exclusively, or a process, a loop device or a storage target uses it or something on
-    it: what uses a device need not claim it. ``patience`` as for ``users_of``.
+    It is read-only, or the kernel refuses to open it exclusively, or a process, a loop device or a storage target uses
+    it or something on it: what uses a device need not claim it. ``patience`` as for ``users_of``.
     """
-    problems: dict[str, str] = {}
+    problems = write_problems(drives)
     for drive in drives:
         # An idle array claims what is under it: ask the array instead, and the partitions beside it.
         free = [name for name in drive.partitions if not holders_of("/", name)]
@@ -176,6 +176,18 @@ def use_problems(drives: Sequence[Drive], patience: float = PATIENCE) -> dict[st
                 where = "" if name == owner else " (on %s)" % name
                 problems.setdefault(owner, "in use: %s%s" % (users[name], where))
     return problems
+
+
+def write_problems(drives: Sequence[Drive], root: str = "/") -> dict[str, str]:
+    """By kernel name, why the kernel refuses every write to a drive: its namespace is protected, or at its end of life.
+
+    It opens and reads as others do, and a build fails only when the others are written.
+    """
+    return {
+        drive.name: "read-only: the kernel refuses every write to `%s`" % drive.path
+        for drive in drives
+        if read_int(os.path.join(root, "sys/block", drive.name, "ro")) == 1
+    }
 
 
 def claim_problem(path: str) -> str | None:

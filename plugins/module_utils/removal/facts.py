@@ -16,6 +16,7 @@ from ..machine.drive_contents import (
     read_signatures,
     read_unlabelled,
     use_problems,
+    write_problems,
 )
 from ..machine.drives import disks_under, partitions_of, read_drives
 from ..machine.mounts import mount_at, read_mounts
@@ -51,6 +52,8 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
         except UnreadableDevice as error:
             unreadable[drive.name] = "cannot be read: %s" % error
     unreadable.update(use_problems([drive for drive in drives if not drive.uses and drive.name not in unreadable]))
+    # Of members too: one that cannot be written would be found when the others are wiped.
+    unreadable.update(write_problems(drives))
     members = [name for name, labels in signatures.items() for signature in labels if signature.type == RAID_MEMBER]
     arrays = read_arrays()
     inside = {}
