@@ -168,6 +168,12 @@ def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
     with pytest.raises(CannotJudge, match="serial `S9` is on 0 drives") as caught:
         preflight.plan(request(serials=["S9"]), os.environ)
     assert "tunetool inspect" in str(caught.value.hint)
+    # A node whose volume is the owner's has a manifest without an array.
+    (tmp_path / "node.json").write_text('{"array": null}')
+    assert len(preflight.plan(request(serials=["S1", "S2"]), os.environ).drives) == 2
+    (tmp_path / "node.json").write_text('{"array": {"members": [{"serial": "S2"}]}}')
+    with pytest.raises(CannotJudge, match="S2"):
+        preflight.plan(request(serials=["S1", "S2"]), os.environ)
 
 
 @pytest.mark.usefixtures("on_a_drive")
