@@ -641,6 +641,12 @@ def test_the_trigger_of_an_automount_is_no_volume(proc: Path) -> None:
     assert killed_by_a_reboot(POINT, {}, str(proc)) == []
 
 
+def test_a_volume_that_is_mounted_twice_at_one_place_is_in_the_way(proc: Path) -> None:
+    with (proc / "proc/self/mountinfo").open("a") as stream:
+        stream.write(MOUNT.replace("40 1", "41 40"))
+    assert busy(proc) == [f"it is also mounted at `{POINT}`"]
+
+
 def test_mounts_swap_and_loops_within_are_in_the_way(proc: Path) -> None:
     with (proc / "proc/self/mountinfo").open("a") as stream:
         stream.write(f"50 40 0:9 / {POINT}/inner rw - tmpfs tmpfs rw\n51 1 9:127 /x /srv/x rw - xfs /dev/md127 rw\n")

@@ -119,7 +119,9 @@ def _mounts_within(mount_point: str, root: str) -> list[str]:
 
 def _other_mount_points(device_number: str, mount_point: str, root: str) -> list[str]:
     points = [mount.point for mount in _mounts("self", device_number, root)]
-    return [point for point in points if not _within(point, mount_point)]
+    others = [point for point in points if not _within(point, mount_point)]
+    # One umount takes one of them away.
+    return others + [point for point in points if point == mount_point][1:]
 
 
 _LAYERS = ("lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir")
