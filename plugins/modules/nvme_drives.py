@@ -143,7 +143,7 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
-from ..module_utils.audit.before_changes import obstacles, overview  # noqa: E402
+from ..module_utils.audit.before_changes import WISHES, obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import read_text  # noqa: E402
@@ -164,15 +164,12 @@ from ..module_utils.machine.drive_contents import (  # noqa: E402
 )
 from ..module_utils.machine.drives import Drive, disks_under, read_drives  # noqa: E402
 from ..module_utils.machine.nvme_admin import Formats, try_formats, with_capacity  # noqa: E402
-from ..module_utils.memory import apply as memory_apply  # noqa: E402
 from ..module_utils.plan.plan_file import host_part  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
-from ..module_utils.tuning import settings as tuning_settings  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
-from ..module_utils.volume import apply as volume_apply  # noqa: E402
 
 
 def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> tuple[Foreign, ...]:
@@ -302,16 +299,7 @@ def main() -> None:
             "adopt": {"type": "bool", "default": False},
             "chunk": {"type": "str", "default": "1MiB"},
             "mount_point": {"type": "path"},
-            "wishes": {
-                "type": "dict",
-                "default": {},
-                "options": {
-                    "filesystem": {"type": "dict", "options": volume_apply.ARGUMENTS},
-                    "memory": {"type": "dict", "options": memory_apply.ARGUMENTS},
-                    "tuning": {"type": "dict", "options": tuning_settings.ARGUMENTS},
-                    "gds": {"type": "dict", "options": gds_apply.WISHES},
-                },
-            },
+            "wishes": WISHES,
         },
         supports_check_mode=True,
     )

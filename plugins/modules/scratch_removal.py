@@ -46,6 +46,14 @@ options:
     description: Number of drives that the inventory asks for.
     type: int
     default: 8
+  chunk:
+    description: Chunk of the array that is to be built, for O(wishes).
+    type: str
+    default: 1MiB
+  wishes:
+    description: As of M(tunetool.node.nvme_drives), for V(replace); what would stop the build stops the removal.
+    type: dict
+    default: {}
   plan:
     description: Change nothing, do not fail because of what is found, and return the host's part of a plan.
     type: bool
@@ -113,7 +121,7 @@ from typing import Any  # noqa: E402
 
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
-from ..module_utils.audit.before_changes import not_writable  # noqa: E402
+from ..module_utils.audit.before_changes import WISHES, not_writable, obstacles  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
@@ -123,6 +131,7 @@ from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN 
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
+    Removal,
     consent_problem,
     plan_removal,
     removal_part,
@@ -146,13 +155,24 @@ def criteria_of(wanted: dict[str, Any]) -> Criteria:
     )
 
 
+def buildable(removal: Removal, wanted: dict[str, Any]) -> Removal:
+    """With everything as a problem that would stop the build of the next volume, once this one is gone."""
+    wishes = dict(wanted["wishes"])
+    if removal.problems or removal.done or not any(wishes.values()):
+        return removal
+    if wishes.get("filesystem"):
+        wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=parse_size(wanted["chunk"]))
+    found = obstacles(wanted["mount_point"], wishes, removal.serials, removed=True)
+    return replace(removal, problems=tuple("%s; nothing was changed" % each for each in found))
+
+
 def converge(module: AnsibleModule) -> dict[str, Any]:
     """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
     machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
     if wanted["job"] == REPLACE:
         swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted), hashes)
-        removal = plan_replacement(machine, wanted["name"], wanted["mount_point"], swap)
+        removal = buildable(plan_replacement(machine, wanted["name"], wanted["mount_point"], swap), wanted)
     else:
         removal = plan_removal(machine, wanted["name"], wanted["mount_point"])
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
@@ -202,6 +222,8 @@ def main() -> None:
             "count": {"type": "int", "default": 8},
             **DRIVE_ARGUMENTS,
             "plan": {"type": "bool", "default": False},
+            "chunk": {"type": "str", "default": "1MiB"},
+            "wishes": WISHES,
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "wipes": WIPES,
             "volume": {"type": "dict", "options": {"uuid": {"type": "str"}, "hash": {"type": "str"}}},

@@ -255,3 +255,20 @@ def test_settings_that_this_libcufile_ignores_are_among_them(blank_with_gpu: Pat
     assert found(blank_with_gpu, gds=gds("off", **newer)) == []
     both = found(blank_with_gpu, gds=gds("p2pdma", **newer), offload_owner="nobody-of-that-name")
     assert len(both) == 3
+
+
+def test_what_would_stop_the_build_after_a_removal_is_named_while_the_volume_is_there(node: Node) -> None:
+    """A replacement removes the volume first: by then it would be too late to say that it cannot be built again."""
+
+    def after_removal(**changes: Any) -> list[str]:
+        return obstacles(POINT, asked(**changes), SERIALS, None, str(node.root), removed=True)
+
+    assert after_removal() == []
+    assert after_removal(label="another", mount_options=["noatime"]) == [], "it is made anew"
+    (line,) = after_removal(offload_owner="nobody-has-this")
+    assert "name not found: 'nobody-has-this'. hint: make the user or group first" in line
+    (line,) = after_removal(hugepages=[{"size": "1GiB", "count": 10**6, "numa_node": None}])
+    assert "huge pages would take" in line
+    lines = after_removal(scheduler="nothing-like-it")
+    assert lines
+    assert all("nothing-like-it" in line for line in lines)

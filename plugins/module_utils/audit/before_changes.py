@@ -18,20 +18,35 @@ from ..common.drift import Collector, Difference, Ledger, built_manifest
 from ..common.files import content
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
-from ..gds.apply import early_refusals
+from ..gds import apply as gds_apply
 from ..machine.drive_contents import UnreadableDevice
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, foreign_entry
 from ..machine.writable import Later, unwritable
+from ..memory import apply as memory_apply
 from ..memory.apply import MemoryJob
 from ..memory.memory_values import memory_problems
+from ..tuning import settings as tuning_settings
 from ..tuning.apply import TuningJob
 from ..units import UnitError
+from ..volume import apply as volume_apply
 from ..volume.apply import Volume, former_uuid
 from ..volume.mount_point import MountPoint
 from ..volume.unit_dropins import UNITS_DIRECTORY
 from ..volume.volume_values import volume_problems
 from ..volume.xfs_geometry import wanted_geometry
+
+WISHES: dict[str, Any] = {
+    "type": "dict",
+    "default": {},
+    "options": {
+        "filesystem": {"type": "dict", "options": volume_apply.ARGUMENTS},
+        "memory": {"type": "dict", "options": memory_apply.ARGUMENTS},
+        "tuning": {"type": "dict", "options": tuning_settings.ARGUMENTS},
+        "gds": {"type": "dict", "options": gds_apply.WISHES},
+    },
+}
+"""A module's argument: what the modules after it in the play will be asked for."""
 
 
 def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[Difference]:
@@ -103,12 +118,14 @@ def obstacles(
     serials: Sequence[str] = (),
     array: Array | None = None,
     root: str = "/",
+    removed: bool = False,
 ) -> list[str]:
     """Everything that would stop a build after its first write, a line each with its hint.
 
     ``wishes`` is as for ``overview``, with ``tuning`` for M(tunetool.node.io_tuning), and with ``gds`` (``mode``,
     ``packages``, ``cufile``) for M(tunetool.node.gpudirect_storage). ``serials``: the drives that are
-    chosen; ``array``: the running array over them, if it is to be kept.
+    chosen; ``array``: the running array over them, if it is to be kept; ``removed``: the volume that is there now is
+    gone by then.
     """
     found = Collector()
     found.refusals += not_writable(root)
@@ -118,13 +135,13 @@ def obstacles(
         invalid = volume_problems(volume, wanted_geometry(volume["chunk_bytes"], len(serials)).log_su_bytes)
     found.refusals += invalid
     if not invalid:
-        _volume_obstacles(found, mount_point, volume, array, root)
+        _volume_obstacles(found, mount_point, volume, array, root, removed)
     if memory:
         _memory_obstacles(found, memory, root)
     gds = wishes.get("gds")
     if gds:
         names = tuple(drive.name for drive in read_drives(root) if drive.serial in serials)
-        _collect(found, lambda: found.refusals.extend(early_refusals(gds, names, root)))
+        _collect(found, lambda: found.refusals.extend(gds_apply.early_refusals(gds, names, root)))
     if tuning and serials:
         asked = dict(tuning, serials=list(serials), array_uuid="")
         _collect(found, lambda: TuningJob(asked, found, root).all())
@@ -132,7 +149,12 @@ def obstacles(
 
 
 def _volume_obstacles(
-    found: Collector, mount_point: str, wanted: Mapping[str, Any] | None, array: Array | None, root: str
+    found: Collector,
+    mount_point: str,
+    wanted: Mapping[str, Any] | None,
+    array: Array | None,
+    root: str,
+    removed: bool,
 ) -> None:
     if array is not None:
         if wanted:
@@ -144,18 +166,16 @@ def _volume_obstacles(
     entry = in_the_way(mount_point, root)
     if entry:
         found.refusals.append("%s. hint: remove that line, or choose another `scratch_filesystem_mount_point`" % entry)
-    if not wanted:
+    if not wanted and not removed:
         point = MountPoint({"mount_point": mount_point, "protect_mount_point": False}, found, None, root)
         _collect(found, point.bare_mount_point)
+    if not wanted:
         return
     volume = Volume(wanted, found, None, root)
-    steps: list[Callable[[], object]] = [
-        volume.bare_mount_point,
-        lambda: volume.late(None),
-        volume.services,
-        volume.offload,
-    ]
-    if not entry:
+    steps: list[Callable[[], object]] = [lambda: volume.late(None), volume.services, volume.offload]
+    if not removed:
+        steps.insert(0, volume.bare_mount_point)
+    if not entry and not removed:
         steps.append(lambda: volume.remember(None))
     for step in steps:
         _collect(found, step)
