@@ -16,9 +16,10 @@ import pytest
 import shown_records
 from browser import Browser
 from tunetool import record as records
+from tunetool.fleet.view import view_of_nodes
 from tunetool.inspect.collect import inspect
 from tunetool.inspect.source import opened
-from tunetool.report import fleet_page, inspection_page, trend_page
+from tunetool.report import inspection_page, render_html, trend_page
 from tunetool.report.kinds import write_any_page
 from tunetool.report.runs import Kept
 from tunetool.report.trend import points
@@ -63,7 +64,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     trend = trend_page.page(points(kept, "sequential.read"), "sequential.read", ["tunetool", "report", "trend"])
     with opened(MACHINE) as source:
         inspection = inspection_page.page(inspect(source), ["tunetool", "inspect"], records.utc_now())
-    fleet = fleet_page.page(*shown_records.fleet(NODES))
+    whole, nodes, groups = shown_records.fleet(NODES)
+    fleet = render_html.page(view_of_nodes(whole, nodes, groups), whole)
     for name, text in (("fleet", fleet), ("trend", trend), ("inspect", inspection)):
         paths[name] = folder / f"{name}.html"
         paths[name].write_text(text)
@@ -152,7 +154,7 @@ def test_the_nodes_are_sorted_and_filtered(browser: Browser, pages: dict[str, Pa
     choose(browser, "group", "rack3")
     assert column(browser, "nodes", 4) == ["rack3"] * 6
     assert browser.evaluate("document.querySelector('output').value") == "6 of 24"
-    choose(browser, "slow", "yes")
+    choose(browser, "slow", "slow among the others")
     assert column(browser, "nodes", 0) == ["node0007", "node0023"]
     browser.evaluate("document.forms[0].reset()")
     browser.evaluate("new Promise((done) => setTimeout(done, 50))")

@@ -28,10 +28,11 @@ from tunetool.cli import bench
 from tunetool.cli import main as entry
 from tunetool.errors import ExitCode
 from tunetool.record import Record
-from tunetool.report.flat import record_csv, record_markdown
+from tunetool.report.flat import record_csv
 from tunetool.report.kinds import VIEWS, markdown_of, page_text, print_record, view_of
 from tunetool.report.page import WIDTH, PipeConsole
 from tunetool.report.render_markdown import markdown
+from tunetool.view import figures
 
 HELP_WIDTH = 80
 DRY_RUNS: Mapping[str, str] = {
@@ -199,7 +200,7 @@ def test_no_text_of_a_record_is_markup_of_the_page(benchmark: Benchmark, named: 
 def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: bool) -> None:
     def both(text: str) -> str:
         record = hostile(recorded(benchmark), text, named)
-        return markdown(view_of(record, None), record) + record_markdown(record)
+        return markdown(view_of(record, None), record) + markdown(figures.view(record), record)
 
     spoiled = both(HOSTILE)
     assert spoiled.count("\n") == both("x").count("\n")

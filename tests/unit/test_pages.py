@@ -21,13 +21,12 @@ from tunetool.cli.main import cli
 from tunetool.cli.output import finish
 from tunetool.errors import UsageProblem
 from tunetool.fleet.groups import read_graph
-from tunetool.fleet.run_on_hosts import host_file
+from tunetool.fleet.view import Dot, dots, nodes_beside, view_of_nodes
 from tunetool.measure.session import Result
-from tunetool.record import Node, Record, Rung
-from tunetool.report import fleet_page
-from tunetool.report.fleet_page import Dot, dots
+from tunetool.record import Node, Record, Rung, host_file
+from tunetool.report import render_html
 from tunetool.report.html import code
-from tunetool.report.kinds import PAGES, page_text, print_record, write_any_page, write_page
+from tunetool.report.kinds import page_text, print_record, write_any_page, write_page
 from tunetool.report.page import WIDTH, PipeConsole
 from tunetool.verdict import CEILING
 from tunetool.verify.ladder_view import ladder_picture
@@ -182,7 +181,7 @@ def test_slow_drives_are_marked_beside_the_others() -> None:
 
 def test_the_bad_nodes_are_on_top_then_the_slow_ones(tmp_path: Path) -> None:
     shown, nodes, groups = fleet(40)
-    text = fleet_page.page(shown, nodes, groups)
+    text = render_html.page(view_of_nodes(shown, nodes, groups), shown)
     names = [row.split()[0] for row in Parsed(text).rows if row.startswith("node0")]
     assert names[:4] in (
         ["node0017", "node0009", "node0007", "node0023"],
@@ -203,7 +202,8 @@ def test_the_bad_nodes_are_on_top_then_the_slow_ones(tmp_path: Path) -> None:
 
 
 def test_a_thousand_nodes_fit() -> None:
-    text = fleet_page.page(*fleet(1000))
+    shown, nodes, groups = fleet(1000)
+    text = render_html.page(view_of_nodes(shown, nodes, groups), shown)
     assert len(text.encode()) < 5_000_000
     assert sum(tag == "tr" for tag, _ in Parsed(text).tags) > 1000
 
@@ -212,14 +212,14 @@ def test_a_fleet_s_machines_come_from_its_hosts_own_records(tmp_path: Path) -> N
     shown, nodes, _ = fleet(6)
     raw = {host_file(name): records.dumps(record(node=each)) for name, each in nodes.items()}
     path = records.write(shown, tmp_path, raw)
-    assert fleet_page.nodes_beside(shown, path.parent) == nodes
+    assert nodes_beside(shown, path.parent) == nodes
     broken = path.parent / host_file("node0001")
     broken.write_text("[]")
     (path.parent / host_file("node0002")).unlink()
     (tmp_path / "outside.json").write_text(raw[host_file("node0002")])
     (path.parent / host_file("node0002")).symlink_to(tmp_path / "outside.json")
     (path.parent / host_file("node0003")).write_text('{"node": {"host": 1}}')
-    assert set(fleet_page.nodes_beside(shown, path.parent)) == {"node0004", "node0005", "node0006"}
+    assert set(nodes_beside(shown, path.parent)) == {"node0004", "node0005", "node0006"}
     assert write_page(shown, path) == path.parent / "report.html"
 
 
@@ -325,12 +325,6 @@ def test_records_of_one_directory_have_a_page_each(tmp_path: Path) -> None:
     pages = [Path(line) for line in done.output.splitlines()]
     assert pages == [tmp_path / "node1.html", tmp_path / "node2.html"]
     assert ["Storage of node1" in page.read_text() for page in pages] == [True, False]
-
-
-def test_every_page_of_a_kind_is_there() -> None:
-    from tunetool.report.kinds import function
-
-    assert all(callable(function(name)) for name in PAGES.values())
 
 
 def test_a_page_that_cannot_be_written_changes_no_verdict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,12 @@ def test_a_fleet_s_record_has_its_hosts(tmp_path: Path) -> None:
     hosts = [FleetHost(host="n1", status="pass"), FleetHost(host="n2", status="error", reasons=["gone"])]
     path = write(record(status="error", hosts=hosts), tmp_path)
     text = call(tmp_path, "show", str(path)).stdout
-    assert next(line for line in text.splitlines() if line.startswith("n1")).split() == ["n1", "PASS", "52.50", "26.25"]
+    assert next(line for line in text.splitlines() if line.startswith("n1 ")).split() == [
+        "n1",
+        "PASS",
+        "52.50",
+        "26.25",
+    ]
     assert "gone" in text
     assert text.splitlines()[-1] == "ERROR"
 

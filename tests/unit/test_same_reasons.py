@@ -19,7 +19,8 @@ from tunetool.fleet.verify import name_outliers
 from tunetool.inspect.fleet_model import FleetInspection
 from tunetool.node.play.host_summary import BUILD, Summary, lines
 from tunetool.record import Verdict, to_document
-from tunetool.report import fleet_inspection, fleet_page
+from tunetool.report import fleet_inspection
+from tunetool.report.kinds import page_text, write_page
 from tunetool.report.page import WIDTH
 from tunetool.report.stage_fleet import print_stage_fleet
 from tunetool.report.table import print_fleet
@@ -130,7 +131,7 @@ def test_inspecting_counts_them(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_fleet_counts_them_and_names_all() -> None:
-    text = fleet_page.page(record_over(["tunetool"], None, NOW, gone()), {})
+    text = page_text(record_over(["tunetool"], None, NOW, gone()), None)
     rows = [row for row in Parsed(text).rows if "ERROR" in row]
     assert len(rows) == 1
     assert rows[0].startswith("40 nodes")
@@ -144,7 +145,7 @@ def test_the_page_of_a_fleet_leads_to_each_nodes_own(tmp_path: Path) -> None:
     kept = keep(record_over(["tunetool"], None, NOW, hosts), hosts, tmp_path)
     assert kept.path is not None
     assert kept.record is not None
-    page = fleet_page.write_page(kept.record, kept.path.parent / "report.html")
+    page = write_page(kept.record, kept.path)
     assert page is not None
     text = page.read_text()
     for name, file in (("n1", "hosts/n1.html"), ("rack 2", "hosts/rack_2.html")):

@@ -24,7 +24,8 @@ from tunetool.errors import UsageProblem
 from tunetool.record import Record, Verdict, write
 from tunetool.report import trend_page
 from tunetool.report.compare import compare_with_all
-from tunetool.report.flat import csv_text, markdown_table, plain, record_csv, record_markdown
+from tunetool.report.flat import csv_text, markdown_table, plain, record_csv
+from tunetool.report.kinds import markdown_of
 from tunetool.report.runs import Kept
 from tunetool.report.trend import points
 
@@ -70,9 +71,9 @@ def test_any_text_comes_back_from_csv_and_stays_in_its_cell_of_markdown(texts: l
 
 
 def test_markdown_says_the_verdict_first() -> None:
-    text = record_markdown(record(command=["tunetool", "verify"]))
+    text = markdown_of(record(command=["tunetool", "verify"]).model_copy(update={"kind": "other"}), None)
     assert (
-        text.index("**FAIL**") < text.index("\\`x\\` \\| &lt;b&gt;") < text.index("| name |") < text.index("Command:")
+        text.index("**FAIL**") < text.index("\\`x\\` \\| &lt;b&gt;") < text.index("| figure |") < text.index("Command:")
     )
     assert plain("a*b\nc_d") == "a\\*b c\\_d"
 

@@ -435,6 +435,11 @@ REPORT = "report.html"
 """File name of the HTML page beside a record."""
 
 
+def host_file(host: str) -> str:
+    """Where a host's own record lies, below the directory of the fleet's."""
+    return f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.json"
+
+
 def newest_beside(runs_dir: Path, kind: str, most: int) -> Iterator[tuple[str, Record]]:
     """Name and record of the newest ``most`` of a kind, as their directories are named; damaged ones are left out."""
     try:

@@ -219,8 +219,10 @@ def fleet(given: FleetOptions) -> int:
     """
     from tunetool import record as records
     from tunetool.fleet.groups import groups_of
+    from tunetool.fleet.view import of_nodes, view_of_nodes, with_nodes
     from tunetool.record import REPORT
-    from tunetool.report.fleet_page import of_nodes, page, with_nodes, write_host_pages
+    from tunetool.report.kinds import write_host_pages
+    from tunetool.report.render_html import page
     from tunetool.report.runs import find_record
 
     runs = _runs_dir(given.runs_dir)
@@ -238,7 +240,7 @@ def fleet(given: FleetOptions) -> int:
         own = {host.host: beside[host.record_id] for host in whole.hosts or [] if host.record_id in beside}
     here = output.absolute().parent
     pages = {host: quote(os.path.relpath(path, here)) for host, path in own.items() if path.is_file()}
-    _put(page(whole, nodes, groups, pages), output)
+    _put(page(view_of_nodes(whole, nodes, groups, pages), whole), output)
     click.echo(output)
     return 0
 

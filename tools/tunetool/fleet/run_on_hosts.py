@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,7 +18,7 @@ from tunetool.measure.progress import Progress
 from tunetool.node.play import reasons
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.units import format_count
-from tunetool.record import FleetHost, Measurement, Record, Verdict
+from tunetool.record import FleetHost, Measurement, Record, Verdict, host_file
 from tunetool.user_directories import default_runs_dir, prepare_runs_dir
 from tunetool.verdict import Case, code_of, judge
 
@@ -223,11 +222,6 @@ def _verdict(hosts: Sequence[FleetHost]) -> Verdict:
     lines = [shared.get(reason.partition(": ")[0], reason) for reason in verdict.reasons]
     kinds = dict(zip(lines, verdict.kinds or [], strict=True))
     return verdict.model_copy(update={"reasons": list(kinds), "kinds": list(kinds.values()) or None})
-
-
-def host_file(host: str) -> str:
-    """Where a host's own record lies, below the directory of the fleet's."""
-    return f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.json"
 
 
 def keep(record: Record, hosts: Hosts, runs_dir: Path) -> FleetResult:

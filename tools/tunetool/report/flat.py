@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Literal
 
@@ -43,8 +42,8 @@ def _spelled(cell: Cell) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """The table in GitHub's Markdown; nothing in a cell is markup."""
-    lines = [titles, ["---"] * len(titles), *([_shown(cell) for cell in row] for row in rows)]
+    """The table in GitHub's Markdown; nothing in a title or a cell is markup."""
+    lines = [[plain(each) for each in titles], ["---"] * len(titles), *([_shown(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -63,22 +62,6 @@ def plain(text: str) -> str:
 def record_csv(record: Record) -> str:
     """A row for each figure of a record."""
     return csv_text(*_table(record))
-
-
-def record_markdown(record: Record) -> str:
-    """The verdict, the figures, what does not pass, and the command."""
-    lines = [f"## {plain(record.kind)} on {plain(record.node.host)}\n"]
-    if record.verdict is not None:
-        lines.append(f"**{record.verdict.status.upper()}**, {record.finished:%Y-%m-%d %H:%M} UTC\n")
-        if record.verdict.reasons:
-            lines.append("".join(f"- {plain(reason)}\n" for reason in record.verdict.reasons))
-    if record.measurements:
-        lines.append(markdown_table(*_table(record)))
-    if table := open_checks(record):
-        lines.append(table)
-    if record.command:
-        lines.append(f"Command: {plain(shlex.join(record.command))}\n")
-    return "\n".join(lines)
 
 
 def open_checks(record: Record) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunetool.bench.registry import BENCHMARKS
+from tunetool.errors import UsageProblem
 from tunetool.node.common.files import replace_file
-from tunetool.record import FILE, REPORT, Record, read
+from tunetool.record import FILE, REPORT, Record, host_file, read
 from tunetool.regular_files import below
-from tunetool.report.lines import without_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 VIEWS: Mapping[str, str] = {
     **{each.kind: f"tunetool.bench.{each.folder}.view" for each in BENCHMARKS},
+    "fleet": "tunetool.fleet.view",
     "stage": "tunetool.stage.view",
     "tune": "tunetool.tune.view",
     "verify": "tunetool.verify.view",
@@ -31,11 +32,6 @@ VIEWS: Mapping[str, str] = {
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
 ``directory``: where the record lies, for what lies beside it."""
 
-PAGES: Mapping[str, str] = {
-    "fleet": "fleet_page.write_page",
-}
-"""Functions that write a page, and return its path; None where the record has nothing to show. A command that makes a
-record of such a kind writes it."""
 ASKED_FOR = ("stage",)
 """Kinds whose page is written where somebody asks for it alone: a copy may take less time than its page."""
 ANY_VIEW = "tunetool.view.figures"
@@ -62,20 +58,15 @@ def page_text(record: Record, path: Path | None) -> str:
 
 
 def markdown_of(record: Record, path: Path | None) -> str:
-    """The record in Markdown: its view, or its figures where its kind has none; ``path`` is where it lies."""
-    shown = function("render_markdown.markdown") if record.kind in VIEWS else None
-    text: str = shown(view_of(record, path), record) if shown else function("flat.record_markdown")(record)
-    return without_commands(text)
+    """The record in Markdown, by its view; ``path`` is where it lies."""
+    text: str = function("render_markdown.markdown")(view_of(record, path), record)
+    return text
 
 
 def print_record(record: Record, path: Path | None, console: Console) -> None:
     """The record for people, by its kind; ``path`` is where it lies."""
-    if record.hosts is not None and record.kind not in VIEWS:
-        function("table.print_hosts")(record, console)
-        function("table.print_fleet_verdict")(record, path, console)
-    else:
-        shown = view_of(record, path, VIEWS["verify"])
-        function("render_terminal.print_view")(shown, record, path, console)
+    shown = view_of(record, path, VIEWS["verify"])
+    function("render_terminal.print_view")(shown, record, path, console)
 
 
 def write_page(record: Record, path: Path | None) -> Path | None:
@@ -84,7 +75,7 @@ def write_page(record: Record, path: Path | None) -> Path | None:
     A health check, which measures nothing, is run every few minutes: its page is written where somebody asks for it.
     """
     unasked = record.kind in ASKED_FOR or (record.kind == "verify" and not record.measurements)
-    if path is None or record.kind not in {*PAGES, *VIEWS} or unasked:
+    if path is None or record.kind not in VIEWS or unasked:
         return None
     return _write(record, path)
 
@@ -96,13 +87,29 @@ def write_any_page(record: Record, path: Path) -> Path:
 
 
 def _write(record: Record, path: Path) -> Path | None:
-    if record.kind not in PAGES:
-        _write_parts(record, path.parent)
-        text = page_text(record, path)
-        return _replace(path, text) if text else None
-    write = function(PAGES[record.kind])
-    page: Path | None = write(record, _beside(path))
-    return page
+    _write_parts(record, path.parent)
+    if record.kind == "fleet":
+        write_host_pages(record, path.parent)
+    text = page_text(record, path)
+    return _replace(path, text) if text else None
+
+
+def write_host_pages(record: Record, directory: Path) -> dict[str, Path]:
+    """Write the page of each host whose own record lies below the ``directory``; return them by host.
+
+    One that cannot be written is left out: the fleet's page has the host all the same.
+    """
+    pages: dict[str, Path] = {}
+    for host in record.hosts or []:
+        try:
+            path = below(directory, host_file(host.host))
+            own = read(path)
+            # A host's record is of one node: one that has hosts would have pages of its own, and so on.
+            if own.hosts is None:
+                pages[host.host] = write_any_page(own, path)
+        except (OSError, UsageProblem):
+            continue
+    return pages
 
 
 def _replace(path: Path, text: str) -> Path:

@@ -38,7 +38,7 @@ def _section(section: Section) -> Iterator[str]:
     yield f"### {plain(section.title)}\n"
     for block in section.blocks:
         if isinstance(block, Table) and block.rows and not block.folded:
-            yield markdown_table(block.titles, [[cell(each).text for each in row] for row in block.rows])
+            yield markdown_table(block.titles, [[cell(each).words for each in row] for row in block.rows])
         elif isinstance(block, Notes) and block.lines and block.on != "page":
             yield _list(block.lines)
         elif isinstance(block, Verbatim) and not block.folded and block.on != "terminal":

@@ -64,7 +64,7 @@ def _table(title: str, table: Table, width: int) -> RenderableType:
 def _heads(titles: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> Sequence[str]:
     """The titles; where all have no room, those that are longest beside their cells on several lines, that no name or
     number is broken for them."""
-    heads, cells = list(titles), [max(len(each.text) for each in column) for column in zip(*rows, strict=True)]
+    heads, cells = list(titles), [max(len(each.words) for each in column) for column in zip(*rows, strict=True)]
     for index in sorted(range(len(heads)), key=lambda each: cells[each] - len(titles[each])):
         widths = [max(wide, *map(len, head.split("\n"))) for wide, head in zip(cells, heads, strict=True)]
         needed = sum(widths) + _GAP * (len(widths) - 1)
@@ -77,4 +77,4 @@ def _heads(titles: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) ->
 
 def _text(each: Cell) -> Text:
     bad = "bold red" if each.mark in ("fail", "error") else ""
-    return Text(on_one_line(each.text), style=STYLES.get(each.text, bad))
+    return Text(on_one_line(each.words), style=STYLES.get(each.text, bad))

@@ -34,7 +34,6 @@ __all__ = [
     "median_of",
     "print_fleet",
     "print_fleet_verdict",
-    "print_hosts",
     "print_provision",
     "print_verdict_line",
     "slowest",
@@ -73,15 +72,6 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
         for reason in host.reasons:
             if reason.startswith(OUTLIER):
                 print_block(console, f"{host.host}: {reason}", 2)
-
-
-def print_hosts(record: Record, console: Console) -> None:
-    """Print the hosts of a fleet's record, which has their figures but not their own records."""
-    print_fleet([(host, _part(record, host)) for host in record.hosts or []], console)
-
-
-def _part(record: Record, host: FleetHost) -> Record:
-    return record.model_copy(update={"measurements": [m for m in record.measurements if m.host == host.host]})
 
 
 def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> None:

@@ -52,12 +52,12 @@ _TITLES = ("figure", "median", "interval", "medium", "program")
 
 def view(record: Record, _: Path | None = None) -> View:
     """What is shown."""
-    return View(f"{record.kind} on {record.node.host}", sections=figures(record), checks=True)
+    return View(f"{record.kind} on {record.node.host}", sections=figures(record, on=""), checks=True)
 
 
-def figures(record: Record) -> list[Section]:
-    """The section of all figures on a page, where there is any."""
-    return [Section("Figures", list(_blocks(record)), on="page")] if record.measurements else []
+def figures(record: Record, on: str = "page") -> list[Section]:
+    """The section of all figures, where there is any."""
+    return [Section("Figures", list(_blocks(record)), on=on)] if record.measurements else []
 
 
 def has_reasons(record: Record) -> bool:

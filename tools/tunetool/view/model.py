@@ -23,9 +23,29 @@ class Cell:
     """What a column is sorted by, where that is not the text."""
     link: str = ""
     """A page, relative to that of the record."""
+    aside: str = ""
+    """What stands beside it, more quietly, and is not sorted by."""
+    members: Sequence[Cell] = ()
+    """What the text counts, such as the nodes of `40 nodes`; on a page only, behind the text."""
+
+    @property
+    def words(self) -> str:
+        """The text with what stands beside it."""
+        return f"{self.text} {self.aside}" if self.aside else self.text
 
 
 Cells = Sequence[Cell | str]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a reader of a page can choose rows by; elsewhere all are shown."""
+
+    name: str
+    label: str
+    options: Sequence[str]
+    values: Sequence[Sequence[str]]
+    """Of each row, which of the options it has."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,10 @@ class Table:
     sortable: bool = True
     folded: str = ""
     """On a page only, behind this summary."""
+    name: str = ""
+    """What the ``choices`` of a page call it."""
+    choices: Sequence[Choice] = ()
+    """With one or more, rows can be searched for a text too."""
 
     def is_number(self, title: str) -> bool:
         """Whether the column holds numbers."""

@@ -1,4 +1,4 @@
-"""A fleet's record as an HTML page: a node a row, the bad ones on top, then those that are slow among the others."""
+"""What a fleet's record says: a node a row, the bad ones on top, then those that are slow among the others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from pydantic import ValidationError
 
 from tunetool.errors import UsageProblem
 from tunetool.fleet.outliers import OUTLIER
-from tunetool.fleet.run_on_hosts import host_file, record_over
+from tunetool.fleet.run_on_hosts import record_over
 from tunetool.fleet.same_reasons import same_reasons
 from tunetool.fleet.verify import name_outliers
 from tunetool.inspect.fleet_compare import compare_facts, natural
 from tunetool.inspect.fleet_facts import facts_of_node
 from tunetool.inspect.fleet_model import Difference
 from tunetool.measure.figures import is_sequential
-from tunetool.node.common.files import replace_file
 from tunetool.node.play import reasons
 from tunetool.node.units import format_count
-from tunetool.record import FleetHost, Measurement, Node, Record, read
+from tunetool.record import FleetHost, Measurement, Node, Record, host_file
 from tunetool.regular_files import below, read_json
-from tunetool.report.html import render
-from tunetool.report.kinds import write_any_page
 from tunetool.verdict import WORST_FIRST
+from tunetool.view.model import Block, Cell, Cells, Choice, Notes, Plot, Section, Table, View
 from tunetool.view.points import Level, Point, points
 from tunetool.view.text import number
 
@@ -100,30 +98,24 @@ class _Row:
         return self.host.status != "pass" or bool(self.outlier)
 
 
-def write_page(record: Record, path: Path) -> Path | None:
-    """Write the page to ``path`` by rename; the hosts' own records lie in ``hosts/`` beside it."""
-    own = {host: name.relative_to(path.parent) for host, name in write_host_pages(record, path.parent).items()}
-    pages = {host: quote(str(name)) for host, name in own.items()}
-    replace_file(str(path), page(record, nodes_beside(record, path.parent), pages=pages))
-    return path
+def view(record: Record, directory: Path | None) -> View:
+    """What is shown; the hosts' own records and pages lie in ``hosts/`` below the ``directory``."""
+    if directory is None:
+        return view_of_nodes(record, {})
+    return view_of_nodes(record, nodes_beside(record, directory), pages=pages_beside(record, directory))
 
 
-def write_host_pages(record: Record, directory: Path) -> dict[str, Path]:
-    """Write the page of each host whose own record lies below the ``directory``; return them by host.
+def pages_beside(record: Record, directory: Path) -> dict[str, str]:
+    """The addresses of the hosts' own pages, relative to the ``directory``; a host without one is left out."""
+    names = {host.host: str(Path(host_file(host.host)).with_suffix(".html")) for host in record.hosts or []}
+    return {host: quote(name) for host, name in names.items() if _is_below(directory, name)}
 
-    One that cannot be written is left out: the fleet's page has the host all the same.
-    """
-    pages: dict[str, Path] = {}
-    for host in record.hosts or []:
-        try:
-            path = below(directory, host_file(host.host))
-            own = read(path)
-            # A host's record is of one node: one that has hosts would have pages of its own, and so on.
-            if own.hosts is None:
-                pages[host.host] = write_any_page(own, path)
-        except (OSError, UsageProblem):
-            continue
-    return pages
+
+def _is_below(directory: Path, name: str) -> bool:
+    try:
+        return below(directory, name).is_file()
+    except (OSError, UsageProblem):
+        return False
 
 
 def nodes_beside(record: Record, directory: Path) -> dict[str, Node]:
@@ -175,34 +167,81 @@ def _of_a_fleet(kind: str) -> Callable[[Measurement], bool]:
     return is_sequential if kind == "verify" else lambda figure: True
 
 
-def page(
+def view_of_nodes(
     record: Record,
     nodes: Mapping[str, Node],
     groups: Mapping[str, Sequence[str]] | None = None,
     pages: Mapping[str, str] | None = None,
-) -> str:
-    """The text of the page. ``nodes``: the hosts' machines; ``groups``: their groups in the inventory; ``pages``:
-    addresses of their own pages, relative to this one."""
-    columns = list(_columns(record))
+) -> View:
+    """What is shown. ``nodes``: the hosts' machines; ``groups``: their groups in the inventory; ``pages``: addresses
+    of their own pages, relative to that of the fleet."""
+    columns, hosts = list(_columns(record)), record.hosts or []
     differences = compare_facts({host: facts_of_node(node) for host, node in nodes.items()}).differences
-    rows = _rows(record.hosts or [], columns, differences, groups or {})
+    rows = _rows(hosts, columns, differences, groups or {})
     bad = {row.host.host for row in rows if row.bad}
     statuses = Counter[str](row.host.status for row in rows)
-    return render(
-        "fleet.html.j2",
-        record=record,
-        limits=list(_limits(rows, columns)),
-        counts={status: statuses[status] for status in WORST_FIRST if statuses[status]},
-        outliers=sum(bool(row.outlier) for row in rows),
-        titles=[column.title for column in columns],
-        plots=[_plot(column, bad) for column in columns[:_MOST_PLOTS]],
-        rows=[_shown(together, columns) for together in _together(rows, columns, record.hosts or [])],
-        groups=sorted({group for row in rows for group in row.groups}, key=natural),
-        facts=list(dict.fromkeys(each.title for each in differences if each.majority is not None)),
-        differences=[_difference(each) for each in differences],
-        compared=len(nodes),
-        pages=pages or {},
-    )
+    counts = "".join(f"{statuses[each]} {each.upper()}, " for each in WORST_FIRST if statuses[each])
+    slow = sum(bool(row.outlier) for row in rows)
+    shown: list[Block] = [
+        Notes([f"{counts}{slow} slow among the others. The bad ones come first."]),
+        *(Plot(_plot(column, bad)) for column in columns[:_MOST_PLOTS]),
+        _table(_together(rows, columns, hosts), columns, differences, pages or {}),
+        Notes(list(_in_words(hosts)), on="terminal"),
+    ]
+    sections = [Section("Nodes", shown), *_differences(differences, len(nodes))]
+    return View(f"A fleet of {len(hosts)} nodes", sections=sections, advice=list(_limits(rows, columns)))
+
+
+def _table(
+    together: Sequence[Sequence[_Row]],
+    columns: Sequence[Column],
+    differences: Sequence[Difference],
+    pages: Mapping[str, str],
+) -> Table:
+    """The nodes, to choose from by verdict, group and what differs."""
+    firsts = [rows[0] for rows in together]
+    grouped = [_all(rows, lambda row: row.groups) for rows in together]
+    differing = [_all(rows, lambda row: row.differs) for rows in together]
+    statuses = [[row.host.status] for row in firsts]
+    slow = [["slow among the others"] if row.outlier else [] for row in firsts]
+    facts = list(dict.fromkeys(each.title for each in differences if each.majority is not None))
+    groups = sorted({each for row in grouped for each in row}, key=natural)
+    choices = [
+        Choice("status", "verdict", [each for each in WORST_FIRST if [each] in statuses], statuses),
+        Choice("slow", "slow", ["slow among the others"] if any(slow) else [], slow),
+        Choice("group", "rack or group", groups, grouped),
+        Choice("differs", "differs in", facts, differing),
+    ]
+    more = [*(["groups"] if groups else []), *(["differs in"] if facts else [])]
+    rows: list[Cells] = []
+    for hosts, own_groups, own_facts in zip(together, grouped, differing, strict=True):
+        row = hosts[0]
+        cells = [_names([each.host.host for each in hosts], pages), Cell(row.host.status.upper(), row.host.status)]
+        cells += [_cell(column, row.host.host) for column in columns]
+        cells += [Cell(", ".join(own_groups))] if groups else []
+        cells += [Cell(", ".join(own_facts))] if facts else []
+        rows.append([*cells, _reason(hosts)])
+    numbers = [column.title for column in columns]
+    titles = ["node", "verdict", *numbers, *more, "reason"]
+    return Table(titles, rows, numbers, ["reason"], name="nodes", choices=[each for each in choices if each.options])
+
+
+def _all(rows: Sequence[_Row], of: Callable[[_Row], Sequence[str]]) -> list[str]:
+    return sorted({each for row in rows for each in of(row)}, key=natural)
+
+
+def _names(hosts: Sequence[str], pages: Mapping[str, str]) -> Cell:
+    cells = [Cell(host, link=pages.get(host, "")) for host in hosts]
+    return cells[0] if len(cells) == 1 else Cell(format_count(len(cells), "node"), members=cells)
+
+
+def _in_words(hosts: Sequence[FleetHost]) -> Iterator[str]:
+    """Whom a reason of several hosts is about, and what is slow by how much: a page has both to unfold and to sort."""
+    for group in same_reasons(hosts):
+        yield reasons.line(group, len(hosts))
+        if hint := reasons.hint(group):
+            yield f"  hint: {hint}"
+    yield from (f"{host.host}: {each}" for host in hosts for each in host.reasons if each.startswith(OUTLIER))
 
 
 def _columns(record: Record) -> Iterator[Column]:
@@ -303,43 +342,42 @@ def _together(rows: Sequence[_Row], columns: Sequence[Column], hosts: Sequence[F
     return shown
 
 
-def _shown(together: Sequence[_Row], columns: Sequence[Column]) -> Mapping[str, Any]:
-    """The cells of one row, which stands for all hosts that have nothing but a reason in common."""
+def _reason(together: Sequence[_Row]) -> Cell:
+    """Why, in the row that stands for all hosts that have nothing but a reason in common."""
     row = together[0]
-    hosts = [each.host.host for each in together]
     said = row.reasons[:2]
     if len(together) > 1:
+        # What to do is the same for all of them, and stands in the record.
         group = reasons.by_reason((each.host.host, each.host.status, each.reasons[0]) for each in together)[0]
         said = [" ".join([group.reason, *([f"({hint})"] if (hint := reasons.hint(group)) else [])])]
-    return {
-        "hosts": hosts,
-        "status": row.host.status,
-        "outlier": bool(row.outlier),
-        "cells": [_cell(column, row.host.host) for column in columns],
-        "differs": sorted({fact for each in together for fact in each.differs}),
-        "groups": sorted({group for each in together for group in each.groups}, key=natural),
-        # What to do is the same for all of them, and stands in the record.
-        "reason": "; ".join([*said, *(f"slow: {reason.partition(': ')[0]}" for reason in row.outlier)]),
-        "more": max(0, len(row.reasons) - 2) if len(together) == 1 else 0,
-    }
+    more = len(row.reasons) - 2 if len(together) == 1 else 0
+    slow = [f"slow: {each.partition(': ')[0]}" for each in row.outlier]
+    return Cell("; ".join([*said, *slow, *([f"{more} more"] if more > 0 else [])]))
 
 
-def _cell(column: Column, host: str) -> tuple[str, str, str]:
-    """The value for sorting, the value for people, and its distance from the median."""
+def _cell(column: Column, host: str) -> Cell:
+    """The value, and its distance from the median."""
     figure, middle = column.values.get(host), column.middle
     if figure is None:
-        return "", "-", ""
+        return Cell("-")
     apart = f"{figure.value / middle - 1:+.0%}" if middle else ""
-    return f"{figure.value:.6g}", number(figure.value / column.factor), "" if apart in ("+0%", "-0%") else apart
+    aside = "" if apart in ("+0%", "-0%") else apart
+    return Cell(number(figure.value / column.factor), number=figure.value, aside=aside)
 
 
-def _difference(each: Difference) -> Mapping[str, Any]:
-    return {
-        "title": each.title,
-        "value": each.value,
-        "hosts": _named(each.hosts),
-        "count": len(each.hosts),
-        "majority": each.majority or "no common value",
-        "of": f"{each.majority_hosts} of {each.compared}",
-        "remedy": each.remedy or "",
-    }
+_DIFFERENCES = ("fact", "value there", "nodes", "names", "most nodes", "of", "what to do")
+
+
+def _differences(differences: Sequence[Difference], compared: int) -> Iterator[Section]:
+    title = f"Differences between {compared} nodes"
+    if differences:
+        rows = [_difference(each) for each in differences]
+        yield Section(title, [Table(_DIFFERENCES, rows, ("nodes", "of"), ("names", "what to do"))])
+    elif compared > 1:
+        yield Section(title, [Notes([f"The machines of {compared} nodes are alike in what their records have."])])
+
+
+def _difference(each: Difference) -> Cells:
+    most = each.majority or "no common value"
+    of = f"{each.majority_hosts} of {each.compared}"
+    return [each.title, each.value, str(len(each.hosts)), _named(each.hosts), most, of, each.remedy or ""]
