@@ -239,6 +239,35 @@ def test_each_difference_is_found_by_name(
     assert check.remedy
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "found", "remedy"),
+    [
+        ("xfs /dev/md127 rw,", "rw,sync,", "added `sync`", f"run `mount -o remount,async {POINT}`"),
+        (f"{POINT} rw,", "rw,noexec,", "added `noexec`", f"run `mount -o remount,exec {POINT}`"),
+        ("xfs /dev/md127 rw,", "rw,dirsync,", "added `dirsync`", f"unmount and mount `{POINT}`"),
+        (
+            "noatime",
+            "sync",
+            "missing `noatime`; added `sync`",
+            f"run `tunetool provision`, or unmount and mount `{POINT}`",
+        ),
+    ],
+)
+def test_an_option_that_was_added_and_hurts_fails(built: Path, old: str, new: str, found: str, remedy: str) -> None:
+    """Synchronous writes are fifty times slower, and no program of a staged environment starts."""
+    edit(built, "proc/self/mountinfo", lambda text: text.replace(old, old.replace("rw,", new) if "rw," in old else new))
+    check = failed(run_checks(MANIFEST, str(built)))["filesystem.options"]
+    assert (check.status, check.found, check.remedy) == ("fail", found, remedy)
+    asked = [*MANIFEST["filesystem"]["mount_options"], "sync", "noexec", "dirsync"]
+    manifest = dict(MANIFEST, filesystem=dict(MANIFEST["filesystem"], mount_options=asked))
+    assert "added" not in failed(run_checks(manifest, str(built)))["filesystem.options"].found
+
+
+def test_an_option_that_was_added_and_does_no_harm_passes(built: Path) -> None:
+    edit(built, "proc/self/mountinfo", lambda text: text.replace(f"{POINT} rw,", f"{POINT} rw,nosuid,nodev,"))
+    assert "filesystem.options" not in failed(run_checks(MANIFEST, str(built)))
+
+
 @pytest.mark.parametrize(("state", "cure"), ARRAY_CURES.items())
 def test_each_state_of_the_array_has_its_cure(built: Path, state: str, cure: str) -> None:
     edit(built, "sys/devices/virtual/block/md127/md/array_state", lambda text: state + "\n")

@@ -210,3 +210,62 @@ def test_the_unit_of_another_volume_fails(booting: Path) -> None:
     other.parent.mkdir()
     other.symlink_to("../" + UNIT)
     assert "no unit for another volume: `" in boot_check(booting).found
+
+
+LINE = f"UUID={UUID} {POINT}/ xfs nofail 0 0"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (LINE.replace("xfs", "ext4"), f"/etc/fstab has type `ext4` for `{POINT}`, not `xfs`"),
+        (LINE.replace("nofail", "ro,nofail"), f"/etc/fstab has `ro` for `{POINT}`"),
+        (LINE.replace("nofail", "rw,ro"), "has `ro` for"),
+    ],
+)
+def test_a_line_that_mounts_the_volume_in_another_way_fails(booting: Path, line: str, words: str) -> None:
+    (booting / "etc/fstab").write_text(line + "\n")
+    check = boot_check(booting)
+    assert (check.status, check.remedy) == ("fail", "run `tunetool provision`")
+    assert words in check.found
+
+
+@pytest.mark.parametrize("line", [LINE.replace("xfs", "auto"), LINE.replace("nofail", "ro,rw,noauto,auto")])
+def test_a_line_that_mounts_the_volume_all_the_same_passes(booting: Path, line: str) -> None:
+    (booting / "etc/fstab").write_text(line + "\n")
+    assert boot_check(booting).status == "pass"
+
+
+def test_a_line_that_a_boot_passes_over_needs_another_that_mounts_it(booting: Path) -> None:
+    """The unit for a late volume starts with the device, so it mounts this one; without it nothing does."""
+    (booting / "etc/fstab").write_text(LINE.replace("nofail", "noauto") + "\n")
+    assert boot_check(booting).status == "pass"
+    (booting / UNIT_PATH[1:]).unlink()
+    assert f"/etc/fstab has `noauto` for `{POINT}`" in boot_check(booting).found
+    (booting / "etc/fstab").write_text(LINE.replace("nofail", "noauto,x-systemd.automount") + "\n")
+    assert "noauto" not in boot_check(booting).found
+
+
+@pytest.mark.parametrize(
+    "target", ["/dev/null", "../../../dev/null", None], ids=["link", "relative link", "empty file"]
+)
+@pytest.mark.parametrize(("directory", "option"), [("etc/systemd/system", ""), ("run/systemd/system", "--runtime ")])
+def test_a_masked_mount_fails(booting: Path, directory: str, option: str, target: str | None) -> None:
+    unit = booting / directory / MOUNT
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    if target is None:
+        unit.touch()
+    else:
+        unit.symlink_to(target)
+    check = boot_check(booting)
+    assert (check.status, check.found) == ("fail", f"`/{directory}/{MOUNT}` masks the mount")
+    assert check.remedy == f"run `systemctl unmask {option}{MOUNT}`"
+    (booting / "etc/fstab").write_text("")
+    assert boot_check(booting).remedy == f"run `systemctl unmask {option}{MOUNT}`, then `tunetool provision`"
+
+
+def test_a_mask_beneath_a_unit_of_the_administrator_counts_for_nothing(booting: Path) -> None:
+    for directory, text in (("etc", "[Mount]\n"), ("run", "")):
+        (booting / directory / "systemd/system").mkdir(parents=True, exist_ok=True)
+        (booting / directory / "systemd/system" / MOUNT).write_text(text)
+    assert boot_check(booting).status == "pass"

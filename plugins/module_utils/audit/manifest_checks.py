@@ -8,7 +8,7 @@ this one never does, since a dead volume would hold it for ever.
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from ..array.initramfs_check import check_images
 from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, find, read_arrays
@@ -37,6 +37,7 @@ from ..tuning.deepspeed_aio import check_tuned
 from ..units import format_size_binary
 from ..volume.immutable_flag import Unsupported, is_immutable
 from ..volume.late_mount import check_boot
+from ..volume.mount_options import hurting, without
 from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
 from ..volume.offload_check import check_offload
@@ -215,16 +216,7 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         remedy = "run `umount %s`" % point + ("" if _lies_beneath(mount, root) else ", then `mount %s`" % point)
     holds = same and uuid_ok and mount.fs_type == wanted["type"] and mount.root == "/"
     checks = [_check("filesystem.mounted", holds, expected, found, remedy)]
-    missing = [option for option in wanted["mount_options"] if not _has_option(mount, option)]
-    checks.append(
-        _check(
-            "filesystem.options",
-            not missing,
-            ",".join(wanted["mount_options"]),
-            "missing %s" % ", ".join("`%s`" % option for option in missing) if missing else "all set",
-            "run `tunetool provision`, or unmount and mount `%s`" % point,
-        )
-    )
+    checks.append(_options_check(wanted["mount_options"], mount, point))
     geometry = geometry_of_mount(mount.options)
     stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
     checks.append(
@@ -239,6 +231,23 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         )
     )
     return checks
+
+
+def _options_check(wanted: Sequence[str], mount: Mount, point: str) -> Check:
+    missing = [option for option in wanted if option not in mount.options]
+    added = hurting(wanted, mount.options)
+    remedy = "unmount and mount `%s`" % point
+    if missing:
+        remedy = "run `tunetool provision`, or " + remedy
+    elif without(added, point):
+        remedy = "run `%s`" % without(added, point)
+    wrong = [
+        "%s %s" % (word, ", ".join("`%s`" % option for option in options))
+        for word, options in (("missing", missing), ("added", added))
+        if options
+    ]
+    found = "; ".join(wrong) or "all set"
+    return _check("filesystem.options", not wrong, ",".join(wanted), found, remedy)
 
 
 def _lies_beneath(mount: Mount, root: str) -> bool:
@@ -268,10 +277,6 @@ def _uuid_is(uuid: str, array: Array | None, root: str) -> bool:
         )
     except OSError:
         return False
-
-
-def _has_option(mount: Mount, option: str) -> bool:
-    return option in mount.options
 
 
 def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, SKIP, Check
 from ..common.files import exact_text
 from ..machine.fstab import FSTAB, entries_at
+from .mount_options import last_of
 from .unit_dropins import (
     UNITS_DIRECTORY,
     Change,
@@ -27,6 +29,8 @@ from .unit_dropins import (
 
 CHECK_ID = "filesystem.boot"
 UNIT = "tunetool-late-volume.service"
+_UNIT_DIRECTORIES = (UNITS_DIRECTORY, "/run/systemd/system")
+"""Before those of the generators, which read fstab; the first one that has the unit counts."""
 HEADER = "# Written by tunetool (role scratch_filesystem); it goes with the volume."
 
 SCRIPT = (
@@ -108,17 +112,56 @@ def check_boot(filesystem: Mapping[str, Any], root: str = "/") -> Check:
     fstab = os.path.join(root, FSTAB.lstrip("/"))
     if root != "/" and not os.path.exists(fstab):
         return Check(CHECK_ID, SKIP, expected, "not recorded")
-    problems = []
-    specs = [entry.spec for entry in entries_at(exact_text(fstab), point) if not entry.skipped]
-    if specs != ["UUID=" + uuid]:
-        problems.append("%s has %s for `%s`" % (FSTAB, ", ".join("`%s`" % spec for spec in specs) or "no line", point))
+    late = []
     try:
         for change in changes(files(point, uuid), root):
-            problems.append("%s: %s" % in_words(change))
+            late.append("%s: %s" % in_words(change))
     except ForeignDropIn as error:
-        problems.append(str(error).partition(". hint: ")[0])
-    found = "; ".join(problems) or "both"
-    return Check(CHECK_ID, FAIL if problems else PASS, expected, found, "run `tunetool provision`" if problems else "")
+        late.append(str(error).partition(". hint: ")[0])
+    problems = _line_problems(filesystem, exact_text(fstab), not late) + late
+    mask = _mask(point, root)
+    cures = []
+    if mask:
+        option = "--runtime " if mask.startswith("/run/") else ""
+        cures.append("`systemctl unmask %s%s`" % (option, shlex.quote(os.path.basename(mask))))
+    if problems:
+        cures.append("`tunetool provision`")
+    found = "; ".join((["`%s` masks the mount" % mask] if mask else []) + problems)
+    return Check(
+        CHECK_ID, FAIL if found else PASS, expected, found or "both", "run " + ", then ".join(cures) if cures else ""
+    )
+
+
+def _line_problems(filesystem: Mapping[str, Any], fstab: str, late: bool) -> list[str]:
+    """What keeps the line in fstab from mounting the volume. ``late``: whether the unit for a late volume is whole."""
+    point, fs_type = filesystem["mount_point"], filesystem["type"]
+    entries = [entry for entry in entries_at(fstab, point) if not entry.skipped]
+    if [entry.spec for entry in entries] != ["UUID=" + filesystem["uuid"]]:
+        specs = ", ".join("`%s`" % entry.spec for entry in entries)
+        return ["%s has %s for `%s`" % (FSTAB, specs or "no line", point)]
+    (entry,) = entries
+    problems = []
+    if not {fs_type, "auto"} & set(entry.fs_type.split(",")):
+        problems.append("%s has type `%s` for `%s`, not `%s`" % (FSTAB, entry.fs_type, point, fs_type))
+    if last_of(("ro", "rw"), entry.options) == "ro" and "ro" not in filesystem["mount_options"]:
+        problems.append("%s has `ro` for `%s`" % (FSTAB, point))
+    # The unit for a late volume starts with the device, so at a boot too.
+    mounted_by_another = late or {"x-systemd.automount", "comment=systemd.automount"} & set(entry.options)
+    if last_of(("noauto", "auto"), entry.options) == "noauto" and not mounted_by_another:
+        problems.append("%s has `noauto` for `%s`" % (FSTAB, point))
+    return problems
+
+
+def _mask(point: str, root: str) -> str | None:
+    """The path of what masks the mount's unit, if anything does (systemd.unit(5)): nothing mounts it then."""
+    for directory in _UNIT_DIRECTORIES:
+        path = os.path.join(directory, escape(point) + ".mount")
+        there = os.path.join(root, path.lstrip("/"))
+        if os.path.islink(there):
+            return path if os.path.normpath(os.path.join(directory, os.readlink(there))) == os.devnull else None
+        if os.path.exists(there):
+            return None if os.path.getsize(there) else path
+    return None
 
 
 def in_words(change: Change) -> tuple[str, str]:

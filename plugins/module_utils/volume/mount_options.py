@@ -52,6 +52,25 @@ def unwanted(asked: Sequence[str], shown: Sequence[str]) -> dict[str, str]:
     return opposites
 
 
+_HURT = ("sync", "dirsync", "noexec")
+
+
+def hurting(asked: Sequence[str], shown: Sequence[str]) -> list[str]:
+    """Options that were added, with which jobs crawl, or whose programs on the volume do not start."""
+    return [option for option in _HURT if option in shown and option not in asked]
+
+
+def without(added: Sequence[str], point: str) -> str | None:
+    """The command that takes these options away; None where only another mount does, as for dirsync (mount(8))."""
+    opposites = [_OPPOSITES.get(option, "") for option in added]
+    return "mount -o remount,%s %s" % (",".join(opposites), point) if all(opposites) else None
+
+
+def last_of(names: Sequence[str], options: Sequence[str]) -> str | None:
+    """The one of ``names`` that holds: of options that exclude each other, mount(8) takes the last."""
+    return next((option for option in reversed(options) if option in names), None)
+
+
 # Options for mount(8) and systemd, and defaults: the mount table never shows them.
 _NOT_SHOWN = {"nofail", "defaults", "auto", "noauto", "_netdev"}
 _NOT_SHOWN |= {"suid", "dev", "exec", "async", "diratime", "atime", "nolazytime"}
