@@ -19,6 +19,7 @@ from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.check_result import Check
+from tunetool.node.machine import memory
 from tunetool.node.machine.drive_health import Health
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.hardware_hash import hardware_hash
@@ -179,6 +180,31 @@ def test_the_huge_pages_of_dev_shm_are_as_they_were_set(
     assert bool(checks["memory.shm_huge"].remedy) == (status == "fail")
     # Manifests of earlier versions say nothing of it.
     assert "memory.shm_huge" not in {check.id for check in run_checks(MANIFEST, str(built))}
+
+
+def test_a_read_only_dev_shm_fails(built: Path) -> None:
+    edit(built, "proc/self/mountinfo", lambda text: re.sub(r"(/dev/shm) rw,", r"\1 ro,", text))
+    check = failed(run_checks(MANIFEST, str(built)))["memory.shm"]
+    assert (check.status, check.found) == ("fail", "mounted read-only: no job can write there")
+    assert check.remedy == "run `mount -o remount,rw /dev/shm`"
+
+
+@pytest.mark.parametrize(("mode", "passes"), [(0o1777, True), (0o777, True), (0o755, False), (0o1770, False)])
+def test_a_dev_shm_that_lets_no_job_write_fails(
+    built: Path, monkeypatch: pytest.MonkeyPatch, mode: int, passes: bool
+) -> None:
+    (built / "dev/shm").mkdir(parents=True, exist_ok=True)
+    (built / "dev/shm").chmod(mode)
+    # Of whoever laid out a recorded node.
+    assert "memory.shm" not in failed(run_checks(MANIFEST, str(built)))
+    monkeypatch.setattr(memory, "_of_this_machine", lambda root: True)
+    assert memory.shm_mode(str(built)) == mode
+    check = {check.id: check for check in run_checks(MANIFEST, str(built))}["memory.shm"]
+    if passes:
+        assert check.status == "pass"
+    else:
+        assert (check.status, check.found) == ("fail", f"mode {mode:04o}: no job can write there")
+        assert check.remedy == "run `chmod 1777 /dev/shm`"
 
 
 def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> None:

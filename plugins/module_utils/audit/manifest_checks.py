@@ -27,6 +27,8 @@ from ..machine.memory import (
     read_hugepages,
     shm_bytes,
     shm_huge,
+    shm_mode,
+    shm_read_only,
     tmpfs_policies,
 )
 from ..machine.mounts import Mount, hidden_by, hiding, mount_at, plain_path, read_mounts
@@ -47,6 +49,8 @@ from ..volume.xfs_geometry import geometry_of_mount
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
 _STATE_REMEDIES = {**DEAD_STATES, **HALTED_STATES, "unknown": "`md/array_state` cannot be read: see `dmesg`"}
+
+_NO_JOB_WRITES = "%s: no job can write there"
 
 
 def run_checks(
@@ -295,21 +299,24 @@ def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
             )
         )
     if wanted["shm_bytes"] is not None:
-        size = shm_bytes(root)
-        checks.append(
-            _check(
-                "memory.shm",
-                size is not None and size >= wanted["shm_bytes"],
-                format_size_binary(wanted["shm_bytes"]),
-                format_size_binary(size) if size is not None else "no tmpfs at /dev/shm",
-                "run `mount -o remount /dev/shm`",
-            )
-        )
+        checks.append(_shm_check(wanted["shm_bytes"], root))
     if "shm_huge" in wanted:
         checks.append(_shm_huge_check(wanted["shm_huge"], root))
     if wanted["memlock"] is not None:
         checks.append(_memlock_check(wanted["memlock"], root))
     return checks
+
+
+def _shm_check(wanted: int, root: str) -> Check:
+    size, mode = shm_bytes(root), shm_mode(root)
+    found = format_size_binary(size) if size is not None else "no tmpfs at /dev/shm"
+    holds, remedy = size is not None and size >= wanted, "run `mount -o remount /dev/shm`"
+    # That remount mends the size too.
+    if size is not None and shm_read_only(root):
+        holds, found, remedy = False, _NO_JOB_WRITES % "mounted read-only", "run `mount -o remount,rw /dev/shm`"
+    elif holds and mode is not None and mode & 0o003 != 0o003:
+        holds, found, remedy = False, _NO_JOB_WRITES % ("mode %04o" % mode), "run `chmod 1777 /dev/shm`"
+    return _check("memory.shm", holds, format_size_binary(wanted), found, remedy)
 
 
 def _shm_huge_check(wanted: str, root: str) -> Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 from dataclasses import dataclass
 from typing import Iterator, Sequence, Tuple
 
@@ -117,6 +118,26 @@ def shm_bytes(root: str = "/") -> int | None:
         if match:
             return int(match.group(1)) * 1024
     return memory_total(root) // 2
+
+
+def shm_read_only(root: str = "/") -> bool:
+    """Whether the kernel has what is mounted at /dev/shm as read-only."""
+    mount = mount_at("/dev/shm", read_mounts(root))
+    return mount is not None and "ro" in mount.options
+
+
+def shm_mode(root: str = "/") -> int | None:
+    """Permissions of /dev/shm; None if it is not there, or of a recorded machine: they are of whoever laid it out."""
+    if not _of_this_machine(root):
+        return None
+    try:
+        return stat.S_IMODE(os.stat(os.path.join(root, "dev/shm")).st_mode)
+    except OSError:
+        return None
+
+
+def _of_this_machine(root: str) -> bool:
+    return root == "/"
 
 
 def shm_huge(root: str = "/") -> str | None:
