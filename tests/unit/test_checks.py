@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,48 @@ def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> N
     assert check.status == "fail"
     assert check.found == "7 of 8 members; missing `LAB1NV3`"
     assert check.remedy
+
+
+LINKS = "dev/disk/by-uuid"
+FS_UUID = MANIFEST["filesystem"]["uuid"]
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["gone", "taken by another device"])
+def test_a_volume_that_udev_links_no_more_is_not_another_one(built: Path, taken: bool) -> None:
+    """To unmount it would end the jobs, and no mount by UUID would bring it back."""
+    (built / LINKS / FS_UUID).unlink()
+    if taken:
+        (built / LINKS / FS_UUID).symlink_to("../../loop0")
+    checks = failed(run_checks(MANIFEST, str(built)))
+    assert checks["filesystem.mounted"].status == "unknown"
+    assert checks["filesystem.mounted"].found == "xfs from `/dev/md127`; udev keeps no link of its UUID to it"
+    assert checks["filesystem.mounted"].remedy == "run `udevadm trigger --settle /dev/md127`"
+    assert checks["offload.directory"].found == "not looked at: its file system may be another one"
+    assert checks["offload.directory"].remedy == "see `filesystem.mounted`"
+    # What udev notes of the array itself needs no link.
+    noted = built / "run/udev/data/b9:127"
+    noted.parent.mkdir(parents=True, exist_ok=True)
+    noted.write_text(f"S:disk/by-id/x\nE:ID_FS_UUID={FS_UUID}\nE:ID_FS_UUID_ENC=x\n")
+    checks = failed(run_checks(MANIFEST, str(built)))
+    assert not {"filesystem.mounted", "offload.directory"} & set(checks)
+    noted.write_text("E:ID_FS_UUID=0-1\n")
+    check = failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"]
+    assert (check.status, check.found) == ("fail", "xfs from `/dev/md127`, another file system")
+
+
+def test_another_file_system_on_the_array_fails(built: Path) -> None:
+    (built / LINKS / FS_UUID).rename(built / LINKS / "0-1")
+    check = failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"]
+    assert (check.status, check.found) == ("fail", "xfs from `/dev/md127`, another file system")
+
+
+def test_without_udev_nothing_says_which_file_system_it_is(built: Path) -> None:
+    shutil.rmtree(built / LINKS)
+    check = failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"]
+    assert (check.status, check.remedy) == (
+        "unknown",
+        "run this where udev keeps /dev, such as outside the container",
+    )
 
 
 OVER_ITS_PARENT = "900 27 0:77 / /mnt rw - tmpfs t rw\n"

@@ -41,7 +41,7 @@ from ..volume.immutable_flag import Unsupported, is_immutable
 from ..volume.late_mount import check_boot
 from ..volume.mount_options import hurting, without
 from ..volume.named_volume import CHECK_ID as MOUNTED
-from ..volume.named_volume import check_volume
+from ..volume.named_volume import check_volume, unknown_uuid, uuid_of
 from ..volume.offload_check import check_offload
 from ..volume.volume_answers import ANSWERS, ask_volume
 from ..volume.write_read_probe import Answer, Asker, ask
@@ -73,7 +73,8 @@ def run_checks(
     else:
         checks = _volume_checks(manifest, mount, root, health)
     # Nothing is written to another file system, and none is looked at.
-    mount = mount if any(check.id == MOUNTED and check.status == PASS for check in checks) else None
+    mounted = next(check.status for check in checks if check.id == MOUNTED)
+    mount = mount if mounted == PASS else None
     answer = None
     if mount is not None:
         answer, answers = ask_volume(manifest, mount, asker or (ask if root == "/" else None), writes, root)
@@ -83,7 +84,7 @@ def run_checks(
     tries = locker or (lock_memory if root == "/" else None)
     if tries and manifest["memory"]["memlock"] is not None:
         checks += lock_checks(manifest["memory"]["memlock"], kinds(os.geteuid() == 0, root), tries, root)
-    checks.append(check_offload(manifest, mount, answer, root))
+    checks.append(check_offload(manifest, mount, answer, root, mounted == UNKNOWN))
     checks += _on_the_volume(manifest, answer, root)
     pending = manifest["reboot_required"]
     checks.append(
@@ -208,18 +209,23 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         remedy = "run `mount %s`; if it fails, look at the array first" % point
         if over is not None:
             found, remedy = hiding(over, point)
-        return [Check("filesystem.mounted", FAIL, expected, found, remedy)]
+        return [Check(MOUNTED, FAIL, expected, found, remedy)]
     same = array is not None and mount.device_number == array.device_number
-    uuid_ok = _uuid_is(wanted["uuid"], array, root) if same else False
+    uuid = uuid_of(mount, root) if same else ""
     found = "%s from `%s`" % (mount.fs_type, mount.source)
     remedy = "unmount what hides `%s`, then run `mount %s`" % (point, point)
-    if not uuid_ok:
+    status = FAIL
+    if not same or mount.fs_type != wanted["type"] or (uuid and uuid != wanted["uuid"]):
         found += ", another file system"
     elif mount.root != "/":
         found += ", but only its directory `%s`" % mount.root
         remedy = "run `umount %s`" % point + ("" if _lies_beneath(mount, root) else ", then `mount %s`" % point)
-    holds = same and uuid_ok and mount.fs_type == wanted["type"] and mount.root == "/"
-    checks = [_check("filesystem.mounted", holds, expected, found, remedy)]
+    elif not uuid:
+        why, remedy = unknown_uuid(mount, root)
+        status, found = UNKNOWN, "%s; %s" % (found, why)
+    else:
+        status, remedy = PASS, ""
+    checks = [Check(MOUNTED, status, expected, found, remedy)]
     checks.append(_options_check(wanted["mount_options"], mount, point))
     geometry = geometry_of_mount(mount.options)
     stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
@@ -271,16 +277,6 @@ def _bare(point: str, root: str) -> str:
     except (OSError, Unsupported):
         pass
     return ": what is written there lands on the root file system"
-
-
-def _uuid_is(uuid: str, array: Array | None, root: str) -> bool:
-    try:
-        return (
-            array is not None
-            and os.path.basename(os.readlink(os.path.join(root, "dev/disk/by-uuid", uuid))) == array.device
-        )
-    except OSError:
-        return False
 
 
 def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:

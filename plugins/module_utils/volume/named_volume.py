@@ -12,6 +12,9 @@ from ..machine.mounts import Mount, hidden_by, hiding, mount_at, plain_path, rea
 from .volume_answers import LOCAL
 
 CHECK_ID = "filesystem.mounted"
+_LINKS = "dev/disk/by-uuid"
+_NOTED = "E:ID_FS_UUID="
+"""A property in udev's database."""
 _GONE = "//deleted"
 """What the kernel adds to the root of a mount whose directory was removed; no path has two slashes.
 
@@ -40,14 +43,28 @@ def describe_volume(point: str, root: str = "/") -> dict[str, Any]:
 
 
 def uuid_of(mount: Mount, root: str = "/") -> str:
-    """The file system's UUID by udev's links; empty where there is none, as for a network's."""
-    directory = os.path.join(root, "dev/disk/by-uuid")
+    """The file system's UUID by udev's links, or by what it notes of the device, whose link another one may have taken.
+
+    Empty where there is none, as for a network's. The device is not read: a dead one would hold whoever does.
+    """
+    directory = os.path.join(root, _LINKS)
     for uuid in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
         name = os.path.basename(os.readlink(os.path.join(directory, uuid)))
         number = read_text(os.path.join(root, "sys/class/block", name, "dev")) or ""
         if number.strip() == mount.device_number:
             return uuid
-    return ""
+    noted = read_text(os.path.join(root, "run/udev/data", "b" + mount.device_number)) or ""
+    return next((line[len(_NOTED) :] for line in noted.splitlines() if line.startswith(_NOTED)), "")
+
+
+def unknown_uuid(mount: Mount, root: str = "/") -> tuple[str, str]:
+    """Why ``uuid_of`` knows none of a device that has one, and the cure."""
+    if not os.path.isdir(os.path.join(root, _LINKS)):
+        return (
+            "its UUID is not known, since there is no /%s here" % _LINKS,
+            "run this where udev keeps /dev, such as outside the container",
+        )
+    return "udev keeps no link of its UUID to it", "run `udevadm trigger --settle %s`" % mount.source
 
 
 def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/") -> Check:
@@ -73,11 +90,9 @@ def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/"
     if (mount.fs_type, uuid, mount.root) == (wanted["type"], wanted["uuid"], root_of):
         return Check(CHECK_ID, PASS, expected, found)
     same_but_uuid = (mount.fs_type, mount.root) == (wanted["type"], root_of)
-    if same_but_uuid and not uuid and not os.path.isdir(os.path.join(root, "dev/disk/by-uuid")):
-        found += "; its UUID is not known, since there is no /dev/disk/by-uuid here"
-        return Check(
-            CHECK_ID, UNKNOWN, expected, found, "run this where udev keeps /dev, such as outside the container"
-        )
+    if same_but_uuid and not uuid and not os.path.isdir(os.path.join(root, _LINKS)):
+        why, remedy = unknown_uuid(mount, root)
+        return Check(CHECK_ID, UNKNOWN, expected, "%s; %s" % (found, why), remedy)
     if uuid != wanted["uuid"]:
         found += ", another file system"
     elif mount.root != root_of:

@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..machine.mounts import Mount, described, mount_holding, place_within, read_mounts
+from .named_volume import CHECK_ID as MOUNTED
 from .offload_access import in_words, shuts_out
 from .volume_answers import ANSWERS, forbidden, is_read_only, root_may_lack_rights, shut_down
 from .write_read_probe import FULL, Answer
@@ -15,13 +16,19 @@ from .write_read_probe import FULL, Answer
 CHECK_ID = "offload.directory"
 
 
-def check_offload(manifest: Mapping[str, Any], mount: Mount | None, answer: Answer | None, root: str) -> Check:
-    """``mount`` is the volume's; None where it is not mounted. ``answer``: None for a recorded node."""
+def check_offload(
+    manifest: Mapping[str, Any], mount: Mount | None, answer: Answer | None, root: str, doubtful: bool = False
+) -> Check:
+    """``mount`` is the volume's; None where it is not mounted, or ``doubtful``: where nobody knows whether it is the
+    volume's. ``answer``: None for a recorded node."""
     path = manifest["offload_dir"]
     if path is None:
         return Check(CHECK_ID, SKIP, "none asked for", "none")
     if mount is None:
-        return Check(CHECK_ID, UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
+        found, remedy = "its file system is not mounted", "mount it first"
+        if doubtful:
+            found, remedy = "not looked at: its file system may be another one", "see `%s`" % MOUNTED
+        return Check(CHECK_ID, UNKNOWN, "`%s`" % path, found, remedy)
     hidden = _hidden(path, mount, root)
     if hidden is not None:
         return hidden
