@@ -194,22 +194,28 @@ def test_an_offload_directory_that_no_job_reaches_fails(volume: Path) -> None:
     offload = volume / "offload"
     built = manifest_of(volume)
 
-    def status(uid: int, mode: int, top: int, owner: int = 0) -> str:
+    def status(uid: int, mode: int, top: int, owner: int = 0, group: int | None = None) -> str:
         offload.chmod(mode)
         os.chown(offload, uid, uid)
         volume.chmod(top)
-        os.chown(volume, owner, owner)
+        os.chown(volume, owner, owner if group is None else group)
         asked = {"uid": uid, "gid": uid, "mode": f"{mode:04o}"}
         check = next(each for each in run_checks({**built, "offload": asked}) if each.id == "offload.directory")
         if check.status == "fail":
-            assert check.found == f"no job reaches it: `{volume}` above it is root:root 0700"
+            assert check.found == f"no job reaches it: `{volume}` above it is root:root {top:04o}"
             assert check.remedy == f"run `chmod a+x {volume}`"
         return check.status
 
     assert [status(4242, 0o755, 0o700), status(0, 0o1777, 0o700)] == ["fail", "fail"]
-    # Its own user's, its own group's, and root's directory for root alone.
-    passing = [status(4242, 0o755, 0o700, 4242), status(4242, 0o755, 0o750), status(0, 0o755, 0o700)]
-    assert [*passing, status(0, 0o1777, 0o755)] == ["pass"] * 4
+    # As a umask of 027 makes it: nobody else is in root's group.
+    assert [status(4242, 0o755, 0o750), status(0, 0o1777, 0o750)] == ["fail", "fail"]
+    # Its own user's, another group's, and root's directory for root alone.
+    passing = [status(4242, 0o755, 0o700, 4242), status(4242, 0o755, 0o750, group=4243), status(0, 0o755, 0o700)]
+    assert [*passing, status(0, 0o1777, 0o755), status(0, 0o1777, 0o750, group=4243)] == ["pass"] * 5
+    # Whom a list lets through is not looked up.
+    if shutil.which("setfacl"):
+        run(["setfacl", "-m", "u:4242:rx", str(volume)])
+        assert status(0, 0o1777, 0o750) == "pass"
 
 
 def test_directories_above_the_mount_point_let_jobs_through_too(volume: Path) -> None:

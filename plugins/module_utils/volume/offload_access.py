@@ -29,14 +29,16 @@ def access_of(status: os.stat_result) -> dict[str, Any]:
 def shuts_out(above: Mapping[str, Any], access: Mapping[str, Any]) -> bool:
     """Whether a directory above lets nobody through to one of this ``access`` for whom that is made.
 
-    In doubt not: who is in a group is not looked up, and an access control list shows as a group that may.
+    In doubt not: who is in a group is not looked up, but for root's own, in which nobody else is; and an access control
+    list (``listed``) may let anybody through.
     """
     mode, wanted = int(above["mode"], 8), int(access["mode"], 8)
     if access["uid"] != 0 and above["uid"] == access["uid"]:
         return not mode & 0o100
     for_others = access["uid"] != 0 or bool(wanted & 0o022)
     by_its_owner = above["uid"] != 0 and access["uid"] == 0 and bool(mode & 0o100)
-    return for_others and not mode & 0o011 and not by_its_owner
+    by_a_group = bool(mode & 0o010) and (above["gid"] != 0 or (access["gid"] == 0 and access["uid"] != 0))
+    return for_others and not (mode & 0o001 or by_a_group or by_its_owner or above.get("listed"))
 
 
 def in_words(access: Mapping[str, Any]) -> str:

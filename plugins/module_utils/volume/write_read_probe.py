@@ -366,12 +366,20 @@ def _look(path: str, device: int) -> dict[str, Any]:
     return {"is_directory": True, "access": access_of(status), "leads_to": "", "above": _above(path)}
 
 
+def _has_list(path: str) -> bool:
+    """Whether an access control list says who else may enter."""
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access"))
+    except OSError:
+        return False
+
+
 def _above(path: str) -> list[tuple[str, dict[str, Any]]]:
     """See ``Answer.above``."""
     found: list[tuple[str, dict[str, Any]]] = []
     while path != os.path.dirname(path):
         path = os.path.dirname(path)
-        found.insert(0, (path, access_of(os.stat(path))))
+        found.insert(0, (path, dict(access_of(os.stat(path)), listed=_has_list(path))))
     return found
 
 
