@@ -37,7 +37,7 @@ def shuts_out(above: Mapping[str, Any], access: Mapping[str, Any]) -> bool:
         return not mode & 0o100
     for_others = access["uid"] != 0 or bool(wanted & 0o022)
     by_its_owner = above["uid"] != 0 and access["uid"] == 0 and bool(mode & 0o100)
-    by_a_group = bool(mode & 0o010) and (above["gid"] != 0 or (access["gid"] == 0 and access["uid"] != 0))
+    by_a_group = bool(mode & 0o010) and (above["gid"] != 0 or (access["gid"] == 0 and not wanted & 0o002))
     return for_others and not (mode & 0o001 or by_a_group or by_its_owner or above.get("listed"))
 
 

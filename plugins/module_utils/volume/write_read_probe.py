@@ -367,11 +367,11 @@ def _look(path: str, device: int) -> dict[str, Any]:
 
 
 def _has_list(path: str) -> bool:
-    """Whether an access control list says who else may enter."""
+    """Whether an access control list may say who else may enter."""
     try:
         return bool(os.getxattr(path, "system.posix_acl_access"))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.EOPNOTSUPP)
 
 
 def _above(path: str) -> list[tuple[str, dict[str, Any]]]:
