@@ -316,3 +316,11 @@ def test_a_verify_after_options_is_not_taken_for_a_source(tmp_path: Path) -> Non
     done = call("stage", "--threads", "2", "verify", str(tmp_path / "copy"))
     assert done.returncode == 2
     assert "`verify` must be the first word after `stage`" in done.stderr
+
+
+def test_a_call_without_any_search_path_finds_what_is_installed() -> None:
+    code = "import os, sys; sys.argv = ['tunetool', '--version']\nfrom tunetool.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit: print(os.environ['PATH'])"
+    bare = {name: value for name, value in os.environ.items() if name != "PATH"}
+    done = calls.call(sys.executable, "-c", code, env=bare)
+    assert "/usr/sbin" in done.stdout.split(":"), done.stderr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import resource
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from unittest import mock
 
 import jsonschema
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from calls import ROOT, call
 from tunetool import record as records
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common import documents
 from tunetool.record import Confidence, Evidence, Measurement, Node, Record, Verdict
 from tunetool.user_directories import default_runs_dir, prepare_runs_dir
@@ -151,6 +153,12 @@ def test_a_runs_directory_without_room_is_named_before_and_after_the_measurement
     assert f"`{tmp_path}` cannot keep records: File too large" in limited(
         f"user_directories.prepare_runs_dir(Path('{tmp_path}'))"
     )
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        mock.patch("tempfile.TemporaryFile", side_effect=full),
+        pytest.raises(CannotJudge, match="cannot keep records"),
+    ):
+        prepare_runs_dir(tmp_path)  # the call is right: no exit code 2
     kept = ROOT / "tests/data/records/verify.json"
     written = limited(f"record.write(record.read(Path('{kept}')), Path('{tmp_path}'), {{'raw': 'x' * 99999}})")
     assert f"File too large: '{tmp_path}'" in written

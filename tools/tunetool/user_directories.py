@@ -3,11 +3,12 @@ the directory of the records can take one."""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
 
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 
 
 def cache() -> Path:
@@ -34,8 +35,12 @@ _RECORD_BYTES = 1 << 19
 """Room that a record and its page may need."""
 
 
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
 def prepare_runs_dir(path: Path) -> None:
-    """Make sure that a record can be kept, before anything is measured. Raises ``UsageProblem``."""
+    """Make sure that a record can be kept, before anything is measured. Raises ``UsageProblem``, and ``CannotJudge``
+    where the call is right and the machine has no room, or fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as stream:
@@ -44,6 +49,7 @@ def prepare_runs_dir(path: Path) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        raise UsageProblem(
+        kind = CannotJudge if error.errno in _OF_THE_MACHINE else UsageProblem
+        raise kind(
             f"`{path}` cannot keep records: {error.strerror}", "choose another directory with `--runs-dir`"
         ) from None

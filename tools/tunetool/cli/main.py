@@ -103,6 +103,8 @@ def main() -> NoReturn:
     # SIGTERM unwinds through the same `finally` blocks as Ctrl-C.
     signal.signal(signal.SIGTERM, as_interrupt)
     never_lost()
+    # A timer, or `env -i`, may have none: what is installed would count as missing.
+    os.environ.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     _name_output()
     try:
         ended = cli.main(prog_name="tunetool", standalone_mode=False)
