@@ -17,6 +17,7 @@ from builders import PROVEN, measurement, record, sampled, wanted_read
 from calls import ROOT
 from tunetool.advise.expect import Ceiling, NodeFigures, from_best, from_links, nodes_of, reaches
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 from tunetool.node.units import parse_bandwidth
 from tunetool.record import (
     FIRST_SCHEMA,
@@ -26,7 +27,6 @@ from tunetool.record import (
     ReasonKind,
     Record,
     Verdict,
-    checksum,
     dumps,
     parse,
     to_document,
@@ -110,7 +110,7 @@ def test_of_a_record_of_schema_1_the_words_say_what_a_reason_is_about(reason: st
     document["schema"] = FIRST_SCHEMA
     for each in document["measurements"]:
         del each["figure"], each["labels"]
-    document["sha256"] = checksum(document)
+    document["sha256"] = documents.checksum(document)
     (node,) = nodes_of(parse(json.dumps(document), "old"))
     assert node.problem == (None if counts else reason)
 
