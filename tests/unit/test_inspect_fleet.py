@@ -328,8 +328,12 @@ def test_this_machine_twice_is_alike(tmp_path: Path) -> None:
     pytest.importorskip("ansible_runner", reason="Ansible's control side needs Python 3.11")
     run = prefix(tmp_path, "here", f'exec {shlex.quote(sys.executable)} -m tunetool "$@"')
     hosts = inventory(tmp_path, {name: {"tunetool_prefix": run} for name in ("n1", "n2")})
-    done = subprocess.run(command("-i", hosts), capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.OK, done.stderr
+    # Between the two looks, what else runs here may mount something, or take it away.
+    for _ in range(5):
+        done = subprocess.run(command("-i", hosts), capture_output=True, text=True, check=False)
+        assert done.returncode == ExitCode.OK, done.stderr
+        if "hosts differ" not in done.stdout:
+            break
     assert done.stdout.startswith("2 hosts are alike in ")
     assert len(done.stdout.splitlines()) == 1
 
