@@ -1,4 +1,4 @@
-"""Checksums of GPU memory, made on the GPU: ``checksums.BlockSums`` of thousands of tensors in a few milliseconds.
+"""Checksums of GPU memory, made on the GPU: the sums of the blocks of thousands of tensors in a few milliseconds.
 
 The code for the GPU, gpu_sums.ptx, is compiled for it by the driver, which keeps the result; no compiler is needed.
 """
