@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tunetool.loading import load, load_into, sharing
+from tunetool.loading import device_memory, load, load_into, sharing
 
 
 def load_shared(rank: int, world: int, path: str, meet: str, piece: int, fault: str = "") -> dict[str, Any]:
@@ -20,10 +22,11 @@ def load_shared(rank: int, world: int, path: str, meet: str, piece: int, fault: 
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     sharing.PIECE_BYTES = piece
     last: list[Any] = []
-    if fault == "reading" and rank == world - 1:
-        _fail_to_read()
-    if fault == "other files" and rank == world - 1:
-        path = f"{path}/other.safetensors"
+    if rank == world - 1:
+        if fault == "other files":
+            path = f"{path}/other.safetensors"
+        elif fault:
+            _FAULTS[fault]()
     tensors = load(path, group=dist.group.WORLD, progress=last.append, buffer_bytes=1 << 16)
     module = torch.nn.Module()
     for name, tensor in tensors.items():
@@ -39,18 +42,34 @@ def load_shared(rank: int, world: int, path: str, meet: str, piece: int, fault: 
         "bytes": last[-1].bytes,
         "total": last[-1].total,
         "came": came.bytes,
+        "shared by": last[-1].shared_by,
     }
 
 
-def _fail_to_read() -> None:
+def _while_reading(fault: Callable[[], None]) -> None:
     really_read = os.preadv
 
-    def refused(handle: int, buffers: Any, offset: int, *flags: int) -> int:
+    def read(handle: int, buffers: Any, offset: int, *flags: int) -> int:
         if offset >= 1 << 18:
-            raise OSError(5, "Input/output error")
+            fault()
         return really_read(handle, buffers, offset, *flags)
 
-    os.preadv = refused
+    os.preadv = read
+
+
+def _fail() -> None:
+    raise OSError(5, "Input/output error")
+
+
+def _have_no_memory() -> None:
+    device_memory.free_memory = lambda device: 10
+
+
+_FAULTS: dict[str, Callable[[], None]] = {
+    "reading": lambda: _while_reading(_fail),
+    "killed": lambda: _while_reading(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "memory": _have_no_memory,
+}
 
 
 def memory_of_loading(rank: int, world: int, path: str, threads: int, buffer_bytes: int) -> int:

@@ -6,8 +6,10 @@ import gc
 import json
 import os
 import resource
+import signal
 import socket
 import struct
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -528,8 +530,8 @@ def _shared(forks: Ask, path: Path, tmp_path: Path, **more: Any) -> Any:
     return forks(do="load_shared", world=2, **{"with": {"path": str(path), "meet": meet, "piece": 100_000, **more}})
 
 
-def test_ranks_of_a_group_read_each_byte_once(forks: Ask, tmp_path: Path) -> None:
-    path = tmp_path / "model"
+def test_ranks_of_a_group_read_each_byte_once(forks: Ask, disk: Path, tmp_path: Path) -> None:
+    path = disk / "model"
     path.mkdir()
     state = {f"t{number}": made((size,), torch.int32, number) for number, size in enumerate((300_000, 5, 0, 1, 90_000))}
     save_file(state, path / "model.safetensors")
@@ -541,17 +543,31 @@ def test_ranks_of_a_group_read_each_byte_once(forks: Ask, tmp_path: Path) -> Non
         assert answer["loaded"] == answer["filled"] == expected
         assert answer["bytes"] == answer["total"] == answer["came"] == total
         assert answer["read"] > total / 4
+        assert answer["shared by"] == 2
     assert sum(answer["value"]["read"] for answer in answers) == total
 
 
-def test_a_rank_that_fails_ends_the_load_of_all(forks: Ask, tmp_path: Path) -> None:
-    path = tmp_path / "model"
+def test_without_a_fast_link_each_rank_reads_what_is_in_memory(forks: Ask, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        save_file({"t": made((300_000,), torch.int32, 1)}, Path(path) / "model.safetensors")
+        answers = [answer["value"] for answer in _shared(forks, Path(path), tmp_path)]
+    assert [(answer["read"], answer["shared by"]) for answer in answers] == [(1_200_000, 1)] * 2
+
+
+def test_a_rank_that_fails_ends_the_load_of_all(forks: Ask, disk: Path, tmp_path: Path) -> None:
+    path = disk / "model"
     path.mkdir()
     save_file({"t": made((500_000,), torch.int32, 1)}, path / "model.safetensors")
     save_file({"u": made((500_000,), torch.int32, 1)}, path / "other.safetensors")
     first, last = _shared(forks, path, tmp_path, fault="reading")
     assert "another rank of `group` could not load" in first["error"]
     assert "Input/output error" in last["error"]
+    first, last = _shared(forks, path, tmp_path, fault="memory")
+    assert "another rank of `group` could not load" in first["error"]
+    assert "has 10 B free" in last["error"]
+    first, last = _shared(forks, path, tmp_path, fault="killed")
+    assert "another rank of `group` ended while it loaded" in first["error"]
+    assert last["status"] == -signal.SIGKILL
     for answer in _shared(forks, path, tmp_path, fault="other files"):
         assert "its ranks were given different files" in answer["error"]
     os.truncate(path / "other.safetensors", 100)

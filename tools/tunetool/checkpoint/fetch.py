@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -9,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
 from tunetool.checkpoint import host_buffers
 from tunetool.checkpoint.checksums import Stopped, Turns, whole_blocks
-from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
+from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat, use_gpu
 from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain, memory_at, strides
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, merge, pieces, span
 from tunetool.checkpoint.source import Files
@@ -87,7 +88,11 @@ class DirectRead(NamedTuple):
     stop: int
 
 
-def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[tuple[str, Read[Part] | DirectRead]]:
+FileRead: TypeAlias = "tuple[str, Read[Part] | DirectRead]"
+"""The name of a file, and what is read from it."""
+
+
+def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[FileRead]:
     """All reads as (file, read): ordered within a file, alternating between files so that several are read at a
     time."""
     per_file: dict[str, list[tuple[int, Read[Part] | DirectRead]]] = {}
@@ -107,7 +112,7 @@ def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[t
     return [*_in_turn({file: [read for _, read in reads] for file, reads in sorted(per_file.items())})]
 
 
-def _in_turn(per_file: dict[str, list[Read[Part] | DirectRead]]) -> Iterator[tuple[str, Read[Part] | DirectRead]]:
+def _in_turn(per_file: dict[str, list[Read[Part] | DirectRead]]) -> Iterator[FileRead]:
     names = list(per_file)
     for first in range(0, len(names), FILES_AT_A_TIME):
         some = names[first : first + FILES_AT_A_TIME]
@@ -159,13 +164,26 @@ class Fetch:
         self._turns = turns
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
-        self._read = 0
+        self.read_bytes = 0
+        """Of the reads that were carried out."""
 
-    def run(
-        self, reads: Sequence[tuple[str, Read[Part] | DirectRead]], tick: Callable[[int], None] | None = None
-    ) -> None:
+    def run(self, reads: Sequence[FileRead], tick: Callable[[int], None] | None = None) -> None:
         """Read everything; all tensors are filled on return. ``tick`` gets the number of bytes read so far, several
         times a second, from this thread. Raises ``CannotJudge`` for the first read that failed."""
+        with self.running(reads) as workers:
+            while not workers.wait(_TICK_SECONDS if tick else None):
+                if tick:
+                    tick(self.read_bytes)
+
+    @contextlib.contextmanager
+    def running(
+        self, reads: Sequence[FileRead], done: Callable[[FileRead, Any], None] = lambda read, stream: None
+    ) -> Iterator[Workers]:
+        """Read everything while the block runs and, at its end, until all tensors are filled.
+
+        ``done``: called by the thread that carried out a read, with the CUDA stream on which its copies are queued, or
+        None. Raises ``CannotJudge`` for the first read that failed.
+        """
         self.files.expect(name for name, _ in reads)
         queue = iter(reads)
         # Earlier GPU work on the tensors must be complete before they are filled.
@@ -174,15 +192,14 @@ class Fetch:
             # Here, without the interpreter's lock, which threads that start copies by address have.
             torch.cuda.current_stream(self._device).synchronize()
             stream = torch.cuda.Stream(self._device)
-        works = [functools.partial(self._work, queue, stream)] * min(self._threads, len(reads))
+        works = [functools.partial(self._work, queue, stream, done)] * min(self._threads, len(reads))
         workers = Workers(works, "tunetool-read", daemon=True)
         try:
             workers.start()
-            while not workers.wait(_TICK_SECONDS if tick else None):
-                if tick:
-                    tick(self._read)
+            yield workers
+            workers.wait()
         except BaseException:
-            self._stop()
+            self.stop()
             try:
                 workers.wait()
             finally:
@@ -193,34 +210,43 @@ class Fetch:
         if self._errors:
             raise self._errors[0]
 
-    def _work(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], stream: Any) -> None:
+    def _work(self, queue: Iterator[FileRead], stream: Any, done: Callable[[FileRead, Any], None]) -> None:
         try:
             if stream is None:
                 with Buffers(1, self._buffer_bytes, None) as buffers:
-                    self._carry_out(queue, buffers)
+                    self._carry_out(queue, buffers, lambda read: done(read, None))
                 return
+            use_gpu(self._device)
             with torch.cuda.stream(stream), Buffers(BUFFERS, self._buffer_bytes, stream) as buffers:
-                self._carry_out(queue, buffers)
+                self._carry_out(queue, buffers, lambda read: done(read, stream))
         except Stopped:
             pass
         except BaseException as error:  # carried to the thread that waits
             self._errors.append(error)
-            self._stop()
+            self.stop()
 
-    def _stop(self) -> None:
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a read failed or ``stop`` was called: not everything will be read."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """Begin no further read."""
         self._stopped.set()
         if self._turns is not None:
             self._turns.stop()
 
-    def _carry_out(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], buffers: Buffers) -> None:
+    def _carry_out(self, queue: Iterator[FileRead], buffers: Buffers, done: Callable[[FileRead], None]) -> None:
         while not self._stopped.is_set():
             with self._lock:
-                name, read = next(queue, ("", None))
-            if read is None:
+                entry = next(queue, None)
+            if entry is None:
                 return
+            name, read = entry
             self.carry_out_one(name, read, buffers)
             with self._lock:
-                self._read += read.stop - read.start
+                self.read_bytes += read.stop - read.start
+            done(entry)
 
     def carry_out_one(self, name: str, read: Read[Part] | DirectRead, buffers: Buffers) -> None:
         """Carry out one read, announced to ``files`` before, with the buffers of this thread. For a GPU, the copies are

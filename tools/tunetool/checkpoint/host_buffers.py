@@ -277,17 +277,17 @@ _Function = Callable[[int, int, int, int], int]
 
 
 @cache
-def _driver() -> tuple[_Function, _Function] | None:
-    """``cuMemcpyDtoHAsync`` and ``cuMemcpyHtoDAsync``; None without NVIDIA's driver."""
+def _driver() -> tuple[_Function, _Function, _Function] | None:
+    """``cuMemcpyDtoHAsync``, ``cuMemcpyHtoDAsync`` and ``cuMemcpyDtoDAsync``; None without NVIDIA's driver."""
     try:
         library = ctypes.PyDLL("libcuda.so.1")
-        found: list[Any] = [library.cuMemcpyDtoHAsync_v2, library.cuMemcpyHtoDAsync_v2]
+        found: list[Any] = [library.cuMemcpyDtoHAsync_v2, library.cuMemcpyHtoDAsync_v2, library.cuMemcpyDtoDAsync_v2]
     except (OSError, AttributeError):
         return None
     for function in found:
         function.restype = ctypes.c_int
         function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    return found[0], found[1]
+    return found[0], found[1], found[2]
 
 
 def to_host(address: int, gpu_address: int, count: int, stream: int) -> bool:
@@ -303,3 +303,9 @@ def to_gpu(gpu_address: int, address: int, count: int, stream: int) -> bool:
     """As ``to_host``, from pinned memory."""
     driver = _driver()
     return driver is not None and driver[1](gpu_address, address, count, stream) == 0
+
+
+def within_gpu(target: int, source: int, count: int, stream: int) -> bool:
+    """As ``to_host``, from one address of the GPU to another."""
+    driver = _driver()
+    return driver is not None and driver[2](target, source, count, stream) == 0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
+from tunetool.checkpoint.fetch import Fetch, FileRead, Want, plan_reads
 from tunetool.checkpoint.raw_bytes import BLOCK, Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import default_threads, local_ranks
@@ -19,9 +19,10 @@ from tunetool.loading.safetensors_files import AGAIN, Listing, Stored
 from tunetool.measure.process_reads import counted_reads
 from tunetool.node.units import format_size
 
-BUFFER_BYTES = 8 << 20
+BUFFER_BYTES = 4 << 20
 """Bytes of one host buffer. Every thread pins two at a process's first load; with smaller ones the threads wait more
-often for the interpreter's lock. `perf/loading.py --sweep` compares sizes."""
+often for the interpreter's lock, and larger ones leave the processor's cache. `perf/loading.py --sweep` compares
+sizes."""
 _MOST_THREADS = 12
 """More than these read no faster into a GPU on an H200 machine, and take longer to start."""
 _FEW, _MOST = 0.01, 0.99
@@ -33,7 +34,8 @@ class Progress:
 
     ``read``: bytes that this process read for it; fewer than ``bytes`` if ranks share the reading. ``from_drives``:
     bytes that the kernel counted meanwhile as fetched from drives for this process, other threads included; None where
-    it does not count.
+    it does not count. ``shared_by``: ranks of which each reads a share and sends it to the others; 1 if this process
+    reads everything itself.
     """
 
     bytes: int
@@ -41,6 +43,7 @@ class Progress:
     seconds: float
     read: int
     from_drives: int | None
+    shared_by: int = 1
 
     @property
     def bytes_per_second(self) -> float:
@@ -58,7 +61,8 @@ class Progress:
 
     def __str__(self) -> str:
         parts = [f"{format_size(self.bytes)} of {format_size(self.total)}", f"{self.bytes_per_second / 1e9:.3g} GB/s"]
-        return ", ".join([*parts, self.source] if self.source else parts)
+        shared = f"read once by {self.shared_by} ranks" if self.shared_by > 1 else ""
+        return ", ".join(part for part in (*parts, self.source, shared) if part)
 
 
 class Reading(NamedTuple):
@@ -83,24 +87,32 @@ class Filling:
         self._began = time.perf_counter()
         self.progress = Progress(0, total, 0.0, 0, None if self._before is None else 0)
 
-    def read(self, wants: Sequence[Want], device: torch.device, share: float = 1.0) -> None:
-        """Fill the targets of ``wants`` on ``device``. ``share``: the part of the bytes that come meanwhile which this
-        process reads. Raises ``CannotJudge``."""
+    def plan(self, wants: Sequence[Want]) -> list[FileRead]:
+        """The reads that fill the targets of ``wants``."""
+        return plan_reads(wants, self.files, self._reading.buffer_bytes)
+
+    def fetch(self, device: torch.device) -> Fetch:
+        """What carries them out, for targets on ``device``."""
+        return Fetch(self.files, device, self.threads, self._reading.buffer_bytes)
+
+    def read(self, wants: Sequence[Want], device: torch.device) -> None:
+        """Fill the targets of ``wants`` on ``device``. Raises ``CannotJudge``."""
         come, read = self.progress.bytes, self.progress.read
 
         def tick(count: int) -> None:
-            self._now(min(come + int(count / share), self.progress.total), read + count)
+            self._now(min(come + count, self.progress.total), read + count)
 
-        reads = plan_reads(wants, self.files, self._reading.buffer_bytes)
-        fetch = Fetch(self.files, device, self.threads, self._reading.buffer_bytes)
-        fetch.run(reads, tick if self._report else None)
-        self.progress = replace(
-            self.progress, bytes=come + sum(_size(want) for want in wants), read=read + sum(map(_size, wants))
-        )
+        self.fetch(device).run(self.plan(wants), tick if self._report else None)
+        count = sum(map(size_of, wants))
+        self.progress = replace(self.progress, bytes=come + count, read=read + count)
 
-    def received(self, count: int) -> None:
-        """Count bytes that other ranks sent."""
-        self._now(self.progress.bytes + count, self.progress.read)
+    def has_come(self, count: int, read: int) -> None:
+        """Count bytes that are on the device, of which this process read ``read``."""
+        self._now(self.progress.bytes + count, self.progress.read + read)
+
+    def is_shared_by(self, ranks: int) -> None:
+        """So many ranks read a share each."""
+        self.progress = replace(self.progress, shared_by=ranks)
 
     def finish(self) -> Progress:
         """The whole load. Every byte must be on the device."""
@@ -111,7 +123,7 @@ class Filling:
         counted = counted_reads()
         drives = None if self._before is None or counted is None else counted.since(self._before).storage
         seconds = time.perf_counter() - self._began
-        self.progress = Progress(count, self.progress.total, seconds, read, drives)
+        self.progress = replace(self.progress, bytes=count, seconds=seconds, read=read, from_drives=drives)
         if self._report:
             self._report(self.progress)
 
@@ -132,7 +144,8 @@ def loading_threads() -> int:
     return min(_MOST_THREADS, default_threads())
 
 
-def _size(want: Want) -> int:
+def size_of(want: Want) -> int:
+    """Bytes that are read for it."""
     return want.bytes[1] - want.bytes[0]
 
 

@@ -1,9 +1,11 @@
-"""Ranks that load the same files together: each reads a share, and sends it to the others over their process group."""
+"""Ranks that load the same files together: each reads a share, and sends it to the others over their process group
+while it reads on."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,17 +13,27 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from tunetool.checkpoint.fetch import Want
+from tunetool.checkpoint.fetch import FileRead, Want
+from tunetool.checkpoint.host_buffers import within_gpu
 from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.loading.fill import Filling, Ranks
+from tunetool.loading.device_memory import taking
+from tunetool.loading.fill import Filling, Ranks, size_of
+from tunetool.loading.peers import Gone, Peers
 
 T = TypeVar("T")
 
-PIECE_BYTES = 64 << 20
-"""What one rank reads and sends at a time."""
-_PIECES_A_TURN = 4
-"""Pieces of each rank between two agreements that all have read theirs; the turn before is sent meanwhile."""
+PIECE_BYTES = 128 << 20
+"""What one rank sends at a time, at most. Small models are sent in more and smaller pieces."""
+_LEAST_PIECE = 8 << 20
+_PIECES_EACH = 16
+"""Of each rank, at least, so that sending begins early and ends soon after the last read."""
+PACKED_BYTES = 16 << 20
+"""Of a piece, smaller tensors are sent in one memory: each sending takes as long as that of a megabyte."""
+_PIECES_A_WORD = 4
+"""Pieces of each rank after which the ranks tell each other whether all of them can still read."""
+_WORDS_AHEAD = 2
+"""Such words that are under way while pieces are sent: nobody waits for one that has just been asked for."""
 
 
 class Group(Ranks):
@@ -35,12 +47,17 @@ class Group(Ranks):
             raise UsageProblem(
                 "`group`: this process is none of its ranks", "call `load` on the ranks of the group only"
             )
+        self._peers = Peers(group, device)
+        self._words = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """On which words are asked for: they wait for no piece of this rank."""
 
     def all_or_none(self, work: Callable[[], T]) -> T:
         failure: BaseException | None = None
         try:
             result = work()
         except BaseException as error:  # raised again below, when the other ranks know
+            if isinstance(error, Gone):
+                raise
             failure = error
         failed = self._largest(0 if failure is None else 1)[0]
         if failure is not None:
@@ -51,35 +68,90 @@ class Group(Ranks):
 
     def fill(self, filling: Filling, wants: Sequence[Want], device: torch.device) -> None:
         self._check_same(wants)
-        whole = [want for want in wants if want.as_bytes is not None]
-        pieces = list(_pieces(whole))
-        sent: list[Any] = []
-        for first in range(0, len(pieces), _PIECES_A_TURN * self.size):
-            turn = pieces[first : first + _PIECES_A_TURN * self.size]
-            mine = list(itertools.chain.from_iterable(turn[self._rank :: self.size]))
-            self.all_or_none(functools.partial(filling.read, mine, device, 1 / self.size))
-            others = 0
-            for number, piece in enumerate(turn):
-                owner = number % self.size
-                for part in piece:
-                    sent.append(self._send(part.as_bytes, owner))
-                    others += len(part.as_bytes) if owner != self._rank else 0
-            filling.received(others)
+        if not self._peers.sharing_pays(filling.files.in_memory):
+            self.all_or_none(functools.partial(filling.read, wants, device))
+            return
+        filling.is_shared_by(self.size)
+        pieces = self._pieces(wants)
+
+        def make() -> torch.Tensor:
+            count = max((sum(size_of(part) for part in piece if _is_packed(part)) for piece in pieces), default=0)
+            with taking(device, count, "what ranks send each other"):
+                return torch.empty(count, dtype=torch.uint8, device=device)
+
+        pack = self.all_or_none(make)
+        self.all_or_none(functools.partial(self._share, filling, pieces, device, pack))
         # Converted or reordered tensors have no bytes that could be sent as they are.
         rest = [want for want in wants if want.as_bytes is None]
-        self.all_or_none(functools.partial(filling.read, rest, device))
-        for work in sent:
-            work.wait()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if rest:
+            self.all_or_none(functools.partial(filling.read, rest, device))
+
+    def _share(
+        self, filling: Filling, pieces: Sequence[Sequence[Want]], device: torch.device, pack: torch.Tensor
+    ) -> None:
+        """Read every n-th piece, and send all pieces in their order.
+
+        A rank that fails sends on what its memory holds until all know it: the others would wait for it for ever.
+        """
+        mine = _Mine(filling, pieces[self._rank :: self.size], device)
+        fetch = filling.fetch(device)
+        sent: list[Any] = []
+        words: list[tuple[Any, torch.Tensor]] = []
+        with fetch.running(mine.reads, mine.done):
+            for number, piece in enumerate(pieces):
+                owner, count = number % self.size, sum(map(size_of, piece))
+                is_mine = owner == self._rank
+                if is_mine and not mine.wait(number // self.size, lambda: fetch.is_stopped):
+                    fetch.stop()
+                sent += self._send_all(piece, owner, pack)
+                filling.has_come(count, count if is_mine else 0)
+                if (number + 1) % (_PIECES_A_WORD * self.size) == 0:
+                    words.append(self._ask(fetch.is_stopped))
+                    if len(words) > _WORDS_AHEAD and self._hear(*words.pop(0)):
+                        fetch.stop()
+                        break
+        self._peers.finish([*sent, *(work for work, _ in words)])
+
+    def _pieces(self, wants: Sequence[Want]) -> list[list[Want]]:
+        whole = [want for want in wants if want.as_bytes is not None]
+        total = sum(map(size_of, whole))
+        small = max(min(_LEAST_PIECE, PIECE_BYTES), total // (self.size * _PIECES_EACH))
+        return list(_cut(whole, min(PIECE_BYTES, small)))
+
+    def _send_all(self, piece: Sequence[Want], owner: int, pack: torch.Tensor) -> list[Any]:
+        """Send the bytes of a piece, small tensors through ``pack``; what is under way."""
+        under_way = [self._send(part.as_bytes, owner) for part in piece if not _is_packed(part)]
+        packed = [part for part in piece if _is_packed(part)]
+        if packed:
+            memory = pack[: sum(map(size_of, packed))]
+            places = memory.split([size_of(part) for part in packed])
+            if owner == self._rank:
+                _copy([(place, part.as_bytes) for place, part in zip(places, packed, strict=True)])
+            self._peers.order(self._send(memory, owner))
+            if owner != self._rank:
+                _copy([(part.as_bytes, place) for place, part in zip(places, packed, strict=True)])
+        return under_way
 
     def _send(self, memory: torch.Tensor, owner: int) -> Any:
         return dist.broadcast(memory, dist.get_global_rank(self._group, owner), group=self._group, async_op=True)
 
+    def _ask(self, failed: bool) -> tuple[Any, torch.Tensor]:
+        """Ask all ranks whether one of them failed."""
+        with torch.cuda.stream(self._words):
+            # Copied, not filled: a kernel that is loaded for its first use waits for those that run, and those wait for
+            # the other ranks.
+            word = torch.tensor([int(failed)], dtype=torch.int64, device=self._device)
+            return dist.all_reduce(word, dist.ReduceOp.MAX, group=self._group, async_op=True), word
+
+    def _hear(self, work: Any, word: torch.Tensor) -> bool:
+        with torch.cuda.stream(self._words):
+            self._peers.finish([work])
+            return bool(word.item())
+
     def _largest(self, *values: int) -> list[int]:
         """The largest of each value over the ranks."""
         tensor = torch.tensor(values, dtype=torch.int64, device=self._device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
+        self._peers.finish([dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)])
         return [int(value) for value in tensor.tolist()]
 
     def _check_same(self, wants: Sequence[Want]) -> None:
@@ -94,20 +166,74 @@ class Group(Ranks):
             )
 
 
-def _pieces(wants: Sequence[Want]) -> Iterator[list[Want]]:
-    """The bytes of ``wants`` in pieces of ``PIECE_BYTES``, each of one or more runs of bytes."""
+class _Mine:
+    """The pieces that this rank reads, and which of them are complete."""
+
+    def __init__(self, filling: Filling, pieces: Sequence[Sequence[Want]], device: torch.device) -> None:
+        self._device = device
+        planned = [filling.plan(piece) for piece in pieces]
+        self.reads = list(itertools.chain.from_iterable(planned))
+        self._of = {id(read): number for number, reads in enumerate(planned) for read in reads}
+        self._left = [len(reads) for reads in planned]
+        self._copied: dict[int, Any] = {}
+        self._changed = threading.Condition()
+
+    def done(self, read: FileRead, stream: Any) -> None:
+        """A read was carried out; its copies are queued on ``stream``."""
+        number = self._of[id(read)]
+        with self._changed:
+            self._left[number] -= 1
+            if self._left[number]:
+                return
+            if stream is not None:
+                # After the copies of all threads, which share this stream.
+                self._copied[number] = stream.record_event()
+            self._changed.notify()
+
+    def wait(self, number: int, is_stopped: Callable[[], bool]) -> bool:
+        """Wait until a piece is complete, for whatever the current stream does next; False if it never will be."""
+        with self._changed:
+            while self._left[number]:
+                if is_stopped():
+                    return False
+                self._changed.wait(0.05)
+        copied = self._copied.pop(number, None)
+        if copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
+        return True
+
+
+def _is_packed(part: Want) -> bool:
+    return size_of(part) < PACKED_BYTES
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the bytes of each second tensor into the first, on the current stream."""
+    device = pairs[0][0].device
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    for target, source in pairs:
+        # By address: a copy by torch waits for the interpreter's lock more than once.
+        if stream is None or not within_gpu(target.data_ptr(), source.data_ptr(), len(target), stream):
+            target.copy_(source)
+
+
+def _cut(wants: Sequence[Want], most: int) -> Iterator[list[Want]]:
+    """The bytes of ``wants`` in pieces of at most ``most``, each of one or more runs of bytes. A tensor is cut only
+    where it is larger: each run is one order to the GPU."""
     piece: list[Want] = []
-    room = PIECE_BYTES
+    room = most
     for want in wants:
         size = len(want.as_bytes)
-        at = 0
-        while at < size:
-            count = min(room, size - at)
+        if size > room and piece:
+            yield piece
+            piece, room = [], most
+        for at in range(0, size, most):
+            count = min(most, size - at)
             piece.append(_bytes_of(want, at, count))
-            at, room = at + count, room - count
-            if not room:
+            room -= count
+            if room <= 0:
                 yield piece
-                piece, room = [], PIECE_BYTES
+                piece, room = [], most
     if piece:
         yield piece
 

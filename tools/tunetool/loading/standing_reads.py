@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tunetool.checkpoint.fetch import BUFFERS, Buffers, Fetch, Part, Want
+from tunetool.checkpoint.host_buffers import use_gpu
 from tunetool.checkpoint.raw_bytes import BLOCK, Plain, memory_at
 from tunetool.checkpoint.regions import Read, merge, pieces
 from tunetool.checkpoint.source import Files
@@ -201,6 +202,7 @@ class StandingReads:
     def _work(self) -> None:
         with contextlib.ExitStack() as held:
             if self.stream is not None:
+                use_gpu(self._device)
                 held.enter_context(torch.cuda.stream(self.stream))
             count = BUFFERS if self.stream is not None else 1
             buffers = held.enter_context(Buffers(count, self._buffer_bytes, self.stream))

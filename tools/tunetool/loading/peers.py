@@ -1,0 +1,153 @@
+"""The processes of the other ranks of a group, and how fast their GPUs reach each other."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import select
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from tunetool.errors import CannotJudge
+
+_LOOK_SECONDS = 0.05
+"""Between two looks whether the other ranks live."""
+_LONGEST_PAUSE = 0.002
+_SEE = "see the end of that rank's output"
+
+
+class Gone(CannotJudge):
+    """Another rank has ended: nothing can be agreed with the group any more."""
+
+
+class _Peer(NamedTuple):
+    """What a rank tells the others: a number for its machine and its process numbers' space, its process, and the two
+    halves of its GPU's UUID."""
+
+    place: int
+    process: int
+    gpu_high: int
+    gpu_low: int
+
+
+class Peers:
+    """All ranks of a group, this one among them. Making it is a collective operation."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group, self._device = group, device
+        mine = torch.tensor(_this(device), dtype=torch.int64, device=device)
+        told = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(told, mine, group=group)
+        ranks = [_Peer(*each.tolist()) for each in told]
+        here = ranks[dist.get_rank(group)]
+        self._gpus = tuple((rank.gpu_high, rank.gpu_low) for rank in ranks)
+        self.on_one_machine = all(rank.place == here.place for rank in ranks)
+        self._lives = select.poll()
+        self._handles: list[int] = []
+        for rank in ranks:
+            if rank.place == here.place and rank.process != here.process:
+                # A process that ended before this has taken part in the exchange, so its number is not another's yet.
+                with contextlib.suppress(OSError):
+                    self._handles.append(os.pidfd_open(rank.process))
+                    self._lives.register(self._handles[-1], select.POLLIN)
+
+    def __del__(self) -> None:
+        for handle in self._handles:
+            os.close(handle)
+
+    def sharing_pays(self, in_memory: bool) -> bool:
+        """Whether each rank shall read a share. Drives are read once in any case. What is in memory is read by every
+        rank alone where the GPUs reach each other no faster than they reach the memory."""
+        if not in_memory or not self.on_one_machine:
+            return True
+        return self._device.type == "cuda" and linked(self._gpus)
+
+    def order(self, work: Any) -> None:
+        """Let the current stream wait until ``work`` is complete; without a GPU, wait. Raises as ``finish``."""
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if self._one_is_gone(2.0):
+                raise _gone() from error
+            raise CannotJudge(f"the ranks of `group` could not send: {str(error).splitlines()[0]}", _SEE) from error
+
+    def finish(self, works: Sequence[Any]) -> None:
+        """Wait until ``works`` are complete, for the current stream and for this thread. Raises ``Gone`` where a rank
+        has ended, which would never take part, and ``CannotJudge`` where the ranks cannot reach each other."""
+        for work in works:
+            self.order(work)
+        if self._device.type != "cuda":
+            return
+        complete = torch.cuda.current_stream(self._device).record_event()
+        looked, pause = time.monotonic(), 0.00002
+        while not complete.query():
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if time.monotonic() - looked > _LOOK_SECONDS:
+                if self._one_is_gone(0):
+                    # Its kernels on this GPU would wait for that rank for ever, and with them the end of this process.
+                    with contextlib.suppress(Exception):
+                        self._group.abort()
+                    raise _gone()
+                looked = time.monotonic()
+
+    def _one_is_gone(self, seconds: float) -> bool:
+        return bool(self._lives.poll(seconds * 1000))
+
+
+def _gone() -> Gone:
+    return Gone("another rank of `group` ended while it loaded", _SEE)
+
+
+def _this(device: torch.device) -> _Peer:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    space = Path("/proc/self/ns/pid").readlink()
+    gpu = bytes(16)
+    if device.type == "cuda":
+        gpu = bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", ""))
+    high, low = (int.from_bytes(half, "big", signed=True) for half in (gpu[:8], gpu[8:]))
+    return _Peer(zlib.crc32(f"{boot} {space}".encode()), os.getpid(), high, low)
+
+
+@functools.cache
+def linked(gpus: tuple[tuple[int, int], ...]) -> bool:
+    """Whether NVLink connects each pair of ``gpus``, given by the halves of their UUIDs, as NVML tells; False where
+    there is no NVML."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    if nvml.nvmlInit_v2():
+        return False
+    try:
+        handles = [_handle(nvml, gpu) for gpu in dict.fromkeys(gpus)]
+        return None not in handles and all(
+            _is_pair_linked(nvml, one, other) for one in handles for other in handles if one is not other
+        )
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _handle(nvml: Any, gpu: tuple[int, int]) -> Any:
+    digits = b"".join(half.to_bytes(8, "big", signed=True) for half in gpu).hex()
+    uuid = "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    handle = ctypes.c_void_p()
+    return None if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) else handle
+
+
+_THROUGH_NVLINK = 2
+"""NVML_P2P_CAPS_INDEX_NVLINK of nvml.h; the answer is 0 where it works."""
+
+
+def _is_pair_linked(nvml: Any, one: Any, other: Any) -> bool:
+    status = ctypes.c_int(-1)
+    failed = nvml.nvmlDeviceGetP2PStatus(one, other, _THROUGH_NVLINK, ctypes.byref(status))
+    return not failed and status.value == 0
