@@ -1,7 +1,7 @@
 """Ranks on this machine, started by torchrun: one log per rank; all are ended together; the first failure is named.
 
-``run_ranks`` runs a program to its end. ``Ranks`` does so as a context, for callers that talk to the ranks meanwhile
-(``tunetool.launch.orders``).
+``run_ranks`` runs a program to its end; ``Ranks`` does so as a context. Ranks that are asked for one thing after the
+other are those of ``tunetool.launch.asked_ranks``.
 """
 
 from __future__ import annotations
