@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tunetool.node.common.file_lock import FileLock
-from tunetool.node.common.waiting import wait_for
+from tunetool.node.common.waiting import try_for, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -142,3 +142,20 @@ def test_waiting_asks_at_once_and_once_more_at_the_end(monkeypatch: pytest.Monke
     assert wait_for(lambda: "", 1.0, pause=1.0) == ""
     assert wait_for(lambda: 0, 0.0) == 0
     assert slept == [1.0, 1.0, 0.5, 1.0]
+
+
+def test_what_fails_is_tried_until_the_end_and_then_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def done_at(moment: float) -> float:
+        if now[0] < moment:
+            raise OSError(now[0])
+        return now[0]
+
+    assert try_for(lambda: done_at(2.0), OSError, 5.0, pause=1.0) == 2.0
+    with pytest.raises(OSError, match=r"4\.5"):
+        try_for(lambda: done_at(9.0), OSError, 2.5, pause=1.0)
+    with pytest.raises(ZeroDivisionError):
+        try_for(lambda: 1 / 0, OSError, 2.5)

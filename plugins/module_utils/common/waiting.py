@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Optional, TypeVar
+from typing import Callable, Optional, Tuple, Type, TypeVar, Union
 
 Answer = TypeVar("Answer")
 
@@ -24,4 +24,23 @@ def wait_for(
         if answer or left <= 0:
             return answer
         tick()
+        time.sleep(min(pause, left))
+
+
+def try_for(
+    act: Callable[[], Answer],
+    errors: Union[Type[Exception], Tuple[Type[Exception], ...]],
+    seconds: float,
+    pause: float = 0.1,
+) -> Answer:
+    """What ``act`` gives once it raises none of ``errors``; raises its last one where it still does after
+    ``seconds``."""
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        try:
+            return act()
+        except errors:
+            if left <= 0:
+                raise
         time.sleep(min(pause, left))

@@ -24,6 +24,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from ..common.file_lock import FileLock, ForeignLock
 from ..common.run_directory import make_run_directory
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
+from ..common.waiting import wait_for
 from .immutable_flag import forbidding_flag
 from .offload_access import access_of
 
@@ -196,10 +197,8 @@ def _end(child: int) -> None:
     """End the child. One that nothing can end is left: it holds its lock, and init reaps it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
-    deadline = time.monotonic() + _REAP_SECONDS
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: os.waitpid(child, os.WNOHANG) != (0, 0), _REAP_SECONDS, 0.01)
 
 
 def _answer(question: Question, messages: list[dict[str, Any]], ended: bool) -> Answer:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.lab.state import Lab, NodeState
+from tunetool.node.common.waiting import wait_for
 
 GUEST_COMMAND_SECONDS = 120.0
 
@@ -102,16 +102,17 @@ class EndedWhileBooting(CannotJudge):
 
 def wait_for_server(node: NodeState, seconds: float, alive: Callable[[], bool]) -> None:
     """Wait until the node's ssh server sends its banner; QEMU itself accepts connections long before that."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         if not alive():
             raise EndedWhileBooting(f"QEMU of `{node.name}` ended while it booted", "tunetool lab up")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", node.ssh_port), 2) as greeting:
             greeting.settimeout(5)
-            if greeting.recv(4) == b"SSH-":
-                return
-        time.sleep(0.3)
-    raise CannotJudge(f"`{node.name}` did not come up within {seconds:.0f} s", f"tunetool lab reset {node.name}")
+            return greeting.recv(4) == b"SSH-"
+        return False
+
+    if not wait_for(answers, seconds, 0.3):
+        raise CannotJudge(f"`{node.name}` did not come up within {seconds:.0f} s", f"tunetool lab reset {node.name}")
 
 
 def end_masters(lab: Lab, name: str) -> None:

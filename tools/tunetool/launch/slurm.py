@@ -31,6 +31,7 @@ from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
 from tunetool.measure.worker import start_talking
 from tunetool.node.common.commands import captured
+from tunetool.node.common.waiting import wait_for
 from tunetool.node.play.host_summary import one_line
 
 SCRIPT, LOG = "job.sbatch", "slurm.log"
@@ -129,10 +130,7 @@ def _interval(age: float) -> float:
 
 
 def _pause(seconds: float, tick: Callable[[], None]) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        tick()
-        time.sleep(_TICK)
+    wait_for(lambda: False, seconds, _TICK, tick)
 
 
 def _spec(job: Job, work: Path) -> NodeSpec:
@@ -163,15 +161,16 @@ def _make_work_dir(work: Path) -> None:
 
 
 def _verdicts(work: Path, count: int, patient: bool) -> list[Verdict]:
-    deadline = time.monotonic() + (_SHARED_SECONDS if patient else 0)
-    while True:
-        verdicts = []
+    verdicts: dict[int, Verdict] = {}
+
+    def are_all_there() -> bool:
         for index in range(count):
             with contextlib.suppress(OSError, ValueError):
-                verdicts.append(read_verdict((work / verdict_name(index)).read_text()))
-        if len(verdicts) == count or time.monotonic() > deadline:
-            return verdicts
-        time.sleep(_TICK)
+                verdicts[index] = read_verdict((work / verdict_name(index)).read_text())
+        return len(verdicts) == count
+
+    wait_for(are_all_there, _SHARED_SECONDS if patient else 0, _TICK)
+    return [verdicts[index] for index in sorted(verdicts)]
 
 
 def _error_without_verdicts(job_id: str, ended: JobState, work: Path, log: str) -> tuple[str, str | None]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tunetool.measure.janitor import Entry, Janitor
+from tunetool.node.common.waiting import wait_for
 
 _PATIENCE = 10.0
 
@@ -40,15 +40,17 @@ def end_marked(name: str, value: str, spare: Callable[[int], bool] = lambda _: F
 
 def end_all(find: Callable[[], list[int]]) -> list[int]:
     """Kill what ``find`` finds, until it finds nothing. Those that are still there, stuck in the kernel."""
-    deadline = time.monotonic() + _PATIENCE
-    while left := find():
-        if time.monotonic() > deadline:
-            return left
+    left: list[int] = []
+
+    def are_gone() -> bool:
+        left[:] = find()
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    return []
+        return not left
+
+    wait_for(are_gone, _PATIENCE, 0.05)
+    return left
 
 
 @contextlib.contextmanager

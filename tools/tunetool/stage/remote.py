@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -119,9 +118,8 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             yield process
         except BaseException:
             process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + 10
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
             process.kill()
             raise
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.common.commands import CommandError, NotInstalled, run
 from tunetool.node.common.files import exact_text
 from tunetool.node.common.refusal import Refusal
+from tunetool.node.common.waiting import try_for
 from tunetool.node.machine.drive_contents import (
     Signature,
     UnreadableDevice,
@@ -147,14 +147,11 @@ def undone(entry: Entry) -> str | None:
 
 
 def _unmount(entry: Entry) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while any(mount.mount_point == entry["path"] for mount in read_mounts("/")):
-        try:
-            run(["umount", entry["path"]])
-        except CommandError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+    def is_mounted() -> bool:
+        return any(mount.mount_point == entry["path"] for mount in read_mounts("/"))
+
+    while is_mounted():
+        try_for(lambda: is_mounted() and run(["umount", entry["path"]]), CommandError, _PATIENCE, 0.2)
 
 
 def _remove_directory(entry: Entry) -> None:
