@@ -94,8 +94,9 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import subprocess  # noqa: E402
 import tarfile  # noqa: E402
-from typing import Any, Mapping, Sequence  # noqa: E402
+from typing import Any, Mapping  # noqa: E402
 
+from ..module_utils.common.commands import last_line  # noqa: E402
 from ..module_utils.common.training_part import REPAIR, SWITCH_ON, NoTraining, python_of_ranks  # noqa: E402
 from ..module_utils.common.waiting import wait_for  # noqa: E402
 from ..module_utils.play import connection  # noqa: E402
@@ -233,12 +234,6 @@ def read(path: str) -> str:
         if error.errno not in (errno.ENOENT, errno.ESRCH):
             raise
         return ""
-
-
-def last_line(text: str) -> str:
-    """The last line of the output."""
-    lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1].strip() if lines else "it printed nothing"
 
 
 def main() -> None:

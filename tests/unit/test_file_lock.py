@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 from tunetool.node.common.file_lock import FileLock
 from tunetool.node.common.waiting import try_for, wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys
 from tunetool.node.common.file_lock import FileLock
@@ -119,13 +117,6 @@ def test_a_shorter_note_replaces_a_longer_one(path: Path) -> None:
         lock.sign("process 12345")
         lock.sign("ä")
         assert lock.note() == "ä"
-
-
-def test_nothing_else_of_the_product_takes_kernel_locks() -> None:
-    """Except for what a Python of training environments runs, which does not have this class."""
-    files = [*ROOT.glob("plugins/**/*.py"), *ROOT.glob("tools/tunetool/**/*.py")]
-    callers = {path.name for path in files if re.search(r"\b(flock|lockf)\(", path.read_text(encoding="utf-8"))}
-    assert callers == {"file_lock.py", "environment.py"}
 
 
 def test_waiting_asks_at_once_and_once_more_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from tunetool.errors import CannotJudge
 from tunetool.lab.machine import Machine
+from tunetool.node.common.commands import captured, run
 from tunetool.node.common.files import replace_file
 from tunetool.node.common.waiting import try_for, wait_for
 
@@ -33,22 +34,13 @@ TERMINATE_SECONDS = 10.0
 
 def qemu_version() -> str:
     """The first line of ``--version``: part of every key under which machine state is cached."""
-    result = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True, timeout=30)
-    return result.stdout.splitlines()[0]
+    return run([QEMU, "--version"], timeout=30).stdout.splitlines()[0]
 
 
 def start(machine: Machine) -> None:
     """Start QEMU in the background, in its own session and without our standard streams."""
     try:
-        result = subprocess.run(
-            [QEMU, *machine.arguments()],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-            start_new_session=True,
-            check=False,
-        )
+        result = captured([QEMU, *machine.arguments()], START_SECONDS, start_new_session=True)
     except subprocess.TimeoutExpired:
         raise CannotJudge(f"`{QEMU}` did not start within {START_SECONDS:.0f} s") from None
     if result.returncode != 0:

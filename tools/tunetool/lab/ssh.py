@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.lab.state import Lab, NodeState
+from tunetool.node.common.commands import captured, last_line
 from tunetool.node.common.waiting import wait_for
 
 GUEST_COMMAND_SECONDS = 120.0
@@ -91,8 +92,7 @@ def finish(
             process.kill()
             raise
     if process.returncode != 0:
-        lines = (errors or output or "no output").strip().splitlines()
-        raise CannotJudge(f"`{node.name}`: {lines[-1]}", f"tunetool lab ssh {node.name}")
+        raise CannotJudge(f"`{node.name}`: {last_line(errors or output, 'no output')}", f"tunetool lab ssh {node.name}")
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
@@ -118,13 +118,7 @@ def wait_for_server(node: NodeState, seconds: float, alive: Callable[[], bool]) 
 def end_masters(lab: Lab, name: str) -> None:
     """Close the shared connections that Ansible keeps open for a minute: they outlive their node."""
     for path in control_dir(lab, name).glob("*"):
-        subprocess.run(
-            ["ssh", "-F", "/dev/null", "-o", f"ControlPath={path}", "-O", "exit", "127.0.0.1"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=10,
-            check=False,
-        )
+        captured(["ssh", "-F", "/dev/null", "-o", f"ControlPath={path}", "-O", "exit", "127.0.0.1"], 10)
         path.unlink(missing_ok=True)
 
 

@@ -14,6 +14,7 @@ from tunetool.launch.spec import RUN, Failure, NodeSpec
 from tunetool.launch.start import ENDED, RANKS
 from tunetool.measure.marked_processes import end_all, end_marked, has_mark, naming
 from tunetool.measure.worker import describe_end
+from tunetool.node.common.commands import last_line
 from tunetool.node.common.waiting import wait_for
 
 _LEAVE_SECONDS = 3.0
@@ -117,7 +118,7 @@ class Adopted:
                     output = last_output(spec, rank)
                     which_rank = f"rank {rank} on `{spec.host}`"
                     if code is None:
-                        last = (output.strip().splitlines() or ["no message"])[-1].strip()[-300:]
+                        last = last_line(output, "no message")[-300:]
                         vanished = f"{which_rank} was ended by a signal: {last}"
                         self._failure = Failure(
                             vanished, spec.host, f"check `dmesg | tail` on `{spec.host}`", rank, -9, output
