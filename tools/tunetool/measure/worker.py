@@ -369,6 +369,20 @@ class Worker:
         return Failed(*describe_end(self.what, self._process.returncode, raw), raw=raw)
 
 
+def ask_all(
+    workers: Sequence[Worker], orders: Sequence[Mapping[str, Any]], timeout: float, tick: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """The answers of workers that do not wait for each other, to one order each, which they get at the same time.
+
+    Raises ``Failed`` as ``Worker.ask`` does; then the other answers may still come.
+    """
+    for worker, order in zip(workers, orders, strict=True):
+        worker.tick = tick
+        worker.send(order)
+    end = time.monotonic() + timeout
+    return [worker.receive(max(1.0, end - time.monotonic())) for worker in workers]
+
+
 def describe_end(what: str, code: int, output: str) -> tuple[str, str | None]:
     """Message and hint for a process that ended with ``code``, from its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
