@@ -390,19 +390,21 @@ class Submitted:
 
         Ctrl-C counts once that is done.
         """
-        ctrl_c = CtrlC()
-        deadline = time.monotonic() + _END_SECONDS
-        cancelled = False
-        while self.job_id and time.monotonic() < deadline:
-            with ctrl_c.held():
-                try:
-                    if self.state().ended:
-                        break
-                except CannotJudge:
-                    deadline = 0  # forgotten, or out of reach: try once more, then give up
-                if not cancelled:
-                    cancelled = call(["scancel", self.job_id]).returncode == 0
-                time.sleep(_ASK_SECONDS)
+        ctrl_c, cancelled = CtrlC(), False
+
+        def is_over() -> bool:
+            nonlocal cancelled
+            try:
+                ended = self.state().ended
+                lost = False
+            except CannotJudge:
+                ended, lost = False, True  # forgotten, or out of reach: try once more, then give up
+            if not (ended or cancelled):
+                cancelled = call(["scancel", self.job_id]).returncode == 0
+            return ended or lost
+
+        if self.job_id:
+            ctrl_c.wait_for(is_over, _END_SECONDS, _ASK_SECONDS)
         ctrl_c.deliver()
 
 

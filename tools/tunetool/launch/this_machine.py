@@ -90,11 +90,7 @@ def _run_guard(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Ver
 def _wait(guard: subprocess.Popen[bytes]) -> None:
     """End the guard. Ctrl-C counts once that is done."""
     ctrl_c = CtrlC()
-    deadline = time.monotonic() + _END_SECONDS
-    while guard.poll() is None and time.monotonic() < deadline:
-        with ctrl_c.held(), contextlib.suppress(subprocess.TimeoutExpired):
-            guard.wait(_TICK)
-    if guard.poll() is None:
+    if not ctrl_c.wait_for(lambda: guard.poll() is not None, _END_SECONDS, _TICK):
         guard.kill()
         guard.wait()
     ctrl_c.deliver()

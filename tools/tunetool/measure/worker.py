@@ -219,17 +219,14 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 def _has_ended(process: subprocess.Popen[bytes], patience: float, ctrl_c: CtrlC) -> bool:
     """Whether it ends in time. It is not reaped."""
-    deadline = time.monotonic() + patience
-    while True:
-        with ctrl_c.held():
-            try:
-                if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                    return True
-            except ChildProcessError:
-                return True  # reaped already
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
+
+    def is_over() -> bool:
+        try:
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True  # reaped already
+
+    return ctrl_c.wait_for(is_over, patience, 0.01)
 
 
 def child_command(python: Path, program: Path) -> list[str]:
