@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
 
 from tunetool.measure import janitor
 from tunetool.measure.janitor import Janitor, last_list, sweep
+from waiting import until
 
 KILLED = """
 import json, os, signal, sys
