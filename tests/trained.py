@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.bench.offload.training import Training, losses_of
-from tunetool.measure import rundir
 from tunetool.measure.aio import Probe
 
 STEPS, TOKENS, RANKS = 4, 64, 2
@@ -45,7 +44,7 @@ def train_without_offload(config: Path, ready: Probe, model: str = "llama-tiny")
 def _train(document: Mapping[str, Any], ready: Probe, model: str) -> Trained:
     trained = Trained()
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    with rundir.temporary() as folder, Training("training", RANKS, ready, environment, folder) as training:
+    with Training("training", RANKS, ready, environment) as training:
         training.start(document, model, TOKENS)
         for _ in range(STEPS):
             trained.losses.append(losses_of(training.step("")))

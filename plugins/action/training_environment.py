@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
+from ..module_utils.common.file_lock import FileLock
 from ..module_utils.common.refusal import Refusal
 from ..module_utils.training import lock, wheel_files
 
@@ -209,6 +209,6 @@ def cache_of(given: str | None) -> Path:
 def only_one_of(cache: Path, key: str) -> Iterator[None]:
     """A lock for equal nodes: the first compiles the ops, the others wait and get them from it."""
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{key}.lock").open("w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock.file(cache / f"{key}.lock") as lock:
+        lock.take()
         yield

@@ -94,10 +94,11 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import subprocess  # noqa: E402
 import tarfile  # noqa: E402
-import time  # noqa: E402
-from typing import Any, Mapping, Sequence  # noqa: E402
+from typing import Any, Mapping  # noqa: E402
 
+from ..module_utils.common.commands import last_line  # noqa: E402
 from ..module_utils.common.training_part import REPAIR, SWITCH_ON, NoTraining, python_of_ranks  # noqa: E402
+from ..module_utils.common.waiting import wait_for  # noqa: E402
 from ..module_utils.play import connection  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.tunetool_command import MARK  # noqa: E402
@@ -221,12 +222,7 @@ def remove(module: Any) -> None:
 
 def gone(pid: int, directory: str, seconds: float) -> bool:
     """Whether the guard ended in time, after its connection was lost."""
-    deadline = time.monotonic() + seconds
-    while directory in read("/proc/%d/cmdline" % pid):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+    return wait_for(lambda: directory not in read("/proc/%d/cmdline" % pid), seconds)
 
 
 def read(path: str) -> str:
@@ -238,12 +234,6 @@ def read(path: str) -> str:
         if error.errno not in (errno.ENOENT, errno.ESRCH):
             raise
         return ""
-
-
-def last_line(text: str) -> str:
-    """The last line of the output."""
-    lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1].strip() if lines else "it printed nothing"
 
 
 def main() -> None:

@@ -65,7 +65,6 @@ key:
 """
 
 import contextlib  # noqa: E402  (Ansible wants the documentation first)
-import fcntl  # noqa: E402
 import hashlib  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
@@ -75,6 +74,7 @@ from pathlib import Path  # noqa: E402
 
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.control_pip import own_pip, package_files, package_wheel, platform_options  # noqa: E402
+from ..module_utils.common.file_lock import FileLock  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 # Oldest glibc first: pip takes any of them. RHEL 9, Debian 12 and Ubuntu 22.04 all have 2.28 or newer.
@@ -127,8 +127,8 @@ def pack(directory: str, archive: str) -> None:
 @contextlib.contextmanager
 def only_builder(cache: str):  # type: ignore[no-untyped-def]  # collections.abc is not worth an import here
     """A lock, so that two runs on one control machine build one after the other."""
-    with open(os.path.join(cache, "lock"), "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock.file(os.path.join(cache, "lock")) as lock:
+        lock.take()
         yield
 
 

@@ -142,11 +142,10 @@ def test_two_ranks_save_their_shards_and_get_them_back(model: str, disk: Path, t
 
 
 @pytest.fixture(scope="module")
-def session(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+def session(model: str) -> Iterator[RankProcesses]:
     """Two ranks that hold their state."""
     request = Request(model=model, device="cpu", ranks=2)
-    folder = tmp_path_factory.mktemp("s")
-    with RankProcesses(request, 30 * 10**6, os.environ, folder) as ranks:
+    with RankProcesses(request, 30 * 10**6, os.environ) as ranks:
         ranks.start()
         yield ranks
 

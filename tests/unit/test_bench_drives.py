@@ -22,7 +22,6 @@ from tunetool.bench.drives import calls, figures, made, preflight
 from tunetool.bench.drives.layouts import CHUNK, LAYOUTS, counts, mkfs
 from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.samples import Cell, Reading, Row
-from tunetool.bench.drives.sweeper import last_list, sweep
 from tunetool.bench.drives.view import view
 from tunetool.bench.drives.volume import BareDrive, as_they_are, stack_of
 from tunetool.cli.main import cli
@@ -366,22 +365,11 @@ class Recorded:
         return None
 
 
-def test_the_sweeper_takes_the_last_whole_list_and_begins_with_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [b"[]\n", b'[{"kind": "loop"}]\n', b'[{"kind": "loop"}, {"kind": "mount"}]\n', b'[{"kind": "lo']
-    assert [entry["kind"] for entry in last_list(lines)] == ["loop", "mount"]
-    assert last_list([b""]) == []
-    undo = Recorded()
-    monkeypatch.setattr("tunetool.bench.drives.sweeper.undone", undo)
-    monkeypatch.setattr("tunetool.bench.drives.sweeper._PAUSE", 0.0)
-    sweep(last_list(lines))
-    assert undo.undone == ["mount", "loop"] * 2, "what was still being made is there at the second look"
-
-
-def test_what_cannot_be_taken_down_is_named_and_left_to_the_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_taken_down_is_named_and_left_to_the_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
     problems: list[str] = []
     undo = Recorded(stuck=lambda entry: entry["kind"] == "mount")
     monkeypatch.setattr(made, "undone", undo)
-    # No entry of the run is of a kind that the real sweeper knows: it ends at once.
+    # No entry of the run is of a kind that the real janitor knows.
     monkeypatch.setattr(made.Made, "_tell", lambda self: None)
     things = made.Made(problems.append)
     things.entries = [{"kind": "loop"}, {"kind": "mount"}]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
+
+from tunetool.node.common.waiting import wait_for
 
 T = TypeVar("T")
 _AGAIN_SECONDS = 0.05
@@ -30,6 +33,13 @@ class CtrlC:
             yield
         except KeyboardInterrupt as error:
             self._pressed = error
+
+    def wait_for(self, ask: Callable[[], T], seconds: float, pause: float = 0.1) -> T:
+        """As the function of that name; a Ctrl-C that comes meanwhile is kept, and does not make it shorter."""
+        end = time.monotonic() + seconds
+        while True:
+            with self.held():
+                return wait_for(ask, end - time.monotonic(), pause)
 
     def deliver(self) -> None:
         """Raise ``KeyboardInterrupt`` if one came."""

@@ -21,6 +21,7 @@ from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.commands import CommandError, run
 from tunetool.node.common.files import read_text, replace_file
 from tunetool.node.common.refusal import Refusal
+from tunetool.node.common.waiting import wait_for
 from tunetool.node.ephemeral import boot_decision
 from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, Finding, Scene
 from tunetool.node.machine.drive_contents import UnreadableDevice, read_contents, read_signatures
@@ -192,9 +193,10 @@ def _create_offload_directory(array: Array, relative_path: str, offload: Mapping
 
 def _wait_for_link(array: Array, link: Path) -> None:
     """Wait for the link that the mount unit needs. udev creates it when mkfs closes the device, which may come late."""
-    deadline = time.monotonic() + LINK_SECONDS
-    while not link.exists():
-        if time.monotonic() >= deadline:
-            raise Refusal(f"`{link}` does not appear. hint: see `udevadm info {array.path}`")
+
+    def nudge() -> None:
         run(["udevadm", "trigger", "--action=change", f"/sys/class/block/{array.device}"])
         run(["udevadm", "settle", "--timeout=5"], accept=(0, 1))
+
+    if not wait_for(link.exists, LINK_SECONDS, 0.0, nudge):
+        raise Refusal(f"`{link}` does not appear. hint: see `udevadm info {array.path}`")

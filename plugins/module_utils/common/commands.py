@@ -37,12 +37,13 @@ def in_c_locale(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def captured(
-    argv: Sequence[str], timeout: float, own_locale: bool = False, **settings: Any
+    argv: Sequence[str], timeout: float | None, own_locale: bool = False, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run ``argv`` without input, and keep what it prints as text, whatever its exit status is.
 
-    ``timeout`` is in seconds. ``own_locale``: for a program that needs the user's, or passes its environment on; any
-    other runs in the C locale. ``settings``: further ones of ``subprocess.run``, whose exceptions it raises.
+    ``timeout`` is in seconds; None where it takes as long as there are bytes to copy. ``own_locale``: for a program
+    that needs the user's, or passes its environment on; any other runs in the C locale. ``settings``: further ones of
+    ``subprocess.run``, whose exceptions it raises.
     """
     if not own_locale:
         settings["env"] = in_c_locale(settings.get("env", os.environ))
@@ -51,12 +52,17 @@ def captured(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        errors="replace",
         timeout=timeout,
         check=False,
         pass_fds=held(),
-        **settings,
+        **{"errors": "replace", **settings},
     )
+
+
+def last_line(text: str, none: str = "it printed nothing") -> str:
+    """The last line of a program's words that has any; ``none`` where there is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else none
 
 
 def run(argv: Sequence[str], accept: Sequence[int] = (0,), timeout: float = 300.0) -> Result:

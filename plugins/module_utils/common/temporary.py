@@ -4,7 +4,6 @@ process lives."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import re
@@ -14,6 +13,8 @@ import stat
 import tempfile
 import uuid
 from typing import Sequence
+
+from .file_lock import FileLock
 
 _RANDOM = re.compile(r"[a-z0-9_]{8}")
 """What ``tempfile`` adds to a prefix."""
@@ -89,39 +90,29 @@ def _remove_stale(
 
 
 def _remove_if_stale(path: str, kind: int, contents: Sequence[str] | None) -> None:
-    handle = os.open(path, _FLAGS)
-    try:
-        status = os.fstat(handle)
+    with FileLock(os.open(path, _FLAGS), path) as lock:
+        status = os.fstat(lock.handle)
         if status.st_uid != os.geteuid() or stat.S_IFMT(status.st_mode) != kind:
             return
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_at(handle, path):
+        if not (lock.take(patience=0) and lock.is_named()):
             return
         if contents is not None:
             for name in contents:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=handle)
+                    os.unlink(name, dir_fd=lock.handle)
             os.rmdir(path)
         elif kind == stat.S_IFDIR:
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.unlink(path)
-    finally:
-        os.close(handle)
 
 
 def _lock(handle: int, path: str) -> bool:
     """Lock what was just made; false, and the handle is closed, if another process took it for a leftover before."""
+    lock = FileLock(handle, path)
     with contextlib.suppress(OSError):  # without locks, no process finds out that it is stale either
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    if _is_at(handle, path):
+        lock.take()
+    if lock.is_named():
         return True
-    os.close(handle)
+    lock.close()
     return False
-
-
-def _is_at(handle: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.lstat(path))
-    except FileNotFoundError:
-        return False

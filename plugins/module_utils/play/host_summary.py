@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..common.commands import last_line
 from ..units import format_size_binary
 from . import reasons
 
@@ -178,7 +179,7 @@ def said(result: Mapping[str, Any]) -> str:
     message = str(result.get("msg") or "no message")
     modules = result.get("failed_modules")
     causes = [
-        _last_line(str(answer.get(key)))
+        last_line(str(answer.get(key)), "")
         for answer in (modules.values() if isinstance(modules, Mapping) else [result])
         if isinstance(answer, Mapping)
         for key in ("module_stderr", "module_stdout", "exception")
@@ -203,11 +204,6 @@ def said(result: Mapping[str, Any]) -> str:
     if causes and (isinstance(modules, Mapping) or "MODULE FAILURE" in first):
         first = "%s: %s" % (first.rstrip(". :"), causes[0])
     return first + ("\n" + rest if rest else "")
-
-
-def _last_line(text: str) -> str:
-    lines_of_it = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines_of_it[-1] if lines_of_it else ""
 
 
 def _differences(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..array.drive_decisions import by_serial
 from ..array.md_arrays import Superblock, examine, read_arrays
 from ..common.commands import run
+from ..common.file_lock import FileLock
 from ..common.files import read_int
 from ..common.refusal import Refusal
 from ..machine.drive_contents import (
@@ -125,9 +125,7 @@ def unwatched(names: Sequence[str]) -> Iterator[None]:
     """Keep udev from these devices by a lock (systemd.io/BLOCK_DEVICE_LOCKING)."""
     with contextlib.ExitStack() as stack:
         for name in names:
-            handle = os.open("/dev/" + name, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            stack.enter_context(FileLock.on("/dev/" + name)).take()
         yield
 
 

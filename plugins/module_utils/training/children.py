@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from typing import IO, Mapping, Optional, Sequence
 
 from ..common.change_lock import held
 from ..common.refusal import Refusal
+from ..common.waiting import wait_for
 
 _LAST = 3
 _WAIT_SECONDS = 0.05
@@ -61,15 +61,15 @@ def call_all(
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> Optional[int]:
     """Index of the first that failed, or of one that still runs after ``seconds``; None if all succeeded."""
-    deadline = time.monotonic() + seconds
-    while True:
-        codes = [process.poll() for process in started]
-        bad = next((index for index, code in enumerate(codes) if code not in (None, 0)), None)
-        if bad is not None or all(code == 0 for code in codes):
-            return bad
-        if time.monotonic() > deadline:
-            return codes.index(None)
-        time.sleep(_WAIT_SECONDS)
+
+    def bad() -> Optional[int]:
+        return next((index for index, process in enumerate(started) if process.poll()), None)
+
+    def is_over() -> bool:
+        return bad() is not None or all(process.returncode == 0 for process in started)
+
+    over = wait_for(is_over, seconds, _WAIT_SECONDS)
+    return bad() if over else next(index for index, process in enumerate(started) if process.returncode is None)
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import json
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Sequence
 
 from ..common.commands import run
+from ..common.file_lock import FileLock
 from ..common.files import exact_text, replace_file
 from ..common.refusal import Refusal
 from ..common.venv import STAMP, damage, make_venv, noted, pip_of
@@ -49,7 +49,7 @@ if real != sys.prefix:
     sys.prefix = real
 """
 """A job that was started through `current` imports from the environment of its start until it ends, and it
-holds a lock on the stamp, so that this environment stays."""
+holds a lock on the stamp, so that this environment stays. That Python does not have ``FileLock``."""
 
 
 @dataclass(frozen=True)
@@ -292,16 +292,14 @@ def prune(directory: str, folder: str, keep: Sequence[str], spare: int, in_use: 
 def _is_locked(stamp: str) -> bool:
     """Whether a process that was started in this environment still runs."""
     try:
-        handle = os.open(stamp, os.O_RDONLY)
+        lock = FileLock.on(stamp)
     except OSError:
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    with lock:
+        try:
+            return not lock.take(patience=0)
+        except OSError:
+            return True
 
 
 def used_files(directory: str, root: str = "/") -> list[str]:

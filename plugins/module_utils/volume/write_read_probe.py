@@ -21,9 +21,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from ..common.change_lock import ForeignLock, open_lock_file
+from ..common.file_lock import FileLock, ForeignLock
 from ..common.run_directory import make_run_directory
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
+from ..common.waiting import wait_for
 from .immutable_flag import forbidding_flag
 from .offload_access import access_of
 
@@ -44,7 +45,6 @@ _OF_A_DIRECTORY = (
 _FILE = "probe"
 _BLOCK = 4096
 _REAP_SECONDS = 1.0
-_LARGEST_NOTE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ def ask(question: Question, patience: float = PATIENCE, directory: str | None = 
         return Answer(fault="`%s`: %s" % (error.filename or "system call", error.strerror or error))
 
 
-def _ask_a_child(question: Question, patience: float, lock: int) -> Answer:
+def _ask_a_child(question: Question, patience: float, lock: FileLock) -> Answer:
     began = time.monotonic()
     _note(lock, began, "start")
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _be_child(question, writing, lock)
+            _be_child(question, writing, lock.handle)
         finally:
             os._exit(0)
     os.close(writing)
@@ -146,42 +146,29 @@ def _ask_a_child(question: Question, patience: float, lock: int) -> Answer:
 
 
 @contextlib.contextmanager
-def _lock(mount_point: str, directory: str | None, patience: float) -> Iterator[int | Answer]:
+def _lock(mount_point: str, directory: str | None, patience: float) -> Iterator[FileLock | Answer]:
     """The lock of a volume, which a child holds for as long as it lives; an answer where an earlier one lives."""
     if directory is None:
         directory = make_run_directory() if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
     if not directory:
-        handle = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        lock = FileLock.on(os.devnull)
     else:
         path = os.path.join(directory, "probe%s.lock" % re.sub(r"[^A-Za-z0-9]+", "-", mount_point))
-        handle = open_lock_file(path)
-    try:
-        deadline = time.monotonic() + patience
-        while directory:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                # A check beside this one ends within its own patience.
-                if time.monotonic() > deadline:
-                    yield _earlier(handle)
-                    return
-                time.sleep(0.05)
-        yield handle
-    finally:
-        os.close(handle)
+        lock = FileLock.our_file(path)
+    with lock:
+        # A check beside this one ends within its own patience.
+        yield _earlier(lock) if directory and not lock.take(patience=patience, pause=0.05) else lock
 
 
-def _note(lock: int, began: float, step: str, drives: Sequence[str] = ()) -> None:
+def _note(lock: FileLock, began: float, step: str, drives: Sequence[str] = ()) -> None:
     """For the next check, if the child hangs still."""
-    if stat.S_ISREG(os.fstat(lock).st_mode):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, json.dumps({"began": began, "step": step, "drives": drives}).encode("ascii"), 0)
+    if stat.S_ISREG(os.fstat(lock.handle).st_mode):
+        lock.sign(json.dumps({"began": began, "step": step, "drives": drives}))
 
 
-def _earlier(lock: int) -> Answer:
+def _earlier(lock: FileLock) -> Answer:
     try:
-        note = json.loads(os.pread(lock, _LARGEST_NOTE, 0))
+        note = json.loads(lock.note())
         return Answer(
             silent_at=str(note["step"]),
             silent_drives=tuple(str(drive) for drive in note["drives"]),
@@ -210,10 +197,8 @@ def _end(child: int) -> None:
     """End the child. One that nothing can end is left: it holds its lock, and init reaps it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
-    deadline = time.monotonic() + _REAP_SECONDS
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: os.waitpid(child, os.WNOHANG) != (0, 0), _REAP_SECONDS, 0.01)
 
 
 def _answer(question: Question, messages: list[dict[str, Any]], ended: bool) -> Answer:

@@ -8,7 +8,6 @@ continues when training dies. It imports no torch. On stdout it writes ``{"path"
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -31,6 +30,7 @@ from tunetool.checkpoint.space import need
 from tunetool.checkpoint.steps import sweep
 from tunetool.checkpoint.transfer import Changed, CopiedFile, Gone, copy_file, digest_of, remove_parts
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
+from tunetool.node.common.file_lock import FileLock
 
 _POLL_SECONDS = 0.1
 _DRAIN_AGAIN = "check `dmesg | tail`, then drain again"
@@ -84,7 +84,7 @@ class Worker:
         # Create the file now, so that writers find it from here on.
         with saving(self.step_dir.parent):
             pass
-        with _locked(self.step_dir, fcntl.LOCK_SH):
+        with _locked(self.step_dir, shared=True):
             final = self._coordinate() if self.order.rank == self.order.coordinator else self._follow()
         self._retain_here()
         return final
@@ -93,7 +93,7 @@ class Worker:
         order, digest, needed, metadata = self.order, self.order.digest, self.order.needed, self.metadata
         if digest is None or needed is None or metadata is None:
             raise UsageProblem(f"`{self.step_dir}` has no `.metadata`", "drain after the save is done")
-        with _locked(self.step_dir / markers.METADATA, fcntl.LOCK_EX):
+        with _locked(self.step_dir / markers.METADATA):
             content = self._metadata(digest)
             with naming_errors(self.bulk, _DRAIN_AGAIN):
                 self.bulk.mkdir(parents=True, exist_ok=True)
@@ -313,14 +313,12 @@ def _signs_of_life(partial: Path) -> tuple[tuple[str, int], ...]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
+def _locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     with naming_errors(path, _DRAIN_AGAIN):
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, how)
+        lock = FileLock.on(path)
+    with lock:
+        lock.take(shared)
         yield
-    finally:
-        os.close(handle)
 
 
 def main(read: Callable[[], str] = sys.stdin.read) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import platform
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from tunetool.checkpoint.saver_lock import HELD, TOUCH_EVERY, Holder
 from tunetool.checkpoint.saver_lock import NAME as SAVE_LOCK
+from tunetool.node.common.file_lock import FileLock
 
 FLAG = ".tunetool-saving"
 _SILENT = 3 * TOUCH_EVERY
@@ -42,21 +42,21 @@ def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
     Use it around ``dcp.save`` with any writer except `DirectWriter`, which does it by itself:
     ``with saving(Path("/mnt/nvme_raid0/ckpt")): dcp.save(...)``.
     """
-    handle = None
+    lock = None
     with contextlib.suppress(OSError):
-        handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0), 0o666)
-        HELD.add(handle)
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        lock = FileLock.file(scratch / FLAG, make=make)
+        HELD.add(lock.handle)
+        lock.take(shared=True)
     try:
         yield
     finally:
-        if handle is not None and handle in HELD:
-            HELD.discard(handle)
+        if lock is not None and lock.handle in HELD:
+            HELD.discard(lock.handle)
             # Unlock explicitly: a child that a library forked past Python shares the lock, and would keep it after a
             # mere close.
             with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+                lock.free()
+            lock.close()
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,9 @@ class Saver:
 def savers(scratch: Path) -> list[Saver]:
     """The running saves in ``scratch``: ``saving`` is held, or DirectWriter has locked a directory below it."""
     running = []
-    with contextlib.suppress(OSError):
-        handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            running.append(Saver((FLAG,), scratch / FLAG, _lockers(handle)))
-        finally:
-            os.close(handle)
+    with contextlib.suppress(OSError), FileLock.file(scratch / FLAG, make=False) as lock:
+        if not lock.take(patience=0):
+            running.append(Saver((FLAG,), scratch / FLAG, _lockers(lock.handle)))
     with contextlib.suppress(OSError):
         running += filter(None, map(_locked_by, scratch.glob(f"*/{SAVE_LOCK}")))
     return running

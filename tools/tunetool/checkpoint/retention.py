@@ -10,10 +10,8 @@ step's directory on the node once the step is complete on shared storage.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from tunetool.checkpoint.identity import Identity, look
 from tunetool.checkpoint.markers import METADATA, Marker
 from tunetool.checkpoint.steps import Key, Stamp, now_ns, remove_step, stamp, stamps, steps_in, surplus, sweep
 from tunetool.checkpoint.transfer import digest_of
+from tunetool.node.common.file_lock import FileLock
 from tunetool.node.common.files import replace_file
 
 NOTE = ".tunetool-was-drained.json"
@@ -142,7 +141,9 @@ def retain_on_node(step_dir: Path, bulk: Path, keep: Keep, wait: Callable[[int],
     for number in surplus(order, drained.keys() | superseded, [*spared, *last], keep.on_node):
         wait(0)
         # A drain of this step holds a lock on it; another process may delete it at the same time.
-        with contextlib.suppress(OSError), _exclusive(on_node[number]):
+        with contextlib.suppress(OSError), FileLock.on(on_node[number]) as lock:
+            if not lock.take(patience=0):
+                continue
             marker = drained.get(number)
             if is_being_saved(on_node[number]) or (marker and not is_what_was_drained(on_node[number], marker, wait)):
                 continue
@@ -221,13 +222,3 @@ def _mtime_ns(path: Path) -> int | None:
         return path.stat().st_mtime_ns
     except OSError:
         return None
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.rundir import process_identity
+from tunetool.node.common.file_lock import FileLock
 
 HELD: set[int] = set()
 
@@ -128,31 +128,29 @@ class Lock:
         now = Holder.this_process(token)
         # The previous holder may remove the file after we open it and before we lock it.
         for _ in range(100):
-            handle, is_new = _open(path)
+            lock, is_new = _open(path)
             try:
-                kernel_gave = _try_lock(handle)
-                if kernel_gave and not _is_at(handle, path):
-                    os.close(handle)
+                kernel_gave = _try_lock(lock)
+                if kernel_gave and not lock.is_named():
+                    lock.close()
                     continue
-                text = os.pread(handle, 65536, 0).decode("utf-8", "replace")
+                text = lock.note()
                 # A process that dies between creating the file and writing to it leaves it empty.
                 unclaimed = is_new or (kernel_gave and not text)
-                silent = _clock(directory) - os.fstat(handle).st_mtime
+                silent = _clock(directory) - os.fstat(lock.handle).st_mtime
                 holder = Holder.parse(text)
                 if silent < -TOUCH_EVERY:
                     # A time in the future means that the clock was set back. Count the silence from now on; a live
                     # holder continues to touch the file.
-                    os.utime(handle)
+                    os.utime(lock.handle)
                 if kernel_gave is False or not (unclaimed or dead_by_rule(holder, now, silent, bool(kernel_gave))):
                     raise _busy(directory, holder, silent, now)
                 now = replace(now, tokens=(*(holder.tokens if holder else ()), token))
-                text = now.text()
-                os.pwrite(handle, text.encode(), 0)
-                os.ftruncate(handle, len(text))
+                lock.sign(now.text())
             except BaseException:
-                os.close(handle)
+                lock.close()
                 raise
-            return cls(path, handle, now.tokens)
+            return cls(path, lock.handle, now.tokens)
         raise CannotJudge(
             f"`{path}` is created and removed repeatedly", "check which other jobs save to this directory"
         )
@@ -180,14 +178,14 @@ def _busy(directory: Path, holder: Holder | None, silent: float, now: Holder) ->
     return CannotJudge(f"`{directory}` is being saved to by {who}", hint)
 
 
-def _open(path: Path) -> tuple[int, bool]:
+def _open(path: Path) -> tuple[FileLock, bool]:
     """The open file, and whether we created it: without kernel locks, only one saver can have created it."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
+        return FileLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), path), True
     except FileExistsError:
         pass
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), False
+        return FileLock.file(path, 0o644), False
     except OSError:
         # In a directory where others may write, the kernel itself refuses some of their links, with EACCES.
         if not path.is_symlink():
@@ -195,26 +193,14 @@ def _open(path: Path) -> tuple[int, bool]:
         raise CannotJudge(f"`{path}` is a link, which no save makes", "remove it, and see who owns it") from None
 
 
-def _try_lock(handle: int) -> bool | None:
+def _try_lock(lock: FileLock) -> bool | None:
     """Whether the kernel granted the lock; None if the file system has no kernel locks."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock.take(patience=0)
     except OSError as error:
         if error.errno in _NO_KERNEL_LOCKS:
             return None
         raise
-    return True
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    held = os.fstat(handle)
-    return (status.st_dev, status.st_ino) == (held.st_dev, held.st_ino)
 
 
 def _clock(directory: Path) -> float:
@@ -243,7 +229,8 @@ def _end(path: Path, handle: int, stop: threading.Event, guard: threading.RLock,
         # retries.
         with contextlib.suppress(OSError):
             # The kernel knows where the file is if its directory was renamed.
-            here = path if _is_at(handle, path) else Path(f"/proc/self/fd/{handle}").readlink()
-            if _is_at(handle, here):
+            named = FileLock(handle, path).is_named()
+            here = path if named else Path(f"/proc/self/fd/{handle}").readlink()
+            if FileLock(handle, here).is_named():
                 here.unlink()
         os.close(handle)

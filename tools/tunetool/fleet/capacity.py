@@ -8,6 +8,7 @@ from typing import Any
 
 from tunetool.fleet.playbook import MOST_FORKS, HostSelection, Run, choose_hosts, run_playbook
 from tunetool.measure.progress import Progress
+from tunetool.node.common.commands import last_line
 from tunetool.node.machine.capacity import Capacity, capacity_of
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.play.reasons import of_result
@@ -47,11 +48,8 @@ def ask_hosts(selection: HostSelection, target: str, memory: str, progress: Prog
         try:
             capacities[name] = capacity_of(result["capacity"])
         except (KeyError, TypeError):
-            message = _last_line(str(result.get("msg") or "Ansible reported nothing about this host"))
+            text = str(result.get("msg") or "Ansible reported nothing about this host")
+            # Ansible's message comes first, then that of ssh.
+            message = one_line(last_line(text, "it does not answer"))
             silent[name] = of_result(result, message)
     return Answers(capacities, silent)
-
-
-def _last_line(message: str) -> str:
-    # Ansible's message comes first, then that of ssh.
-    return one_line(([line for line in message.splitlines() if line.strip()] or ["it does not answer"])[-1])

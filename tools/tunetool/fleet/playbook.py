@@ -25,6 +25,7 @@ from tunetool.fleet.collection import find_collection
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.node.common.commands import captured
+from tunetool.node.common.waiting import wait_for
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.play.reasons import named
 from tunetool.node.play.tunetool_command import MARK
@@ -302,9 +303,7 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
             drain()
         except BaseException:
             cancelled.set()
-            deadline = time.monotonic() + 30
-            while thread.is_alive() and time.monotonic() < deadline:
-                time.sleep(0.1)
+            wait_for(lambda: not thread.is_alive(), 30)
             raise
         if not heard and runner.rc != 0:
             error = _last_error(runner)

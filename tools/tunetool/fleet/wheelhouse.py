@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from tunetool.fleet.collection import find_collection
 from tunetool.measure.progress import Progress
 from tunetool.node.common.commands import CommandError, captured
 from tunetool.node.common.control_pip import package_wheel, platform_options
+from tunetool.node.common.file_lock import FileLock
 from tunetool.node.common.files import replace_file
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.training import accelerator, lock, wheel_files
@@ -362,9 +362,7 @@ def _only_one(directory: Path, dry_run: bool) -> Iterator[None]:
         yield
         return
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / _LOCK_NAME).open("w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CannotJudge(f"another run fills `{directory}`", "wait for it to end") from None
+    with FileLock.file(directory / _LOCK_NAME) as lock:
+        if not lock.take(patience=0):
+            raise CannotJudge(f"another run fills `{directory}`", "wait for it to end")
         yield

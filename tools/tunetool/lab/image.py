@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.lab import recipe
-from tunetool.lab.programs import require, require_space
+from tunetool.lab.programs import failure_of, require, require_space
 from tunetool.lab.qemu import undisturbed
 from tunetool.lab.state import InDirectory
 
@@ -104,11 +104,9 @@ def _in_use(directory: Path) -> bool:
 def _build(os_name: str, work: Path, say: Callable[[str], None]) -> None:
     out = work / "out"
     out.mkdir()
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tunetool-lab", "-f", str(out / "id_ed25519")],
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
+    keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tunetool-lab", "-f", str(out / "id_ed25519")]
+    if (error := failure_of(keygen)) is not None:
+        raise CannotJudge(f"`ssh-keygen` failed: {error}")
     _write_tree(work / "early", recipe.EARLY_FILES, {})
     (work / "early/usr/sbin/policy-rc.d").chmod(0o755)
     key = (out / "id_ed25519.pub").read_text()

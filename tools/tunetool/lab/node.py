@@ -20,6 +20,7 @@ from tunetool.lab.quiesce import DriveUse, bring_back
 from tunetool.lab.recipe import SYSTEM_LABEL
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.state import Lab, NodeState, data_serial
+from tunetool.node.common.waiting import wait_for
 from tunetool.system_packages import find
 
 BOOT_SECONDS = 300.0
@@ -187,13 +188,12 @@ def _is_there(qmp: Qmp, node_name: str) -> bool:
 
 
 def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:
-    deadline = time.monotonic() + ENUMERATE_SECONDS
-    while time.monotonic() < deadline:
+    def is_mapped() -> bool:
         pci_devices = _pci_devices(qmp.command("query-pci"))
-        if any(device.id == drive.device_id and device.mapped for device in pci_devices):
-            return
-        time.sleep(0.01)
-    raise NotReady(f"`{node.name}` does not notice drive `{drive.serial}`", f"tunetool lab reset {node.name}")
+        return any(device.id == drive.device_id and device.mapped for device in pci_devices)
+
+    if not wait_for(is_mapped, ENUMERATE_SECONDS, 0.01):
+        raise NotReady(f"`{node.name}` does not notice drive `{drive.serial}`", f"tunetool lab reset {node.name}")
 
 
 class _PciDevice(NamedTuple):

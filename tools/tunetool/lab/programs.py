@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
+from tunetool.node.common.commands import captured
 from tunetool.system_packages import find, install_line
 
 FULL = "is the file system full?"
@@ -36,5 +36,5 @@ def require_space(directory: Path, needed: int, purpose: str) -> None:
 
 def failure_of(command: Sequence[str]) -> str | None:
     """What the program said that failed, perhaps nothing; None where it succeeded."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = captured(command, None)
     return done.stderr.strip() if done.returncode != 0 else None

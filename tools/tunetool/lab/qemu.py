@@ -23,7 +23,9 @@ from typing import Any
 
 from tunetool.errors import CannotJudge
 from tunetool.lab.machine import Machine
+from tunetool.node.common.commands import captured, run
 from tunetool.node.common.files import replace_file
+from tunetool.node.common.waiting import try_for, wait_for
 
 QEMU = "qemu-system-x86_64"
 START_SECONDS = 60.0
@@ -32,22 +34,13 @@ TERMINATE_SECONDS = 10.0
 
 def qemu_version() -> str:
     """The first line of ``--version``: part of every key under which machine state is cached."""
-    result = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True, timeout=30)
-    return result.stdout.splitlines()[0]
+    return run([QEMU, "--version"], timeout=30).stdout.splitlines()[0]
 
 
 def start(machine: Machine) -> None:
     """Start QEMU in the background, in its own session and without our standard streams."""
     try:
-        result = subprocess.run(
-            [QEMU, *machine.arguments()],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-            start_new_session=True,
-            check=False,
-        )
+        result = captured([QEMU, *machine.arguments()], START_SECONDS, start_new_session=True)
     except subprocess.TimeoutExpired:
         raise CannotJudge(f"`{QEMU}` did not start within {START_SECONDS:.0f} s") from None
     if result.returncode != 0:
@@ -93,12 +86,7 @@ def end(pid: int) -> None:
 
 def wait_gone(pid: int, seconds: float) -> bool:
     """Wait until a process has ended; False when it still runs after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not _running(pid):
-            return True
-        time.sleep(0.02)
-    return False
+    return wait_for(lambda: not _running(pid), seconds, 0.02)
 
 
 def _running(pid: int) -> bool:
@@ -183,13 +171,13 @@ def _boots(kernel: Path) -> bool:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        try:
-            deadline = time.monotonic() + PROBE_SECONDS
-            while time.monotonic() < deadline and process.poll() is None:
-                if serial.exists() and b"Linux version" in serial.read_bytes():
-                    return True
-                time.sleep(0.1)
+
+        def said() -> bool:
             return serial.exists() and b"Linux version" in serial.read_bytes()
+
+        try:
+            wait_for(lambda: said() or process.poll() is not None, PROBE_SECONDS)
+            return said()
         finally:
             process.kill()
             process.wait()
@@ -297,15 +285,17 @@ class Qmp:
 
 
 def _connect(path: Path, seconds: float) -> socket.socket:
-    deadline = time.monotonic() + seconds
-    while True:
+    def connected() -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(seconds)
             connection.connect(str(path))
-            return connection
-        except OSError as error:
+        except OSError:
             connection.close()
-            if time.monotonic() > deadline:
-                raise CannotJudge(f"`{path}`: {error.strerror or error}", "tunetool lab status") from error
-            time.sleep(0.05)
+            raise
+        return connection
+
+    try:
+        return try_for(connected, OSError, seconds, 0.05)
+    except OSError as error:
+        raise CannotJudge(f"`{path}`: {error.strerror or error}", "tunetool lab status") from error

@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from tunetool.lab.machine import Boot, Machine
 from tunetool.lab.programs import FULL, failure_of
 from tunetool.lab.qemu import Qmp
 from tunetool.lab.state import InDirectory, Lab, NodeState
+from tunetool.node.common.waiting import wait_for
 
 BOOT_SECONDS = 300.0
 MIGRATE_SECONDS = 120.0
@@ -119,19 +119,18 @@ def _take(lab: Lab, image: Image, template: NodeState, target: Snapshot) -> None
 
 
 def _wait_migrated(qmp: Qmp) -> None:
-    deadline = time.monotonic() + MIGRATE_SECONDS
-    while time.monotonic() < deadline:
+    def is_done() -> bool:
         reply = qmp.command("query-migrate")
         status = reply.get("status")
-        if status == "completed":
-            return
         if status in ("failed", "cancelled"):
             raise CannotJudge(
                 f"QEMU could not move the machine's state: {reply.get('error-desc', status)}",
                 "is the file system full? otherwise: tunetool lab up --fresh",
             )
-        time.sleep(0.03)
-    raise CannotJudge(f"QEMU did not move the machine's state within {MIGRATE_SECONDS:.0f} s")
+        return bool(status == "completed")
+
+    if not wait_for(is_done, MIGRATE_SECONDS, 0.03):
+        raise CannotJudge(f"QEMU did not move the machine's state within {MIGRATE_SECONDS:.0f} s")
 
 
 def _shape(node: NodeState) -> list[str]:

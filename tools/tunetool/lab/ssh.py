@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.lab.state import Lab, NodeState
+from tunetool.node.common.commands import captured, last_line
+from tunetool.node.common.waiting import wait_for
 
 GUEST_COMMAND_SECONDS = 120.0
 
@@ -91,8 +92,7 @@ def finish(
             process.kill()
             raise
     if process.returncode != 0:
-        lines = (errors or output or "no output").strip().splitlines()
-        raise CannotJudge(f"`{node.name}`: {lines[-1]}", f"tunetool lab ssh {node.name}")
+        raise CannotJudge(f"`{node.name}`: {last_line(errors or output, 'no output')}", f"tunetool lab ssh {node.name}")
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
@@ -102,28 +102,23 @@ class EndedWhileBooting(CannotJudge):
 
 def wait_for_server(node: NodeState, seconds: float, alive: Callable[[], bool]) -> None:
     """Wait until the node's ssh server sends its banner; QEMU itself accepts connections long before that."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         if not alive():
             raise EndedWhileBooting(f"QEMU of `{node.name}` ended while it booted", "tunetool lab up")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", node.ssh_port), 2) as greeting:
             greeting.settimeout(5)
-            if greeting.recv(4) == b"SSH-":
-                return
-        time.sleep(0.3)
-    raise CannotJudge(f"`{node.name}` did not come up within {seconds:.0f} s", f"tunetool lab reset {node.name}")
+            return greeting.recv(4) == b"SSH-"
+        return False
+
+    if not wait_for(answers, seconds, 0.3):
+        raise CannotJudge(f"`{node.name}` did not come up within {seconds:.0f} s", f"tunetool lab reset {node.name}")
 
 
 def end_masters(lab: Lab, name: str) -> None:
     """Close the shared connections that Ansible keeps open for a minute: they outlive their node."""
     for path in control_dir(lab, name).glob("*"):
-        subprocess.run(
-            ["ssh", "-F", "/dev/null", "-o", f"ControlPath={path}", "-O", "exit", "127.0.0.1"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=10,
-            check=False,
-        )
+        captured(["ssh", "-F", "/dev/null", "-o", f"ControlPath={path}", "-O", "exit", "127.0.0.1"], 10)
         path.unlink(missing_ok=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from tunetool import user_directories
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab import qemu
 from tunetool.lab.machine import Boot, Drive, Machine
+from tunetool.node.common.file_lock import FileLock
 from tunetool.node.common.files import replace_file
 
 _NODE_NAME = re.compile(r"^node[1-9][0-9]*$")
@@ -235,21 +235,16 @@ def file_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator
 
     If another process holds it: raises `busy`, or with ``on_wait`` calls that and waits.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with FileLock.file(path, 0o600) as lock:
+        if not lock.take(patience=0):
             if on_wait is None:
                 raise CannotJudge(
                     "busy: another `tunetool lab` is changing this lab",
                     "wait for it, or set TUNETOOL_LAB_DIR to use your own lab",
-                ) from None
+                )
             on_wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock.take()
         yield
-    finally:
-        os.close(descriptor)
 
 
 def decode_node(data: dict[str, Any]) -> NodeState:

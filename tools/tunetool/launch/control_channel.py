@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from tunetool.launch.decision import LOST_SECONDS, MEET_SECONDS, Decision, Limits, Moments, Report, decide, lost
 from tunetool.launch.spec import Failure, NodeSpec
 from tunetool.launch.watchdog import Beat, Stuck
+from tunetool.node.common.waiting import wait_for
 
 _EVERY = 0.2
 _PART_SECONDS = 3.0
@@ -105,11 +106,8 @@ class Hub:
             self._decision = Decision("end", Failure("the run was ended", self._limits.hosts[0]))
             for guest in self._guests:
                 guest.send(asdict(self._decision))
-        deadline = time.monotonic() + _PART_SECONDS
         # A guest closes after it has read the decision; closing first could discard the data.
-        while self._guests and time.monotonic() < deadline:
-            self._listen()
-            time.sleep(0.02)
+        wait_for(lambda: not self._guests, _PART_SECONDS, 0.02, self._listen)
         for guest in self._guests:
             guest.close()
         if self._server is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,8 @@ from tunetool.launch.spec import RUN, Failure, NodeSpec
 from tunetool.launch.start import ENDED, RANKS
 from tunetool.measure.marked_processes import end_all, end_marked, has_mark, naming
 from tunetool.measure.worker import describe_end
+from tunetool.node.common.commands import last_line
+from tunetool.node.common.waiting import wait_for
 
 _LEAVE_SECONDS = 3.0
 _START = ("-m", "tunetool.launch.start")
@@ -99,10 +100,8 @@ class Adopted:
 
     def __exit__(self, *_: object) -> None:
         """Kill the ranks, which are found by their mark; give their starters a few seconds to end, then kill them."""
-        deadline = time.monotonic() + _LEAVE_SECONDS
         end_marked(RUN, self._spec.run)
-        while self._starters() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: not self._starters(), _LEAVE_SECONDS)
         end_all(self._starters)
 
     def done(self) -> bool:
@@ -119,7 +118,7 @@ class Adopted:
                     output = last_output(spec, rank)
                     which_rank = f"rank {rank} on `{spec.host}`"
                     if code is None:
-                        last = (output.strip().splitlines() or ["no message"])[-1].strip()[-300:]
+                        last = last_line(output, "no message")[-300:]
                         vanished = f"{which_rank} was ended by a signal: {last}"
                         self._failure = Failure(
                             vanished, spec.host, f"check `dmesg | tail` on `{spec.host}`", rank, -9, output

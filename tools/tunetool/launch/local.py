@@ -1,7 +1,7 @@
 """Ranks on this machine, started by torchrun: one log per rank; all are ended together; the first failure is named.
 
-``run_ranks`` runs a program to its end. ``Ranks`` does so as a context, for callers that talk to the ranks meanwhile
-(``tunetool.launch.orders``).
+``run_ranks`` runs a program to its end; ``Ranks`` does so as a context. Ranks that are asked for one thing after the
+other are those of ``tunetool.launch.asked_ranks``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge
 from tunetool.measure import worker
 from tunetool.measure.worker import TAIL, TICK, describe_end
+from tunetool.node.common.waiting import wait_for
 
 _POLITE_SECONDS = 10.0
 """Seconds to wait after SIGTERM, which torchrun passes to its ranks before it waits for them."""
@@ -104,17 +104,13 @@ class Ranks:
 
     def wait(self, timeout: float, tick: Callable[[], None] = lambda: None) -> None:
         """Wait until all ranks have succeeded, at most ``timeout`` seconds. Raises ``RankFailed``."""
-        deadline = time.monotonic() + timeout
-        while self.running():
-            if time.monotonic() > deadline:
-                self.end()
-                raise RankFailed(
-                    f"the {self.world} ranks did not end within {timeout:.0f} s",
-                    "check for stuck I/O: `dmesg | tail`",
-                    raw=self.messages(),
-                )
-            tick()
-            time.sleep(TICK / 2)
+        if not wait_for(lambda: not self.running(), timeout, TICK / 2, tick):
+            self.end()
+            raise RankFailed(
+                f"the {self.world} ranks did not end within {timeout:.0f} s",
+                "check for stuck I/O: `dmesg | tail`",
+                raw=self.messages(),
+            )
         self.check()
 
     def failure(self) -> RankFailed:

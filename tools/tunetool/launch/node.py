@@ -30,6 +30,7 @@ from tunetool.launch.spec import RUN, VERDICT, Failure, NodeSpec, Verdict, read_
 from tunetool.launch.start import PROGRAM, STACK, STACK_SIGNAL
 from tunetool.launch.watchdog import Compilers, Stuck, innermost, read_beats
 from tunetool.measure.marked_processes import end_marked, has_mark, marked
+from tunetool.node.common.waiting import wait_for
 
 _TICK = 0.1
 _SIOCGIFADDR = 0x8915
@@ -131,9 +132,7 @@ class Guard:
             if has_mark(rank_file["pid"], RUN, self._spec.run):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank_file["pid"], STACK_SIGNAL)
-        deadline = time.monotonic() + _DUMP_SECONDS
-        while time.monotonic() < deadline and any(_size(path) == before[rank] for rank, path in stack_files.items()):
-            time.sleep(0.05)
+        wait_for(lambda: all(_size(path) != before[rank] for rank, path in stack_files.items()), _DUMP_SECONDS, 0.05)
         time.sleep(0.05)  # a stack of many threads is more than one write
         innermost_frames = {rank: innermost(_read(path)) for rank, path in stack_files.items()}
         return {rank: stuck for rank, stuck in innermost_frames.items() if stuck is not None}

@@ -31,6 +31,7 @@ from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
 from tunetool.measure.worker import start_talking
 from tunetool.node.common.commands import captured
+from tunetool.node.common.waiting import wait_for
 from tunetool.node.play.host_summary import one_line
 
 SCRIPT, LOG = "job.sbatch", "slurm.log"
@@ -129,10 +130,7 @@ def _interval(age: float) -> float:
 
 
 def _pause(seconds: float, tick: Callable[[], None]) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        tick()
-        time.sleep(_TICK)
+    wait_for(lambda: False, seconds, _TICK, tick)
 
 
 def _spec(job: Job, work: Path) -> NodeSpec:
@@ -163,15 +161,16 @@ def _make_work_dir(work: Path) -> None:
 
 
 def _verdicts(work: Path, count: int, patient: bool) -> list[Verdict]:
-    deadline = time.monotonic() + (_SHARED_SECONDS if patient else 0)
-    while True:
-        verdicts = []
+    verdicts: dict[int, Verdict] = {}
+
+    def are_all_there() -> bool:
         for index in range(count):
             with contextlib.suppress(OSError, ValueError):
-                verdicts.append(read_verdict((work / verdict_name(index)).read_text()))
-        if len(verdicts) == count or time.monotonic() > deadline:
-            return verdicts
-        time.sleep(_TICK)
+                verdicts[index] = read_verdict((work / verdict_name(index)).read_text())
+        return len(verdicts) == count
+
+    wait_for(are_all_there, _SHARED_SECONDS if patient else 0, _TICK)
+    return [verdicts[index] for index in sorted(verdicts)]
 
 
 def _error_without_verdicts(job_id: str, ended: JobState, work: Path, log: str) -> tuple[str, str | None]:
@@ -391,19 +390,21 @@ class Submitted:
 
         Ctrl-C counts once that is done.
         """
-        ctrl_c = CtrlC()
-        deadline = time.monotonic() + _END_SECONDS
-        cancelled = False
-        while self.job_id and time.monotonic() < deadline:
-            with ctrl_c.held():
-                try:
-                    if self.state().ended:
-                        break
-                except CannotJudge:
-                    deadline = 0  # forgotten, or out of reach: try once more, then give up
-                if not cancelled:
-                    cancelled = call(["scancel", self.job_id]).returncode == 0
-                time.sleep(_ASK_SECONDS)
+        ctrl_c, cancelled = CtrlC(), False
+
+        def is_over() -> bool:
+            nonlocal cancelled
+            try:
+                ended = self.state().ended
+                lost = False
+            except CannotJudge:
+                ended, lost = False, True  # forgotten, or out of reach: try once more, then give up
+            if not (ended or cancelled):
+                cancelled = call(["scancel", self.job_id]).returncode == 0
+            return ended or lost
+
+        if self.job_id:
+            ctrl_c.wait_for(is_over, _END_SECONDS, _ASK_SECONDS)
         ctrl_c.deliver()
 
 

@@ -21,6 +21,7 @@ from tunetool.launch.local import RankFailed
 from tunetool.launch.spec import NodeSpec, Verdict, verdict_of
 from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
+from tunetool.node.common.commands import last_line
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.play.reasons import why_unreachable
 
@@ -128,8 +129,9 @@ class Guards:
             return
         host, result = str(data.get("host")), data.get("res") or {}
         if kind == "runner_on_unreachable":
-            said = _last_line(str(result.get("msg") or "it does not answer"))
-            self._unreachable.setdefault(host, why_unreachable(said))
+            # Ansible's own words first, then those of ssh.
+            said = last_line(str(result.get("msg") or ""), "it does not answer")
+            self._unreachable.setdefault(host, why_unreachable(said[:300]))
         elif "verdict" in result:
             self._verdicts[host] = verdict_of(result["verdict"])
         elif kind == "runner_on_failed" or (result.get("failed_when_result") is False and "ports" not in result):
@@ -150,11 +152,6 @@ class Guards:
             why = self._unreachable.get(name, "no answer came from it")
             raise RankFailed(f"host `{name}` is lost: {why}", f"look at it: `ssh {name} uptime`", host=name)
         return verdicts
-
-
-def _last_line(message: str) -> str:
-    # Ansible's own words first, then those of ssh.
-    return ([line.strip() for line in message.splitlines() if line.strip()] or ["it does not answer"])[-1][:300]
 
 
 def unpack(archive: Path, directory: Path) -> None:

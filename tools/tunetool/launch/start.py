@@ -13,11 +13,11 @@ import os
 import runpy
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from tunetool.launch import rank
+from tunetool.node.common.waiting import wait_for
 
 RANKS = "ranks"
 """Name of the file that each started rank writes."""
@@ -77,15 +77,17 @@ class Imports:
 
 
 def _wait_for_guard(node: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + _GUARD_SECONDS
-    while True:
+    def order() -> dict[str, Any]:
         try:
             return dict(json.loads((node / PROGRAM).read_text()))
         except (OSError, ValueError):
             # The guard made the directory before the ranks were started.
-            if time.monotonic() > deadline or not node.is_dir():
-                raise SystemExit(f"no guard watches the ranks in `{node}`") from None
-            time.sleep(0.1)
+            return {} if node.is_dir() else {PROGRAM: "is gone"}
+
+    found = wait_for(order, _GUARD_SECONDS)
+    if "program" not in found:
+        raise SystemExit(f"no guard watches the ranks in `{node}`")
+    return found
 
 
 def _write_rank_file(node: Path) -> None:

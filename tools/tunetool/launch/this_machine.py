@@ -19,6 +19,7 @@ from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
 from tunetool.launch.spec import SPEC, VERDICT, NodeSpec, Verdict, read_verdict, write
 from tunetool.measure.progress import Progress
+from tunetool.node.common.commands import last_line
 
 _TICK = 0.1
 _END_SECONDS = 60.0
@@ -83,18 +84,13 @@ def _run_guard(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Ver
         return read_verdict((directory / VERDICT).read_text())
     except (OSError, ValueError):
         output = tail(log)
-        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
-        raise RankFailed(f"the guard of the ranks died: {last}", raw=output, host=spec.host) from None
+        raise RankFailed(f"the guard of the ranks died: {last_line(output)}", raw=output, host=spec.host) from None
 
 
 def _wait(guard: subprocess.Popen[bytes]) -> None:
     """End the guard. Ctrl-C counts once that is done."""
     ctrl_c = CtrlC()
-    deadline = time.monotonic() + _END_SECONDS
-    while guard.poll() is None and time.monotonic() < deadline:
-        with ctrl_c.held(), contextlib.suppress(subprocess.TimeoutExpired):
-            guard.wait(_TICK)
-    if guard.poll() is None:
+    if not ctrl_c.wait_for(lambda: guard.poll() is not None, _END_SECONDS, _TICK):
         guard.kill()
         guard.wait()
     ctrl_c.deliver()

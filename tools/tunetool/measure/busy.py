@@ -4,7 +4,6 @@ beside a measurement; nobody looks before a sample was disturbed."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -16,7 +15,7 @@ from pathlib import Path
 from tunetool.errors import CannotJudge
 from tunetool.measure import Direction
 from tunetool.node.array.md_arrays import sync_actions
-from tunetool.node.common.change_lock import ForeignLock, open_lock_file
+from tunetool.node.common.file_lock import FileLock, ForeignLock
 from tunetool.node.common.run_directory import RUN_DIRECTORY, make_run_directory
 from tunetool.node.machine import process_io
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, devices_under, difference, snapshot
@@ -89,22 +88,18 @@ def device_lock(key: str, directory: Path) -> Iterator[None]:
             )
         if str(directory) == RUN_DIRECTORY:
             make_run_directory()
-        handle = open_lock_file(str(path))
+        lock = FileLock.our_file(path)
     except ForeignLock as error:
         raise CannotJudge(error.message, f"{error.hint}; `TUNETOOL_LOCK_DIR` names another directory") from None
     except OSError as error:
         raise CannotJudge(f"`{path}` cannot be locked: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with lock:
+        if not lock.take(patience=0):
             raise CannotJudge(
                 f"busy: another tunetool run is measuring (`{path}` is locked)",
                 "wait until it is done: two runs on one device would measure each other, with `--allow-busy` too",
-            ) from None
+            )
         yield
-    finally:
-        os.close(handle)
 
 
 def look(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 
 # A program must not find what lies beside this file, such as a `statistics.py`, in place of Python's own.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
@@ -27,7 +28,8 @@ def main() -> None:
             raise
         except BaseException as error:  # torch's CheckpointException is no Exception
             cause = cause_of(error)
-            answer = {"error": str(cause)[:500] or repr(cause), "kind": type(cause).__name__}
+            text = " ".join(str(cause).split())[:500] or repr(cause)
+            answer = {"error": text, "kind": type(cause).__name__, "trace": traceback.format_exc()[-4000:]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

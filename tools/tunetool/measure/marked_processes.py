@@ -1,20 +1,15 @@
-"""Processes known by a mark in their environment, which children inherit, even those in sessions of their own.
-
-Run by path, ``marked_processes.py NAME VALUE DIR...`` ends them once its standard input does, and removes what they
-worked in: for when whoever started them is gone.
-"""
+"""Processes known by a mark in their environment, which children inherit, even those in sessions of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tunetool.measure.janitor import Entry, Janitor
+from tunetool.node.common.waiting import wait_for
 
 _PATIENCE = 10.0
 
@@ -45,30 +40,27 @@ def end_marked(name: str, value: str, spare: Callable[[int], bool] = lambda _: F
 
 def end_all(find: Callable[[], list[int]]) -> list[int]:
     """Kill what ``find`` finds, until it finds nothing. Those that are still there, stuck in the kernel."""
-    deadline = time.monotonic() + _PATIENCE
-    while left := find():
-        if time.monotonic() > deadline:
-            return left
+    left: list[int] = []
+
+    def are_gone() -> bool:
+        left[:] = find()
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    return []
+        return not left
+
+    wait_for(are_gone, _PATIENCE, 0.05)
+    return left
 
 
 @contextlib.contextmanager
 def swept_away(name: str, value: str, *directories: str | Path) -> Iterator[None]:
     """What is started inside with ``name=value`` is gone afterwards, and the ``directories`` with all that is in them,
     even when this process is killed outright."""
-    argv = [sys.executable, __file__, name, value, *map(str, directories)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as sweeper:
-        assert sweeper.stdin is not None  # noqa: S101  (a pipe, as asked for above)
-        try:
-            yield
-        finally:
-            sweeper.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                sweeper.wait(2 * _PATIENCE)
+    folders = [{"kind": "directory", "path": str(path)} for path in directories]
+    with Janitor(f"{name}={value}", __name__) as janitor:
+        janitor.note(*folders, {"kind": "processes", "name": name, "value": value})
+        yield
 
 
 def _other_pids() -> list[int]:
@@ -95,9 +87,9 @@ def _shared(pid: int) -> bool:
     return any(each.rstrip().endswith(b"[mux]") for each in _strings(pid, "cmdline"))
 
 
-if __name__ == "__main__":
-    while os.read(0, 4096):
-        pass
-    end_marked(sys.argv[1], sys.argv[2], _shared)
-    for directory in sys.argv[3:]:
-        shutil.rmtree(directory, ignore_errors=True)
+def _end_started(entry: Entry) -> None:
+    end_marked(entry["name"], entry["value"], _shared)
+
+
+REMOVALS = {"processes": _end_started}
+"""For the janitor."""

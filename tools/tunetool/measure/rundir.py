@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ from pathlib import Path
 
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure.janitor import Janitor
 
 PREFIX = ".tunetool-"
 _OWNER = "owner.json"
@@ -34,12 +33,12 @@ def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] 
     """
     path, made = target / (PREFIX + run_id[:12]), False
     # Around all: a kill comes just as well while the directory is made, or removed.
-    with janitor(path) as now_ours:
+    with Janitor(str(path)) as janitor:
         try:
             try:
                 path.mkdir(mode=0o700)
                 made = True
-                now_ours()
+                janitor.note({"kind": "directory", "path": str(path)})
                 (path / _OWNER).write_text(json.dumps(process_identity(os.getpid())))
             except OSError as error:
                 if error.errno == errno.EIO:
@@ -59,30 +58,10 @@ def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] 
                 if left_behind is None:
                     raise
                 left_behind(f"`{path}` could not be removed: {error.strerror}; the next run removes it")
-
-
-@contextlib.contextmanager
-def janitor(directory: Path) -> Iterator[Callable[[], None]]:
-    """While this runs, and once its function was called, SIGKILL leaves nothing of ``directory`` either."""
-    path = Path(__file__).with_name("janitor.py")
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(path), str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        pipe = process.stdin
-        assert pipe is not None  # noqa: S101  (as asked for above)
-
-        def now_ours() -> None:
-            # Past the buffer: whoever is killed flushes nothing.
-            os.write(pipe.fileno(), b"ours")
-
-        try:
-            yield now_ours
-        finally:
-            process.kill()
+            finally:
+                # Either there is nothing left, or this storage keeps it.
+                with contextlib.suppress(OSError):
+                    janitor.note()
 
 
 def stale_directories(target: Path) -> list[Path]:
@@ -149,9 +128,9 @@ def temporary() -> Iterator[Path]:
     """A directory of this run for the ranks' output; removed afterwards, after SIGKILL too."""
     with (
         tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True) as name,
-        janitor(Path(name)) as ours,
+        Janitor(name) as janitor,
     ):
-        ours()
+        janitor.note({"kind": "directory", "path": name})
         try:
             yield Path(name)
         finally:

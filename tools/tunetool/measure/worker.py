@@ -219,17 +219,14 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 def _has_ended(process: subprocess.Popen[bytes], patience: float, ctrl_c: CtrlC) -> bool:
     """Whether it ends in time. It is not reaped."""
-    deadline = time.monotonic() + patience
-    while True:
-        with ctrl_c.held():
-            try:
-                if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                    return True
-            except ChildProcessError:
-                return True  # reaped already
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
+
+    def is_over() -> bool:
+        try:
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True  # reaped already
+
+    return ctrl_c.wait_for(is_over, patience, 0.01)
 
 
 def child_command(python: Path, program: Path) -> list[str]:
@@ -281,19 +278,53 @@ class Worker:
         try:
             stdin.write(json.dumps(order).encode() + b"\n")
         except OSError:
-            raise self._dead() from None
+            raise self.dead() from None
 
     def receive(self, timeout: float) -> dict[str, Any]:
         """The answer to what was sent."""
-        line = self._line(timeout)
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.output, selectors.EVENT_READ)
+            answer = self._taken()
+            while answer is None:
+                if selector.select(TICK):
+                    answer = self.read()
+                    continue
+                self.tick()
+                if time.monotonic() > deadline:
+                    how = "was ended" if self.end() else stuck(self.pid)
+                    message = f"{self.what} said nothing for {timeout:.0f} s and {how}"
+                    raise Failed(message, STUCK_HINT, raw=self.messages())
+        if "error" in answer:
+            raise Failed(f"{self.what}: {answer.get('kind', 'error')}: {answer['error']}", raw=self.messages())
+        return answer
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What it answers on, for a selector; ``read`` it then."""
+        stdout = self._process.stdout
+        assert stdout is not None  # noqa: S101  (a pipe, as asked for above)
+        return stdout
+
+    def read(self) -> dict[str, Any] | None:
+        """What has come: an answer, which may be an ``error``; None if that is not whole yet. Raises ``Failed``."""
+        part = os.read(self.output.fileno(), 65536)
+        if not part:
+            raise self.dead()
+        self._answers += part
+        return self._taken()
+
+    def _taken(self) -> dict[str, Any] | None:
+        if b"\n" not in self._answers:
+            return None
+        line, _, self._answers = self._answers.partition(b"\n")
         try:
             answer = json.loads(line)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise Failed(f"{self.what} answered nonsense: {line[:80]!r}", raw=self.messages())
-        if "error" in answer:
-            raise Failed(f"{self.what}: {answer.get('kind', 'error')}: {answer['error']}", raw=self.messages())
+            text = line.decode(errors="replace")
+            raise Failed(f"{self.what} answered nonsense: {text[:80]!r}", raw=self.messages())
         return answer
 
     def messages(self) -> str:
@@ -306,28 +337,24 @@ class Worker:
         """End it and all that it started. False where it is stuck in the kernel."""
         return end(self._process)
 
-    def _line(self, timeout: float) -> str:
-        stdout = self._process.stdout
-        assert stdout is not None  # noqa: S101  (a pipe, as asked for above)
-        deadline = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            while b"\n" not in self._answers:
-                if not selector.select(TICK):
-                    self.tick()
-                    if time.monotonic() > deadline:
-                        how = "was ended" if self.end() else stuck(self.pid)
-                        message = f"{self.what} said nothing for {timeout:.0f} s and {how}"
-                        raise Failed(message, STUCK_HINT, raw=self.messages())
-                    continue
-                part = os.read(stdout.fileno(), 65536)
-                if not part:
-                    raise self._dead()
-                self._answers += part
-        line, _, self._answers = self._answers.partition(b"\n")
-        return line.decode(errors="replace")
+    def finish(self, patience: float) -> None:
+        """Let it end by itself: it gets no more orders, and ``patience`` seconds."""
+        ctrl_c = CtrlC()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        _has_ended(self._process, patience, ctrl_c)
+        ctrl_c.deliver()
 
-    def _dead(self) -> Failed:
+    def killed(self) -> bool:
+        """Whether a signal has ended it. It is not reaped."""
+        status = self._process.returncode
+        if status is not None:
+            return status < 0
+        seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return seen is not None and seen.si_code != os.CLD_EXITED
+
+    def dead(self) -> Failed:
+        """For one that has closed its output: it is ended, and the error says how it ended."""
         ctrl_c = CtrlC()
         closed = self._process.returncode is None and not _has_ended(self._process, 5, ctrl_c)
         ctrl_c.deliver()
@@ -337,6 +364,20 @@ class Worker:
         self.end()
         raw = self.messages()
         return Failed(*describe_end(self.what, self._process.returncode, raw), raw=raw)
+
+
+def ask_all(
+    workers: Sequence[Worker], orders: Sequence[Mapping[str, Any]], timeout: float, tick: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """The answers of workers that do not wait for each other, to one order each, which they get at the same time.
+
+    Raises ``Failed`` as ``Worker.ask`` does; then the other answers may still come.
+    """
+    for worker, order in zip(workers, orders, strict=True):
+        worker.tick = tick
+        worker.send(order)
+    end = time.monotonic() + timeout
+    return [worker.receive(max(1.0, end - time.monotonic())) for worker in workers]
 
 
 def describe_end(what: str, code: int, output: str) -> tuple[str, str | None]:

@@ -14,7 +14,6 @@ Directories of a fine-tune and of benchmarks are made in the same way, without a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.common.change_lock import ForeignLock, open_lock_file
+from tunetool.node.common.file_lock import FileLock, ForeignLock
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.mounts import mount_at, read_mounts
 from tunetool.stage import manifest as manifests
@@ -100,57 +99,45 @@ def only_one(destination: Destination, wait: bool, say: Callable[[str], None]) -
 
     If another run holds the lock: with ``wait``, names it by ``say`` and waits; otherwise raises ``CannotJudge``.
     """
-    handle = _locked(destination, wait, say)
+    lock = _locked(destination, wait, say)
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        lock.sign(f"process {os.getpid()} on {os.uname().nodename}\n")
         settle(destination)
         yield
     finally:
         # Remove the file while it is locked: a waiting run finds another file, or none, and tries again.
         with contextlib.suppress(OSError):
             destination.lock.unlink()
-        os.close(handle)
+        lock.close()
 
 
-def _locked(destination: Destination, wait: bool, say: Callable[[str], None]) -> int:
+def _locked(destination: Destination, wait: bool, say: Callable[[str], None]) -> FileLock:
     announced = False
     while True:
         try:
-            handle = open_lock_file(str(destination.lock))
+            lock = FileLock.our_file(destination.lock)
         except ForeignLock as error:
             raise UsageProblem(error.message, f"{error.hint}, or choose another DST") from None
         except OSError as error:
             raise UsageProblem(
                 f"`{destination.path.parent}` cannot be written: {error.strerror}", "choose a DST that you may write"
             ) from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if inode_at(destination.lock) == os.fstat(handle).st_ino:
-                return handle
-        except BlockingIOError:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another run"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock)
+            if lock.take(patience=0):
+                if lock.is_named():
+                    stack.pop_all()
+                    return lock
+                continue
+            holder = lock.note() or "another run"
             if not wait:
-                os.close(handle)
                 raise CannotJudge(
                     f"busy: `{destination.path}` is being staged by {holder}", "omit `--no-wait` to wait for it"
-                ) from None
+                )
             if not announced:
                 say(f"waiting for {holder}, which is working on `{destination.path}`")
                 announced = True
             time.sleep(0.1)
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-
-
-def inode_at(path: Path) -> int | None:
-    """The inode of ``path``, whatever it is; None if it does not exist."""
-    try:
-        return path.lstat().st_ino
-    except FileNotFoundError:
-        return None
 
 
 def known(destination: Destination) -> Manifest | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from tunetool.errors import CannotJudge
 from tunetool.measure.worker import Missing, Worker, child_command
 from tunetool.node.common.files import read_text
+from tunetool.node.common.waiting import wait_for
 from tunetool.stage.ends import DIRECT_BYTES, Sink, Source, Tally, create, move_small, writing
 from tunetool.stage.pieces import Checksum, Piece, cut, hasher, piece_bytes
 from tunetool.stage.tree import Entry
@@ -183,9 +184,7 @@ def _work_through(
                 last_tick = time.perf_counter()
     except BaseException:
         work.stop.set()
-        deadline = time.monotonic() + _STOP_SECONDS
-        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: not any(thread.is_alive() for thread in threads), _STOP_SECONDS, 0.01)
         raise
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.worker import start_talking
+from tunetool.node.common.commands import captured, last_line
 from tunetool.stage.tree import Entry
 from tunetool.system_packages import install_line
 
@@ -55,16 +55,10 @@ def need_rclone() -> str:
 
 def scan_remote(source: str) -> list[Entry]:
     """The directories and files of a remote source. Raises ``UsageProblem`` if rclone cannot list them."""
-    done = subprocess.run(
-        [need_rclone(), "lsjson", "-R", "--no-mimetype", source],
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    command = [need_rclone(), "lsjson", "-R", "--no-mimetype", source]
+    done = captured(command, None, own_locale=True, errors="surrogateescape")
     if done.returncode != 0:
-        raise UsageProblem(f"`{source}` cannot be listed: {_last_line(done.stderr)}", "try `rclone lsd` on it")
+        raise UsageProblem(f"`{source}` cannot be listed: {last_line(done.stderr)}", "try `rclone lsd` on it")
     entries = [Entry(".", "directory", mode=0o755), *(_entry(row, source) for row in json.loads(done.stdout))]
     return sorted(entries, key=lambda entry: entry.path.split("/") if entry.path != "." else [])
 
@@ -99,7 +93,7 @@ def fetch(source: str, destination: Path, tick: Callable[[int], None]) -> None:
                 tick(moved)
         if process.wait() != 0:
             raise CannotJudge(
-                f"`rclone copy {source}` failed: {_last_line(errors[-1] if errors else '')}",
+                f"`rclone copy {source}` failed: {last_line(errors[-1] if errors else '')}",
                 "what was copied is removed; try again",
             )
 
@@ -119,13 +113,7 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             yield process
         except BaseException:
             process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + 10
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
             process.kill()
             raise
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from tunetool.measure.aio.spec import (
 )
 from tunetool.measure.evidence import incomplete
 from tunetool.measure.sequential import free_bytes
-from tunetool.measure.worker import Failed, Worker, child_command
+from tunetool.measure.worker import Failed, Worker, ask_all, child_command
 from tunetool.node.common.files import read_int
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.memory import memory_total
@@ -320,8 +319,4 @@ class Pool:
         return self._each([order] * self.processes, timeout)
 
     def _each(self, orders: Sequence[Mapping[str, Any]], timeout: float) -> list[dict[str, Any]]:
-        for child, order in zip(self._children, orders, strict=True):
-            child.tick = self.tick
-            child.send(order)
-        end = time.monotonic() + timeout
-        return [child.receive(max(1.0, end - time.monotonic())) for child in self._children]
+        return ask_all(self._children, orders, timeout, self.tick)

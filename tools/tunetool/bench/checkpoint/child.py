@@ -1,15 +1,15 @@
 """One rank of the benchmark: builds the state once, then saves and restores it by orders, engine by engine.
 
-Started by torchrun (``tunetool.launch``) and asked by ``tunetool.launch.orders``; the parent makes, drops from the page
+One of ``tunetool.launch.asked_ranks``; the parent makes, drops from the page
 cache and removes the directories, and reads the drives' counters between the orders. Times are of the monotonic clock,
 which all processes of a node share.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +22,6 @@ from tunetool.bench.checkpoint import stamps, states, training
 from tunetool.bench.checkpoint.engines import ENGINES, tensors
 from tunetool.bench.checkpoint.engines.base import Context, Done, Engine, State
 from tunetool.bench.checkpoint.footprint import Footprint, footprint, reset_peaks, trim
-from tunetool.launch.orders import serve
 
 _PINNED_TRIAL = 64 * 2**20
 
@@ -49,6 +48,7 @@ class Rank:
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
         """Execute one order. Returns the answer."""
         return {
+            "hello": lambda _: {},
             "start": self.start,
             "place": self.place,
             "save": self.save,
@@ -56,6 +56,7 @@ class Rank:
             "calibrate": self.calibrate,
             "train": self.train,
             "close": self.close,
+            "end": self.finish,
         }[order["do"]](order)
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -175,12 +176,13 @@ class Rank:
             engine.close()
         return {}
 
-    def finish(self) -> None:
+    def finish(self, order: dict[str, Any]) -> dict[str, Any]:
         """End in order, so that nothing stays in shared memory."""
         for engine in self.engines.values():
             engine.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+        return {}
 
     def _synchronize(self) -> None:
         if self.device == "cuda":
@@ -226,13 +228,11 @@ def _pinned_in_resident() -> bool:
     return footprint().resident_bytes - before > _PINNED_TRIAL // 2
 
 
-def main() -> int:
-    """Serve orders as one rank until the order to end."""
-    rank = Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    serve(rank.rank, rank.answer, {})
-    rank.finish()
-    return 0
+@functools.cache
+def _this_rank() -> Rank:
+    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Called by ``tunetool.measure.child_server``."""
+    return _this_rank().answer(order)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.bench.checkpoint.request import Request
-from tunetool.launch.local import RankFailed, Ranks
-from tunetool.launch.orders import OrderFailed, Orders
+from tunetool.launch.asked_ranks import AskedRanks, OrderFailed
+from tunetool.launch.local import RankFailed
 
-MODULE = "tunetool.bench.checkpoint.child"
+_PROGRAM = Path(__file__).with_name("child.py")
 _START_PATIENCE = 300.0
 _PATIENCE, _STARTS, _SLOWEST = 120.0, 3.0, 20e6
 """Seconds that an order may take; what adds to them: starts of a process with torch, as some engines need one, by what
@@ -29,8 +28,6 @@ class RankProcesses:
     request: Request
     state_bytes: int
     environment: Mapping[str, str]
-    directory: Path
-    """For logs and the socket; short, and of this user alone."""
     tick: Callable[[], None] = lambda: None
     raw: dict[str, str | bytes] = field(default_factory=dict)
     rank_facts: dict[str, Any] = field(default_factory=dict)
@@ -40,8 +37,7 @@ class RankProcesses:
     """What the ranks took to start, torch's import and all: minutes on a slow machine."""
     calibrated: int = 0
     """The start for which the training loop was made."""
-    _ranks: Ranks | None = None
-    _orders: Orders | None = None
+    _ranks: AskedRanks | None = None
     _held: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> RankProcesses:
@@ -59,14 +55,9 @@ class RankProcesses:
         """Start the ranks and make their states. Raises ``RankFailed``."""
         self._held.close()
         self.starts += 1
-        logs = self.directory / "logs"
-        shutil.rmtree(logs, ignore_errors=True)
         began = time.monotonic()
-        orders = self._orders = self._held.enter_context(Orders(self.directory))
-        ranks = self._ranks = self._held.enter_context(
-            Ranks(["-m", MODULE], self.request.ranks, {**self.environment, **orders.environment}, logs)
-        )
-        orders.meet(ranks, _START_PATIENCE, self.tick)
+        ranks = self._ranks = self._held.enter_context(AskedRanks(_PROGRAM, self.request.ranks, self.environment))
+        ranks.ask({"do": "hello"}, _START_PATIENCE, self.tick)
         self.start_seconds = time.monotonic() - began
         wish = {
             "do": "start",
@@ -80,13 +71,12 @@ class RankProcesses:
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Each rank's answer. Raises ``RankFailed``, after which the ranks are as ``sound`` says."""
-        assert self._orders is not None  # noqa: S101  (started)
         assert self._ranks is not None  # noqa: S101  (started)
         try:
-            return self._orders.ask(self._ranks, order, self.patience, self.tick)
+            return self._ranks.ask(order, self.patience, self.tick)
         except RankFailed as error:
             name = f"{order.get('engine', order.get('do'))}-{self.starts}.txt"
-            self.raw[name] = error.raw or self._ranks.messages()
+            self.raw[name] = error.raw
             raise
 
     def usable_after(self, error: RankFailed) -> bool:
@@ -99,6 +89,6 @@ class RankProcesses:
 
     def end(self) -> None:
         """In order."""
-        if self._orders is not None and self._ranks is not None:
-            self._orders.dismiss(self._ranks, _END_PATIENCE)
+        if self._ranks is not None:
+            self._ranks.dismiss(_END_PATIENCE)
         self._held.close()

@@ -59,9 +59,7 @@ class _Checkpoints:
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
         directories = [session.directory(path, stack) for path, stack in self.targets]
-        ranks = session.hold(
-            RankProcesses(self.request, self.shape.bytes, self.environment, session.temporary(), raw=session.raw)
-        )
+        ranks = session.hold(RankProcesses(self.request, self.shape.bytes, self.environment, raw=session.raw))
         with session.progress.step(f"{self.request.ranks} rank(s) start, and make the state", 0) as tick:
             ranks.tick = tick
             ranks.start()

@@ -7,20 +7,18 @@ there does not put an old pool back.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from tunetool.measure.busy import device_lock, lock_directory
+from tunetool.measure.janitor import Janitor
 from tunetool.measure.worker import Failed
 from tunetool.node.common.files import read_int
 from tunetool.node.machine.memory import HugePages, default_hugepage_kib, meminfo, numa_nodes, read_hugepages
 from tunetool.node.units import format_size_binary
 
 _POOL = "proc/sys/vm/nr_hugepages"
-_KEEPER = Path(__file__).with_name("huge_pool_keeper.py")
 
 
 def too_large(pages: int, root: str = "/") -> str | None:
@@ -72,14 +70,8 @@ def huge_pool(pages: int, say: Callable[[str], None], root: str = "/") -> Iterat
     Another process empties it too: once this one is gone, however it ended.
     """
     setting = Path(root, _POOL)
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_KEEPER), str(setting), "0"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ):
-        # Leaving the block closes the keeper's stdin and waits for it.
+    with Janitor(str(setting)) as janitor:
+        janitor.note({"kind": "value", "path": str(setting), "value": "0"})
         try:
             there = resize(setting, pages)
             if there < pages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from tunetool.measure.aio.driver import START_SECONDS, check_opened, open_order,
 from tunetool.measure.aio.ops import Probe
 from tunetool.measure.aio.spec import FILE, Spec, script
 from tunetool.measure.evidence import incomplete
-from tunetool.measure.worker import Failed, Worker, child_command
+from tunetool.measure.worker import Failed, Worker, ask_all, child_command
 
 _SLOWEST = 5e6
 """Bytes per second below which a sample counts as stuck."""
@@ -140,12 +139,7 @@ class Handles:
 
     def _each(self, orders: Sequence[Mapping[str, Any]], timeout: float) -> list[dict[str, Any]]:
         """One order for each of the first processes, at the same time."""
-        children = self._children[: len(orders)]
-        for child, order in zip(children, orders, strict=True):
-            child.tick = self.tick
-            child.send(order)
-        end = time.monotonic() + timeout
-        return [child.receive(max(1.0, end - time.monotonic())) for child in children]
+        return ask_all(self._children[: len(orders)], orders, timeout, self.tick)
 
 
 def spec_of(spec: Spec, device: str) -> Spec:

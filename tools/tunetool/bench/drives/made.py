@@ -1,17 +1,13 @@
 """What a run has made of drives, and how it is taken down: by the run itself, and by another process if it is killed.
 
-Each thing is noted before it is made, in the pipe of that process. A label is removed only from a drive whose every
+Each thing is noted before it is made, with that process, the janitor. A label is removed only from a drive whose every
 label has a UUID that this run drew; a drive with anything else on it is left as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +15,13 @@ from typing import Any
 
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge
+from tunetool.measure.janitor import Entry, Janitor
 from tunetool.node.array.adopt_or_wipe import plain_uuid
 from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.common.commands import CommandError, NotInstalled, run
 from tunetool.node.common.files import exact_text
 from tunetool.node.common.refusal import Refusal
+from tunetool.node.common.waiting import try_for
 from tunetool.node.machine.drive_contents import (
     Signature,
     UnreadableDevice,
@@ -36,10 +34,11 @@ from tunetool.node.machine.held_drives import held, untouched
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.removal.wipe_drives import clear_labels
 
-Entry = Mapping[str, Any]
 _PATIENCE = 30.0
 """Seconds for which an unmount may wait for a killed program's last write."""
 _TRIES = 3
+_SURE = 2
+"""A program that a killed run had started, such as mount, may make what was not there at the janitor's first look."""
 _LEFT = "it was left as it is"
 _SYS_BLOCK = Path("/sys/block")
 
@@ -96,28 +95,17 @@ class Made:
     entries: list[Entry] = field(default_factory=list)
     _failed: list[Entry] = field(default_factory=list)
     """What could not be taken down: the other process tries again."""
-    _sweeper: subprocess.Popen[bytes] | None = None
+    _janitor: Janitor = field(default_factory=lambda: Janitor("bench drives", __name__, _SURE))
 
     def __enter__(self) -> Made:
-        self._sweeper = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("sweeper.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._janitor.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *what: object) -> None:
         try:
             self.undo(0)
         finally:
-            sweeper, self._sweeper = self._sweeper, None
-            if sweeper is not None:
-                with contextlib.suppress(OSError):
-                    sweeper.stdin.close()  # type: ignore[union-attr]  # a pipe, as asked for above
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    sweeper.wait(_PATIENCE)
+            self._janitor.__exit__(*what)
 
     def note(self, kind: str, **facts: Any) -> None:
         """Something that will be made next."""
@@ -143,12 +131,8 @@ class Made:
         ctrl_c.deliver()
 
     def _tell(self) -> None:
-        sweeper = self._sweeper
-        if sweeper is None or sweeper.stdin is None:
-            raise CannotJudge("nothing may be made without the process that would take it down")
         try:
-            sweeper.stdin.write(json.dumps([*self._failed, *self.entries]).encode() + b"\n")
-            sweeper.stdin.flush()
+            self._janitor.note(*self._failed, *self.entries)
         except OSError:
             raise CannotJudge("the process that takes down what this run makes has ended", "run it again") from None
 
@@ -156,21 +140,18 @@ class Made:
 def undone(entry: Entry) -> str | None:
     """Take one thing down, if it is there; why that is not possible."""
     try:
-        _UNDO[entry["kind"]](entry)
+        REMOVALS[entry["kind"]](entry)
     except (NotTakenDown, CommandError, UnreadableDevice, Refusal, OSError) as error:
         return f"{error}"
     return None
 
 
 def _unmount(entry: Entry) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while any(mount.mount_point == entry["path"] for mount in read_mounts("/")):
-        try:
-            run(["umount", entry["path"]])
-        except CommandError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+    def is_mounted() -> bool:
+        return any(mount.mount_point == entry["path"] for mount in read_mounts("/"))
+
+    while is_mounted():
+        try_for(lambda: is_mounted() and run(["umount", entry["path"]]), CommandError, _PATIENCE, 0.2)
 
 
 def _remove_directory(entry: Entry) -> None:
@@ -284,7 +265,7 @@ def _detach(entry: Entry) -> None:
         run(["losetup", "--detach", f"/dev/{name}"])
 
 
-_UNDO: Mapping[str, Callable[[Entry], None]] = {
+REMOVALS: Mapping[str, Callable[[Entry], None]] = {
     "directory": _remove_directory,
     "mount": _unmount,
     "array": _stop_array,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.measure import rundir
-from tunetool.measure.worker import Worker, child_command
+from tunetool.measure.worker import Worker, ask_all, child_command
 
 _CHILD = Path(__file__).with_name("child.py")
 _START_PATIENCE = 600.0
@@ -68,6 +68,4 @@ class Ranks:
         return float(self._ask([{"do": "pinned"}], _PATIENCE)[0]["speed"])
 
     def _ask(self, orders: list[dict[str, Any]], patience: float) -> list[dict[str, Any]]:
-        for worker, order in zip(self._workers, orders, strict=True):
-            worker.send(order)
-        return [worker.receive(patience) for worker in self._workers]
+        return ask_all(self._workers, orders, patience, self._tick)

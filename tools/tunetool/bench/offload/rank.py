@@ -1,13 +1,13 @@
 """One rank of the benchmark: builds the model and DeepSpeed's engine once, then makes steps by orders.
 
-Started by torchrun (``tunetool.launch``) and asked by ``tunetool.launch.orders``. The parent reads the drives' counters
+One of ``tunetool.launch.asked_ranks``. The parent reads the drives' counters
 and looks at the swap files between the orders. Times are of the monotonic clock, which all processes of a node share.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,6 @@ from torch.nn.functional import cross_entropy
 from tunetool.bench.offload.architecture import architecture
 from tunetool.bench.offload.network import build
 from tunetool.bench.offload.swap_handles import Ledger, SwapHandles
-from tunetool.launch.orders import serve
 from tunetool.measure.aio import child
 
 OFFLOADS = ("offload_optimizer", "offload_param")
@@ -45,7 +44,8 @@ class Rank:
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
         """Execute one order. Returns the answer."""
-        return {"start": self.start, "step": self.step, "rung": self.rung}[order["do"]](order)
+        act = {"hello": lambda _: {}, "start": self.start, "step": self.step, "rung": self.rung, "end": self.close}
+        return act[order["do"]](order)
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
         """The engine of the order's ``config``, with the model's states where that says."""
@@ -93,12 +93,13 @@ class Rank:
         ledger = self.handles.ledger if self.handles is not None else Ledger()
         return {"began": began, "ended": ended, "loss": loss, **ledger.answer()}
 
-    def close(self) -> None:
+    def close(self, order: dict[str, Any]) -> dict[str, Any]:
         """End in order."""
         if self.mover is not None:
             self.mover.close()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+        return {}
 
     def _train(self) -> float:
         total, passes = 0.0, self.engine.gradient_accumulation_steps()
@@ -143,12 +144,11 @@ def _name(path: str) -> str:
     return Path(path).name.split(".", 1)[0].removesuffix("_op")
 
 
-def main() -> None:
-    """Serve orders as the rank that torchrun says, until the order to end."""
-    number = int(os.environ["RANK"])
-    with contextlib.closing(Rank(number)) as rank:
-        serve(number, rank.answer, {})
+@functools.cache
+def _this_rank() -> Rank:
+    return Rank(int(os.environ["RANK"]))
 
 
-if __name__ == "__main__":
-    main()
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Called by ``tunetool.measure.child_server``."""
+    return _this_rank().answer(order)

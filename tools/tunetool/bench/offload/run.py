@@ -189,7 +189,6 @@ class _Offload:
             self.request.ranks,
             self.installed,
             self.environment,
-            session.temporary(),
             moved + 2 * self.plan.rung_bytes,
             raw=session.raw,
         )

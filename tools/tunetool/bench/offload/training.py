@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.launch.local import RankFailed, Ranks
-from tunetool.launch.orders import Orders
+from tunetool.launch.asked_ranks import AskedRanks
+from tunetool.launch.local import RankFailed
 from tunetool.measure.aio import Probe
 
-MODULE = "tunetool.bench.offload.rank"
+_PROGRAM = Path(__file__).with_name("rank.py")
 OPS = ("async_io", "cpu_adam")
 """That DeepSpeed needs to offload; ``utils`` is taken where it is built."""
 _START_PATIENCE = 600.0
@@ -27,22 +26,17 @@ _END_PATIENCE = 30.0
 
 @dataclass
 class Training:
-    """A context manager: none of its processes outlives it.
-
-    ``directory``: for logs and the socket; short, and of this user alone. ``moved_bytes``: of one step of all ranks.
-    """
+    """A context manager: none of its processes outlives it. ``moved_bytes``: of one step of all ranks."""
 
     what: str
     ranks: int
     installed: Probe
     environment: Mapping[str, str]
-    directory: Path
     moved_bytes: int = 0
     tick: Callable[[], None] = lambda: None
     raw: dict[str, str | bytes] = field(default_factory=dict)
     _start_seconds: float = 0.0
-    _ranks: Ranks | None = None
-    _orders: Orders | None = None
+    _ranks: AskedRanks | None = None
     _held: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Training:
@@ -63,13 +57,10 @@ class Training:
 
         ``config``: the ds_config; ``blocks``: the ``aio`` blocks between which steps can choose, by name.
         """
-        logs = self.directory / "logs"
-        shutil.rmtree(logs, ignore_errors=True)
         began = time.monotonic()
-        orders = self._orders = self._held.enter_context(Orders(self.directory))
-        environment = {**training_environment(self.environment, self.ranks), **orders.environment}
-        ranks = self._ranks = self._held.enter_context(Ranks(["-m", MODULE], self.ranks, environment, logs))
-        orders.meet(ranks, _START_PATIENCE, self.tick)
+        environment = training_environment(self.environment, self.ranks)
+        ranks = self._ranks = self._held.enter_context(AskedRanks(_PROGRAM, self.ranks, environment))
+        ranks.ask({"do": "hello"}, _START_PATIENCE, self.tick)
         order = {
             "do": "start",
             "config": dict(config),
@@ -93,8 +84,8 @@ class Training:
 
     def end(self) -> None:
         """In order."""
-        if self._orders is not None and self._ranks is not None:
-            self._orders.dismiss(self._ranks, _END_PATIENCE)
+        if self._ranks is not None:
+            self._ranks.dismiss(_END_PATIENCE)
         self._held.close()
 
     def files(self) -> dict[str, list[str]]:
@@ -103,13 +94,12 @@ class Training:
         return {op: [str(self.installed.find(part)) for part in self.installed.parts(op)] for op in ops}
 
     def _ask(self, order: Mapping[str, Any], least: float = _PATIENCE) -> list[dict[str, Any]]:
-        assert self._orders is not None  # noqa: S101  (started)
         assert self._ranks is not None  # noqa: S101  (started)
         patience = least + _STARTS * self._start_seconds + self.moved_bytes / _SLOWEST
         try:
-            return self._orders.ask(self._ranks, order, patience, self.tick)
+            return self._ranks.ask(order, patience, self.tick)
         except RankFailed as error:
-            self.raw[f"{self.what}.txt"] = error.raw or self._ranks.messages()
+            self.raw[f"{self.what}.txt"] = error.raw
             error.message = f"{self.what}: {error.message}"
             raise
 

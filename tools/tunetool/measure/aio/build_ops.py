@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -24,6 +23,8 @@ from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.measure.worker import Worker, child_command, describe_end, without_preloads
 from tunetool.node.common.commands import in_c_locale
+from tunetool.node.common.file_lock import FileLock
+from tunetool.node.common.waiting import wait_for
 from tunetool.node.machine.memory import memory_total
 from tunetool.system_packages import find, install_line
 
@@ -126,20 +127,9 @@ def only_build(root: Path, progress: Progress, patience: float = WAIT_SECONDS) -
     Raises ``CannotJudge`` when the other one is not done after ``patience`` seconds.
     """
     root.mkdir(parents=True, exist_ok=True)
-    with (root / _OWN_LOCK).open("a+") as lock:
-
-        def holder() -> str | None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                return lock.read().strip() or "?"
-            return None
-
-        _wait_for(holder, root, progress, patience)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    with FileLock.file(root / _OWN_LOCK) as lock:
+        _wait_for(lambda: None if lock.take(patience=0) else lock.note() or "?", root, progress, patience)
+        lock.sign(str(os.getpid()))
         yield
 
 
@@ -166,16 +156,17 @@ def _wait_for(holder: Callable[[], str | None], folder: Path, progress: Progress
         return
     limit = f"{patience / 60:g} min"
     progress.say(f"process {process} builds in `{folder}`: waiting until it is done, at most {limit}")
-    deadline = time.monotonic() + patience
+
+    def is_free() -> bool:
+        nonlocal process
+        process = holder()
+        return process is None
+
     with progress.step(f"waiting for process {process}", _EXPECTED_SECONDS) as tick:
-        while (process := holder()) is not None:
-            if time.monotonic() > deadline:
-                raise CannotJudge(
-                    f"process {process} still builds in `{folder}` after {limit}",
-                    f"see what it does: `ps -fp {process}`",
-                )
-            time.sleep(_POLL_SECONDS)
-            tick()
+        if not wait_for(is_free, patience, _POLL_SECONDS, tick):
+            raise CannotJudge(
+                f"process {process} still builds in `{folder}` after {limit}", f"see what it does: `ps -fp {process}`"
+            )
 
 
 def build_environment(environment: Mapping[str, str], python: Path, cpus: int, memory: int) -> dict[str, str]:

@@ -20,6 +20,7 @@ from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.worker import Failed, Worker, child_command
+from tunetool.node.common.commands import last_line
 from tunetool.node.common.files import read_int, read_text
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
@@ -232,8 +233,8 @@ def read_back(file: Path, size: int, tick: Callable[[], None] = lambda: None) ->
     except worker.Overdue as left:
         raise Failed(f"`{file}` could not be read back within {limit:.0f} s{left}", worker.STUCK_HINT) from None
     if done.code != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise Failed(f"what was written cannot be read back: {last[0]}", "look for I/O errors: `dmesg | tail`")
+        last = last_line(done.stderr, "no message")
+        raise Failed(f"what was written cannot be read back: {last}", "look for I/O errors: `dmesg | tail`")
     stored: dict[str, Any] = json.loads(done.stdout)
     return stored
 

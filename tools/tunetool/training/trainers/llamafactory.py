@@ -26,6 +26,7 @@ from tunetool.advise.precision import Capability, Precision, need
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 from tunetool.launch import rank as launched
 from tunetool.measure.aio.ops import LOCK, builders
+from tunetool.node.common.commands import captured
 from tunetool.training.data.conversations import choose
 from tunetool.training.model import reference_model
 from tunetool.training.rank import gpu_reading
@@ -38,6 +39,7 @@ from tunetool.training.workload import Workload
 _T = TypeVar("_T")
 PROGRAM = "llamafactory-cli"
 _LOOK = 0.5
+_VERSIONS_SECONDS = 300.0
 _PATIENCE = 30.0
 _OURS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_", "MASTER_", "PYTHONPATH", "OMP_NUM_THREADS")
 """Prefixes of variables that LLaMA-Factory must not inherit: torchrun's for this rank, and our module path."""
@@ -253,12 +255,10 @@ def versions(program: Path) -> dict[str, str]:
         "print(json.dumps(found))"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    done = subprocess.run(
-        [str(program.with_name("python")), "-c", code], env=clean, capture_output=True, text=True, check=False
-    )
     try:
+        done = captured([str(program.with_name("python")), "-c", code], _VERSIONS_SECONDS, env=clean)
         return dict(json.loads(done.stdout))
-    except ValueError:
+    except (ValueError, subprocess.TimeoutExpired):
         return {}
 
 
