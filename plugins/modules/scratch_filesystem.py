@@ -38,19 +38,6 @@ options:
     description: Number of members of the array; the stripe width.
     type: int
     required: true
-  mount_point:
-    description: Mount point of the file system.
-    type: path
-    required: true
-  mount_options:
-    description: Mount options that the kernel knows.
-    type: list
-    elements: str
-    default: [noatime, logbufs=8, logbsize=256k]
-  device_timeout:
-    description: Time that a boot waits for the array before it goes on without it, in the form of systemd.time(7).
-    type: str
-    default: 30s
   adopt:
     description:
       - Keep a file system and its label even if the manifest names another UUID.
@@ -60,17 +47,13 @@ options:
     description: The array is made in this run, so an earlier manifest of the node no longer applies.
     type: bool
     default: false
-  offload_dir:
-    description: Directory to make on it, absolute and under O(mount_point); empty for none.
-    type: str
-    default: ""
-  protect_mount_point:
+  settings:
     description:
-      - Whether the bare mount point is immutable (C(chattr +i)); V(false) removes the flag.
-      - A file system without that flag (tmpfs, overlay) gives a warning.
-    type: bool
-    default: true
-extends_documentation_fragment: [tunetool.node.changes, tunetool.node.offload]
+      - The variables of the role P(tunetool.node.scratch_filesystem#role) without its name; C(mount_point) is required.
+      - A file system whose bare mount point cannot be made immutable (tmpfs, overlay) gives a warning.
+    type: dict
+    required: true
+extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -85,8 +68,9 @@ EXAMPLES = r"""
     array: nvme_raid0
     chunk_bytes: 1048576
     members: 8
-    mount_point: /mnt/nvme_raid0
-    offload_dir: /mnt/nvme_raid0/deepspeed_offload
+    settings:
+      mount_point: /mnt/nvme_raid0
+      offload_dir: /mnt/nvme_raid0/deepspeed_offload
 """
 
 RETURN = r"""
@@ -120,24 +104,24 @@ from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import converge  # noqa: E402
-from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
+from ..module_utils.volume.apply import OF_THE_ARRAY, SETTINGS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
 from ..module_utils.volume.xfs_geometry import wanted_geometry  # noqa: E402
 
 
-def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
+def work(module: AnsibleModule, wanted: dict[str, Any], ledger: Ledger) -> tuple[str | None, str | None]:
     """Find the array, compare everything that is asked, and change what differs."""
-    name = module.params["array"]
-    uuid = plain_uuid(module.params["array_uuid"])
+    name = wanted["array"]
+    uuid = plain_uuid(wanted["array_uuid"])
     # Two arrays may have one name: another host's keeps its own.
     array = next(
         (array for array in read_arrays() if array.name == name and (not uuid or plain_uuid(array.uuid) == uuid)), None
     )
     if array is None and not module.check_mode:
         raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
-    return Volume(module.params, ledger, array).all()
+    return Volume(wanted, ledger, array).all()
 
 
 def access(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -150,29 +134,33 @@ def access(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point: check the arguments, do the job, report."""
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    geometry = wanted_geometry(module.params["chunk_bytes"], module.params["members"])
-    problems = volume_problems(module.params, geometry.log_su_bytes)
+    module = AnsibleModule(
+        argument_spec={**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}},
+        supports_check_mode=True,
+    )
+    wanted = {**module.params, **module.params["settings"]}
+    geometry = wanted_geometry(wanted["chunk_bytes"], wanted["members"])
+    problems = volume_problems(wanted, geometry.log_su_bytes)
     if problems:
         module.fail_json(msg="; ".join(problems))
     (uuid, offload_dir), answer = converge(
         module,
-        lambda ledger: work(module, ledger),
-        lambda: None if module.params["new_array"] else built_manifest(),
+        lambda ledger: work(module, wanted, ledger),
+        lambda: None if wanted["new_array"] else built_manifest(),
         (UnreadableDevice, ValueError),
     )
     module.exit_json(
         filesystem={
             "uuid": uuid,
             "type": "xfs",
-            "mount_point": plain_path(module.params["mount_point"]),
+            "mount_point": plain_path(wanted["mount_point"]),
             "data_su_bytes": geometry.data_su_bytes,
             "data_sw": geometry.data_sw,
             "log_su_bytes": geometry.log_su_bytes,
-            "mount_options": shown_options(module.params["mount_options"]),
+            "mount_options": shown_options(wanted["mount_options"]),
         },
         offload_dir=offload_dir,
-        offload=access(module.params) if offload_dir else {},
+        offload=access(wanted) if offload_dir else {},
         **answer,
     )
 
