@@ -81,7 +81,7 @@ def main() -> None:
     )
 
     def work(ledger: Ledger) -> tuple[dict[str, Any], list[str]]:
-        job = MemoryJob(module.params["settings"], ledger)
+        job = MemoryJob(module.params, ledger)
         return job.all(), job.reboot_reasons
 
     (memory, reasons), answer = converge(module, work)

@@ -77,8 +77,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    asked = {**module.params, **module.params["settings"]}
-    tuning, answer = converge(module, lambda ledger: TuningJob(asked, ledger).all())
+    tuning, answer = converge(module, lambda ledger: TuningJob(module.params, ledger).all())
     module.exit_json(tuning=tuning, **answer)
 
 

@@ -70,6 +70,11 @@ SETTINGS: dict[str, Any] = {
     "socket": {"type": "str", "default": ""},
     "ignored_checks": {"type": "list", "elements": "str", "default": []},
 }
+ARGUMENTS: dict[str, Any] = {
+    "installed": {"type": "bool", "default": True},
+    "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
+    "settings": {"type": "dict", "required": True, "options": SETTINGS},
+}
 
 
 def texts(wanted: dict[str, Any]) -> dict[str, str]:
@@ -87,8 +92,9 @@ def texts(wanted: dict[str, Any]) -> dict[str, str]:
     return health_units.files(wanted["program"], settings, wanted["period"], wanted["socket"])
 
 
-def converge(module: AnsibleModule, wanted: dict[str, Any]) -> list[dict[str, str]]:
+def converge(module: AnsibleModule) -> list[dict[str, str]]:
     """Compare, then write or remove. Returns the diff."""
+    wanted = module.params
     files = texts(wanted)
     return apply.converge(
         wanted["program"],
@@ -103,18 +109,11 @@ def converge(module: AnsibleModule, wanted: dict[str, Any]) -> list[dict[str, st
 
 def main() -> None:
     """Install or remove the health check under the node's lock, and report."""
-    module = AnsibleModule(
-        argument_spec={
-            "installed": {"type": "bool", "default": True},
-            "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
-            "settings": {"type": "dict", "required": True, "options": SETTINGS},
-        },
-        supports_check_mode=True,
-    )
-    wanted = {**module.params, **module.params["settings"]}
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    wanted = module.params
     try:
         with only_one():
-            diff = converge(module, wanted)
+            diff = converge(module)
         if diff and not module.check_mode:
             module.change_begins()
             health_units.take_effect(wanted["enabled"], bool(wanted["socket"]))

@@ -104,24 +104,24 @@ from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import converge  # noqa: E402
-from ..module_utils.volume.apply import OF_THE_ARRAY, SETTINGS, Volume  # noqa: E402
+from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
 from ..module_utils.volume.xfs_geometry import wanted_geometry  # noqa: E402
 
 
-def work(module: AnsibleModule, wanted: dict[str, Any], ledger: Ledger) -> tuple[str | None, str | None]:
+def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
     """Find the array, compare everything that is asked, and change what differs."""
-    name = wanted["array"]
-    uuid = plain_uuid(wanted["array_uuid"])
+    name = module.params["array"]
+    uuid = plain_uuid(module.params["array_uuid"])
     # Two arrays may have one name: another host's keeps its own.
     array = next(
         (array for array in read_arrays() if array.name == name and (not uuid or plain_uuid(array.uuid) == uuid)), None
     )
     if array is None and not module.check_mode:
         raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
-    return Volume(wanted, ledger, array).all()
+    return Volume(module.params, ledger, array).all()
 
 
 def access(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -134,33 +134,29 @@ def access(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point: check the arguments, do the job, report."""
-    module = AnsibleModule(
-        argument_spec={**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}},
-        supports_check_mode=True,
-    )
-    wanted = {**module.params, **module.params["settings"]}
-    geometry = wanted_geometry(wanted["chunk_bytes"], wanted["members"])
-    problems = volume_problems(wanted, geometry.log_su_bytes)
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    geometry = wanted_geometry(module.params["chunk_bytes"], module.params["members"])
+    problems = volume_problems(module.params, geometry.log_su_bytes)
     if problems:
         module.fail_json(msg="; ".join(problems))
     (uuid, offload_dir), answer = converge(
         module,
-        lambda ledger: work(module, wanted, ledger),
-        lambda: None if wanted["new_array"] else built_manifest(),
+        lambda ledger: work(module, ledger),
+        lambda: None if module.params["new_array"] else built_manifest(),
         (UnreadableDevice, ValueError),
     )
     module.exit_json(
         filesystem={
             "uuid": uuid,
             "type": "xfs",
-            "mount_point": plain_path(wanted["mount_point"]),
+            "mount_point": plain_path(module.params["mount_point"]),
             "data_su_bytes": geometry.data_su_bytes,
             "data_sw": geometry.data_sw,
             "log_su_bytes": geometry.log_su_bytes,
-            "mount_options": shown_options(wanted["mount_options"]),
+            "mount_options": shown_options(module.params["mount_options"]),
         },
         offload_dir=offload_dir,
-        offload=access(wanted) if offload_dir else {},
+        offload=access(module.params) if offload_dir else {},
         **answer,
     )
 

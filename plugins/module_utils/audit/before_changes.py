@@ -40,7 +40,7 @@ WISHES: dict[str, Any] = {
     "type": "dict",
     "default": {},
     "options": {
-        "filesystem": {"type": "dict", "options": volume_apply.ARGUMENTS},
+        "filesystem": {"type": "dict", "options": volume_apply.WISHES},
         "memory": {"type": "dict", "options": memory_apply.ARGUMENTS},
         "tuning": {"type": "dict", "options": TUNING},
         "gds": {"type": "dict", "options": gds_apply.WISHES},

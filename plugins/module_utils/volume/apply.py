@@ -41,8 +41,9 @@ SETTINGS: dict[str, Any] = {
     "protect_mount_point": {"type": "bool", "default": True},
     **OFFLOAD_ARGUMENTS,
 }
-ARGUMENTS = {**OF_THE_ARRAY, **SETTINGS}
-"""What M(tunetool.node.scratch_filesystem) takes, the variables of its role as ``settings``."""
+WISHES = {**OF_THE_ARRAY, **SETTINGS}
+ARGUMENTS = {**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}}
+"""Arguments of M(tunetool.node.scratch_filesystem)."""
 
 
 class Volume(MountPoint):
