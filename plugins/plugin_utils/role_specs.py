@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ansible.parsing.dataloader import DataLoader
 COLLECTION = Path(__file__).resolve().parents[2]
 
 
+@cache
 def role_options(role: str = "*") -> dict[str, dict[str, Any]]:
     """Options of the entry point ``main`` by role: of one, or of all."""
     loader = DataLoader()
