@@ -186,11 +186,6 @@ class Setting:
         """The end of its path by which another program's line names it: directory and file."""
         return "/".join(self.file.split("/")[-2:])
 
-    @property
-    def attribute(self) -> str:
-        """The name of its file."""
-        return self.file.rpartition("/")[2]
-
 
 _QUEUE = "sys/block/%s/queue/"
 _CPU = "sys/devices/system/cpu/%s/"
