@@ -24,37 +24,14 @@ from tunetool.measure.ladder.calls import random_io
 from tunetool.measure.metrics import EXPECTABLE
 from tunetool.measure.sampling import Counting
 from tunetool.measure.statistics import difference, estimate, significant
+from tunetool.node.common.io_settings import ARGUMENTS, ROWS, SETTINGS
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.block_stack import BlockStack, read_stack
-from tunetool.node.tuning.settings import (
-    ARGUMENTS,
-    SETTINGS,
-    Machine,
-    impossible,
-    normal_form,
-    read_cpus,
-    shown,
-    wanted,
-)
+from tunetool.node.tuning.settings import Machine, impossible, normal_form, read_cpus, shown, wanted
 
-CHOSEN = (
-    "scheduler=none",
-    "scheduler=mq-deadline",
-    "scheduler=kyber",
-    "nr_requests=64",
-    "nomerges=2",
-    "read_ahead=128KiB",
-    "read_ahead=4MiB",
-    "read_ahead=16MiB",
-    "transparent_hugepages=always",
-    "transparent_hugepages=never",
-    "cpu_governor=performance",
-    "cpu_latency_us=1",
-    "dirty=64MiB",
-    "dirty_background=16MiB",
-)
+CHOSEN = tuple(f"{row.name}={value}" for row in ROWS.values() for value in row.tried)
 DIRECT = ("read", "write", "randread")
-BUFFERED = {"read_ahead": ("buffered read",), "dirty": ("buffered write",), "dirty_background": ("buffered write",)}
+BUFFERED = {row.name: (f"buffered {row.page_cache}",) for row in ROWS.values() if row.page_cache}
 """Workloads for settings of the page cache, which direct I/O bypasses."""
 JOBS = 4
 RANDOM = EXPECTABLE["randread-4k"]
@@ -97,11 +74,10 @@ class Row:
 
 def machine_under(stack: BlockStack) -> Machine:
     """The places by kernel name: a measurement outlives no reboot."""
-    governed, idling = read_cpus()
     leaves = {leaf.name: leaf.name for leaf in stack.leaves}
     # Read-ahead belongs to what is mounted; a partition has that of its disk.
     top = stack.device if Path(f"/sys/block/{stack.device}").exists() else next(iter(leaves), None)
-    return Machine(drives=leaves, arrays={top: top} if top else {}, governed=governed, idling=idling)
+    return Machine(drives=leaves, arrays={top: top} if top else {}, cpus=read_cpus())
 
 
 def unwritable(machine: Machine, setting: str) -> str | None:

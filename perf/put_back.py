@@ -11,7 +11,8 @@ from types import FrameType
 
 from tunetool.errors import CannotJudge
 from tunetool.node.common.files import replace_file
-from tunetool.node.tuning.settings import Machine
+from tunetool.node.common.io_settings import ROWS
+from tunetool.node.tuning.settings import CPU_SETTINGS, Machine
 
 STATE = Path("/run/tunetool-bench-io-tuning.json")
 """Gone after a boot, as the settings are."""
@@ -25,8 +26,8 @@ class Touched:
 
     def remember(self, machine: Machine, setting: str) -> None:
         """Record the values of ``setting`` before it is changed for the first time."""
-        # Another scheduler resets the queue's length, so that is put back after it.
-        for name in (setting, "nr_requests") if setting == "scheduler" else (setting,):
+        # What the kernel resets with it is put back after it.
+        for name in (setting, *ROWS[setting].resets):
             known = {(changed, target) for changed, target, _ in self.before}
             for target in machine.targets(name):
                 value = machine.read(name, target)
@@ -66,7 +67,7 @@ def restore() -> str:
     touched = Touched()
     touched.before = [(setting, target, value) for setting, target, value in document["before"]]
     names = {target: target for _, target, _ in touched.before}
-    touched.restore(Machine(drives=names, arrays=names, governed=list(names), idling=list(names)))
+    touched.restore(Machine(drives=names, arrays=names, cpus={setting: list(names) for setting in CPU_SETTINGS}))
     return f"put back: {len(touched.before)} values"
 
 

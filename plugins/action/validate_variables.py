@@ -21,8 +21,8 @@ from ..module_utils.gds.apply import NO_KEY, PUBLIC_KEY
 from ..module_utils.plan.plan_file import PROVISION, REPLACE, TEARDOWN, PlanError, load
 from ..module_utils.play.variable_names import unknown_variables
 from ..module_utils.training import wheel_files
+from ..plugin_utils.role_specs import role_options
 
-COLLECTION = Path(__file__).resolve().parents[2]
 SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")
 SHARE = re.compile(r"^(\d{1,2}(\.\d+)?|100)%?$")
 RESULT = "result"
@@ -66,16 +66,6 @@ FEWEST_GROUPS = 2
 
 ROLE_OF_JOB = {REPLACE: "replace_drive"}
 """The role whose required variables this job needs; no other job uses them."""
-
-
-def role_options() -> dict[str, dict[str, Any]]:
-    """Options of the entry point ``main`` by role."""
-    loader = DataLoader()
-    options = {}
-    for path in sorted(COLLECTION.glob("roles/*/meta/argument_specs.yml")):
-        document = loader.load_from_file(str(path))
-        options[path.parents[1].name] = document["argument_specs"]["main"].get("options") or {}
-    return options
 
 
 def names_problems(names: list[str], options: dict[str, dict[str, Any]]) -> list[str]:

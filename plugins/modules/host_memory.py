@@ -14,45 +14,15 @@ description:
   - Sets each of them now and makes it last. Leaves alone what was never asked for, and frees a pool of huge
     pages that is no longer asked for.
 options:
-  hugepages:
+  settings:
     description:
-      - Pools of huge pages. They take RAM from all other programs, whether used or not.
+      - The variables of the role P(tunetool.node.host_memory#role) without its name, such as C(shm_size). One that is
+        left out is left alone.
       - 1 GiB pages go onto the kernel's command line, where the boot loader is GRUB as Debian and Ubuntu have it, or
         one that grubby knows. What the running kernel does not find at once waits for a reboot, RV(reboot_reasons).
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      size:
-        description: Page size, such as V(2MiB).
-        type: str
-        default: 2MiB
-      count:
-        description: Number of pages.
-        type: int
-        required: true
-      numa_node:
-        description: NUMA node of the pool; all nodes when left out.
-        type: int
-  hugepages_max_share:
-    description: Refuse pools that together take more than this share of the RAM, or of one NUMA node's, in percent.
-    type: int
-    default: 50
-  shm_size:
-    description: Size of /dev/shm, such as V(512GiB) or V(50%); empty leaves it alone.
-    type: str
-    default: ""
-  shm_huge:
-    description:
-      - When files in /dev/shm get huge pages, the mount option C(huge=); empty leaves it alone.
-      - A kernel that does not offer the value keeps V(never), with a warning.
-    type: str
-    choices: ["", always, within_size, advise, never]
-    default: ""
-  memlock:
-    description: Limit on locked memory, V(unlimited) or a size; empty leaves it alone.
-    type: str
-    default: ""
+      - A kernel that does not offer the value of C(shm_huge) keeps V(never), with a warning.
+    type: dict
+    default: {}
 extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
@@ -61,11 +31,12 @@ author:
 EXAMPLES = r"""
 - name: Give jobs their memory
   tunetool.node.host_memory:
-    hugepages:
-      - {size: 2MiB, count: 4096}
-    shm_size: 50%
-    shm_huge: within_size
-    memlock: unlimited
+    settings:
+      hugepages:
+        - {size: 2MiB, count: 4096}
+      shm_size: 50%
+      shm_huge: within_size
+      memlock: unlimited
 """
 
 RETURN = r"""
@@ -105,7 +76,9 @@ from ..module_utils.play.convergence import converge  # noqa: E402
 
 def main() -> None:
     """Compare the three settings, then set what differs."""
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={"settings": {"type": "dict", "default": {}, "options": ARGUMENTS}}, supports_check_mode=True
+    )
 
     def work(ledger: Ledger) -> tuple[dict[str, Any], list[str]]:
         job = MemoryJob(module.params, ledger)

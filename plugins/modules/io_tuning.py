@@ -26,46 +26,12 @@ options:
     description: UUID of the array; empty where it is not made yet.
     type: str
     default: ""
-  scheduler:
-    description: I/O scheduler of the member drives, as the kernel names it; empty leaves it alone.
-    type: str
-    default: ""
-  nr_requests:
-    description: Requests in the queue of a member drive. Without a scheduler, the drive's own tags are the limit.
-    type: str
-    default: ""
-  nomerges:
-    description: Merging of requests on the member drives, V(0) on, V(1) the simple ones only, V(2) off.
-    type: str
-    default: ""
-  read_ahead:
-    description: Read-ahead of the array, such as V(4MiB). Only buffered reads use it.
-    type: str
-    default: ""
-  transparent_hugepages:
-    description: Transparent huge pages, V(always), V(madvise) or V(never).
-    type: str
-    default: ""
-  cpu_governor:
-    description: Frequency governor of the CPUs. Skipped with a warning where there is no cpufreq.
-    type: str
-    default: ""
-  cpu_latency_us:
-    description: Longest wake-up from an idle state, in microseconds. Skipped with a warning without cpuidle.
-    type: str
-    default: ""
-  dirty_background:
-    description: Amount of dirty pages at which the kernel starts to write back, as a size or a share of the memory.
-    type: str
-    default: ""
-  dirty:
-    description: Amount of dirty pages at which a writing program must wait, as a size or a share of the memory.
-    type: str
-    default: ""
-  fstrim_timer:
-    description: Weekly discard of unused blocks, V(enabled) or V(disabled).
-    type: str
-    default: ""
+  settings:
+    description:
+      - The variables of the role P(tunetool.node.io_tuning#role) without its name, such as C(read_ahead). One that is
+        empty or left out is left alone.
+    type: dict
+    default: {}
 extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
@@ -76,9 +42,10 @@ EXAMPLES = r"""
   tunetool.node.io_tuning:
     serials: "{{ nvme_drives_result.selected | map(attribute='serial') }}"
     array_uuid: "{{ raid_array_result.array.uuid }}"
-    scheduler: none
-    read_ahead: 4MiB
-    fstrim_timer: enabled
+    settings:
+      scheduler: none
+      read_ahead: 4MiB
+      fstrim_timer: enabled
 """
 
 RETURN = r"""
@@ -94,10 +61,10 @@ differences:
   elements: dict
 """
 
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
+from ..module_utils.common.io_settings import ARGUMENTS  # noqa: E402  (Ansible wants the documentation first)
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import converge  # noqa: E402
 from ..module_utils.tuning.apply import TuningJob  # noqa: E402
-from ..module_utils.tuning.settings import ARGUMENTS  # noqa: E402
 
 
 def main() -> None:
@@ -106,7 +73,7 @@ def main() -> None:
         argument_spec={
             "serials": {"type": "list", "elements": "str", "default": []},
             "array_uuid": {"type": "str", "default": ""},
-            **ARGUMENTS,
+            "settings": {"type": "dict", "default": {}, "options": ARGUMENTS},
         },
         supports_check_mode=True,
     )

@@ -14,42 +14,22 @@ description:
   - Writes C(/etc/tunetool/health.json), a starter beside the program and C(tunetool-health.timer) with its service, and
     starts the timer. The starter without an argument is a program for Slurm's C(HealthCheckProgram), which drains a
     sick node and takes back only its own drain.
-  - With O(socket), a unit that answers the launcher of nvidia-resiliency-ext there.
-  - With O(enabled=false) removes all of it again.
+  - With C(socket), a unit that answers the launcher of nvidia-resiliency-ext there.
+  - Without C(enabled) removes all of it again.
 options:
-  enabled:
-    description: Install the health check; V(false) removes it.
-    type: bool
+  settings:
+    description:
+      - The variables of the role P(tunetool.node.node_health#role) without its name; C(enabled) is required.
+    type: dict
     required: true
   installed:
     description: Whether the program is on the node; the health check needs it.
     type: bool
     default: true
-  period:
-    description: Seconds between two checks.
-    type: int
-    default: 900
   program:
     description: Path of the program.
     type: path
     default: /opt/tunetool/bin/tunetool
-  textfile_directory:
-    description: Directory of the textfile collector of Prometheus' node exporter; empty for no metrics.
-    type: str
-    default: ""
-  ignored_checks:
-    description: Ids of checks, or globs, that are shown in the metrics and make no node sick.
-    type: list
-    elements: str
-    default: []
-  socket:
-    description: Unix socket for C(ft_launcher --ft-node-health-check-endpoint); empty for none.
-    type: str
-    default: ""
-  measure_every:
-    description: Hours between two measurements of an idle node; V(0) for none.
-    type: int
-    default: 0
 extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
@@ -58,9 +38,10 @@ author:
 EXAMPLES = r"""
 - name: Check the node every half hour
   tunetool.node.node_health:
-    enabled: true
-    period: 1800
-    textfile_directory: /var/lib/prometheus/node-exporter
+    settings:
+      enabled: true
+      period: 1800
+      textfile_directory: /var/lib/prometheus/node-exporter
 """
 
 RETURN = r"""
@@ -81,15 +62,18 @@ from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
 
-ARGUMENTS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "enabled": {"type": "bool", "required": True},
-    "installed": {"type": "bool", "default": True},
-    "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
     "period": {"type": "int", "default": 900},
     "measure_every": {"type": "int", "default": 0},
     "textfile_directory": {"type": "str", "default": ""},
     "socket": {"type": "str", "default": ""},
     "ignored_checks": {"type": "list", "elements": "str", "default": []},
+}
+ARGUMENTS: dict[str, Any] = {
+    "installed": {"type": "bool", "default": True},
+    "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
+    "settings": {"type": "dict", "required": True, "options": SETTINGS},
 }
 
 

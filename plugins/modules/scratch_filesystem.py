@@ -38,19 +38,6 @@ options:
     description: Number of members of the array; the stripe width.
     type: int
     required: true
-  mount_point:
-    description: Mount point of the file system.
-    type: path
-    required: true
-  mount_options:
-    description: Mount options that the kernel knows.
-    type: list
-    elements: str
-    default: [noatime, logbufs=8, logbsize=256k]
-  device_timeout:
-    description: Time that a boot waits for the array before it goes on without it, in the form of systemd.time(7).
-    type: str
-    default: 30s
   adopt:
     description:
       - Keep a file system and its label even if the manifest names another UUID.
@@ -60,17 +47,13 @@ options:
     description: The array is made in this run, so an earlier manifest of the node no longer applies.
     type: bool
     default: false
-  offload_dir:
-    description: Directory to make on it, absolute and under O(mount_point); empty for none.
-    type: str
-    default: ""
-  protect_mount_point:
+  settings:
     description:
-      - Whether the bare mount point is immutable (C(chattr +i)); V(false) removes the flag.
-      - A file system without that flag (tmpfs, overlay) gives a warning.
-    type: bool
-    default: true
-extends_documentation_fragment: [tunetool.node.changes, tunetool.node.offload]
+      - The variables of the role P(tunetool.node.scratch_filesystem#role) without its name; C(mount_point) is required.
+      - A file system whose bare mount point cannot be made immutable (tmpfs, overlay) gives a warning.
+    type: dict
+    required: true
+extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -85,8 +68,9 @@ EXAMPLES = r"""
     array: nvme_raid0
     chunk_bytes: 1048576
     members: 8
-    mount_point: /mnt/nvme_raid0
-    offload_dir: /mnt/nvme_raid0/deepspeed_offload
+    settings:
+      mount_point: /mnt/nvme_raid0
+      offload_dir: /mnt/nvme_raid0/deepspeed_offload
 """
 
 RETURN = r"""

@@ -88,7 +88,11 @@ def test_the_extra_control_has_all_that_a_control_machine_imports() -> None:
     modules = {"click", "jinja2", "pydantic", "rich", "xxhash", "ansible", "ansible_runner", "tunetool"}
     sources = [
         *(ROOT / "tools/tunetool/fleet").glob("*.py"),
-        *(ROOT / "plugins/action").glob("*.py"),
+        *(
+            path
+            for name in ("action", "filter", "lookup", "plugin_utils")
+            for path in ROOT.glob(f"plugins/{name}/*.py")
+        ),
         *(ROOT / f"plugins/modules/{name}.py" for name in ("wheelhouse", "write_plan", "validate_variables")),
         ROOT / "plugins/module_utils/common/control_pip.py",
     ]

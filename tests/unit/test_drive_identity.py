@@ -13,6 +13,7 @@ import pytest
 from machines import RECORDED, lay_out
 from tunetool.node.array.drive_decisions import REFUSE, Criteria
 from tunetool.node.array.drive_selection import select
+from tunetool.node.common.io_settings import ARGUMENTS
 from tunetool.node.common.manifest import SCHEMA, validate
 from tunetool.node.ephemeral.boot_decision import BUILD, Scene, decide, with_members
 from tunetool.node.machine import recording
@@ -20,7 +21,7 @@ from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.plan.plan_file import document, dump, host_part, parse
 from tunetool.node.tuning.persistent_files import udev_rules
-from tunetool.node.tuning.settings import ARGUMENTS, normal_form
+from tunetool.node.tuning.settings import normal_form
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 GOOGLE = [f"nvme_card@0000:00:05.0-n{number}" for number in range(1, 9)]

@@ -15,6 +15,7 @@ from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.commands import Result
 from tunetool.node.common.drift import Ledger, settle
+from tunetool.node.common.io_settings import ARGUMENTS, DRIVE, MACHINE, ROWS, SETTINGS, Setting, Whole
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.tuning import apply as tuning_apply
 from tunetool.node.tuning.apply import TuningJob, fstrim_state
@@ -31,7 +32,7 @@ from tunetool.node.tuning.persistent_files import (
     tuned_profile,
     udev_rules,
 )
-from tunetool.node.tuning.settings import ARGUMENTS, DRIVE_SETTINGS, FSTRIM, Machine, normal_form
+from tunetool.node.tuning.settings import DRIVE_SETTINGS, FSTRIM, Machine, normal_form
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 SERIALS = [member["serial"] for member in MANIFEST["array"]["members"]]
@@ -556,6 +557,70 @@ def test_settings_follow_drives_that_came_back_with_other_serials(node: Node) ->
     settle(lambda ledger: TuningJob(request, ledger, str(node.root)).all(), manifest, False)
     assert node.active("sys/block/nvme1n1/queue/scheduler") == "none"
     assert node.get("sys/block/nvme1n1/queue/nomerges") == "0"
+
+
+@pytest.mark.parametrize(
+    ("row", "file", "value", "kept"),
+    [
+        (
+            Setting("swappiness", MACHINE, "proc/sys/vm/swappiness", Whole(0, 200)),
+            "proc/sys/vm/swappiness",
+            "10",
+            (SYSCTL_PATH, "vm.swappiness = 10"),
+        ),
+        (
+            Setting("ksm", MACHINE, "sys/kernel/mm/ksm/run", Whole(0, 2)),
+            "sys/kernel/mm/ksm/run",
+            "1",
+            (TMPFILES_PATH, "w /sys/kernel/mm/ksm/run - - - - 1"),
+        ),
+        (
+            Setting("rq_affinity", DRIVE, "sys/block/%s/queue/rq_affinity", Whole(0, 2)),
+            "sys/block/nvme3n1/queue/rq_affinity",
+            "2",
+            (UDEV_PATH, 'ATTR{queue/rq_affinity}="2"'),
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Setting) else "",
+)
+def test_a_row_is_all_that_a_setting_needs(
+    node: Node, monkeypatch: pytest.MonkeyPatch, row: Setting, file: str, value: str, kept: tuple[str, str]
+) -> None:
+    monkeypatch.setitem(ROWS, row.name, row)  # type: ignore[arg-type]  # the code only reads it
+    monkeypatch.setitem(ARGUMENTS, row.name, {"type": "str", "default": ""})
+    monkeypatch.setattr(tuning_apply, "SETTINGS", (*SETTINGS, row.name))
+    monkeypatch.setattr("tunetool.node.tuning.checks.SETTINGS", (*SETTINGS, row.name))
+    for path in node.root.glob("sys/block/*/queue"):
+        (path / "rq_affinity").write_text("1\n")
+    for path in ("proc/sys/vm/swappiness", "sys/kernel/mm/ksm/run"):
+        node.put(path, "0\n")
+    before = node.tree()
+    with pytest.raises(Refusal, match=f"`io_tuning_{row.name}` is `x`. hint: a whole number from 0 to"):
+        node.job(**{row.name: "x"})
+    tuning, _ = node.job(**{row.name: value})
+    assert tuning == {row.name: int(value)}
+    assert node.get(file) == value
+    path, line = kept
+    assert line in node.get(path)
+    manifest = {**MANIFEST, "tuning": tuning}
+    assert [(check.id, check.status) for check in tuning_checks(manifest, str(node.root))] == [
+        (f"io_tuning.{row.name}", "pass")
+    ]
+    node.put("etc/rc.local", f"echo 0 > /{file}\n")
+    said = [rival.location for rival in rivals(tuning, DEVICES, str(node.root))]
+    assert said == ([] if row.target == MACHINE and row.sysctls else ["`/etc/rc.local` line 1"])
+    (node.root / "etc/rc.local").unlink()
+    node.job()
+    assert node.tree() == before
+
+
+def test_a_value_of_a_setting_that_is_no_longer_known_stays(node: Node) -> None:
+    node.put(
+        STATE_PATH.lstrip("/"),
+        json.dumps({"schema": "tunetool.io-tuning/1", "changes": {"gone[LAB1NV1]": {"before": "1", "set": "2"}}}),
+    )
+    node.job()
+    assert not (node.root / STATE_PATH.lstrip("/")).exists()
 
 
 def test_without_the_role_nothing_follows(node: Node) -> None:

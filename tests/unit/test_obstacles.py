@@ -14,7 +14,7 @@ from machines import RECORDED, lay_out
 from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.audit.before_changes import obstacles
 from tunetool.node.common.commands import NotInstalled
-from tunetool.node.tuning.settings import ARGUMENTS as TUNING
+from tunetool.node.common.io_settings import ARGUMENTS as TUNING
 from tunetool.node.volume import apply as volume_apply
 from tunetool.node.volume import mount_point
 

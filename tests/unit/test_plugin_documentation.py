@@ -84,3 +84,35 @@ def test_a_module_takes_what_its_documentation_says(
     assert (documented[name]["attributes"]["check_mode"]["support"] != "none") == check_mode
     assert set(documented[name]["attributes"]) == {"check_mode", "diff_mode"}
     assert documented[name]["author"]
+
+
+OF_OTHER_ROLES = {("host_memory", "reboot_ok")}
+"""Variables of a role that its module does not take: another role asks for them."""
+
+
+def as_asked(options: dict[str, Any]) -> dict[str, Any]:
+    """What a value may be, without the words, and without what is taken where none is given: for a module, nothing."""
+    kept = ("type", "elements", "choices")
+    return {
+        name: {
+            **{key: sorted(option[key]) if key == "choices" else option[key] for key in kept if option.get(key)},
+            "options": as_asked(option.get("options") or {}),
+        }
+        for name, option in options.items()
+    }
+
+
+def test_the_settings_of_a_module_are_the_variables_of_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are documented with the role alone."""
+    yaml = pytest.importorskip("yaml")
+    compared = []
+    for name in filter(has_main, MODULES):
+        settings = taken(name, monkeypatch)[0].get("settings")
+        if settings is None:
+            continue
+        spec = yaml.safe_load((ROOT / f"roles/{name}/meta/argument_specs.yml").read_text())
+        variables = {key[len(name) + 1 :]: option for key, option in spec["argument_specs"]["main"]["options"].items()}
+        mine = {key: option for key, option in variables.items() if (name, key) not in OF_OTHER_ROLES}
+        assert as_asked(settings["options"]) == as_asked(mine), name
+        compared.append(name)
+    assert compared == ["host_memory", "io_tuning", "node_health", "scratch_filesystem"]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machines import lay_out
+from tunetool.node.common.io_settings import ARRAY, CPU, DRIVE, ROWS
 from tunetool.node.machine import recording
 from tunetool.node.machine.memory import memory_limit
 
@@ -88,6 +90,18 @@ def test_what_was_laid_out_is_recorded_the_same(tmp_path: Path) -> None:
     document = recording.record(str(machine(tmp_path / "one")))
     recording.lay_out(document, str(tmp_path / "two"))
     assert recording.record(str(tmp_path / "two")) == document
+
+
+def test_every_io_setting_is_recorded() -> None:
+    """The recorder runs alone, without the table of the settings."""
+    files = [
+        f"/{path.replace('%s', {CPU: 'cpu0', DRIVE: 'nvme0n1', ARRAY: 'md127'}.get(row.target, ''))}"
+        for row in ROWS.values()
+        for path in (row.file, row.share_file, row.cpus_need)
+        if path
+    ]
+    assert [file for file in files if not any(fnmatch(file, pattern) for pattern in recording.FILES)] == []
+    assert len(files) > 10
 
 
 def test_it_runs_alone_as_a_script() -> None:

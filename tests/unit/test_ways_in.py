@@ -406,6 +406,18 @@ def test_defaults_and_argument_specs_say_the_same() -> None:
         assert all(name.startswith(role.name + "_") for name in spec)
 
 
+def test_a_variable_has_one_default() -> None:
+    """A role whose variables are not loaded is asked for by `| default(...)`."""
+    specs = [yaml.safe_load(path.read_text()) for path in ROOT.glob("roles/*/meta/argument_specs.yml")]
+    options = {name: each for spec in specs for name, each in spec["argument_specs"]["main"]["options"].items()}
+    files = [path for folder in ("roles/*/*", "playbooks") for path in ROOT.glob(f"{folder}/*.yml")]
+    written = re.compile(r"\b(\w+) \| default\(('[^']*'|\[\]|\{\}|[a-z0-9]\w*)\)")
+    said = [(path, match) for path in files for match in written.findall(path.read_text()) if match[0] in options]
+    wrong = [(path.name, match) for path, match in said if yaml.safe_load(match[1]) != options[match[0]].get("default")]
+    assert wrong == []
+    assert len(said) > 30
+
+
 def test_a_switch_that_comes_as_text_is_one() -> None:
     """`-e node_health_enabled=true` is text to Ansible, and a condition takes none of that."""
     specs = [yaml.safe_load(path.read_text()) for path in ROOT.glob("roles/*/meta/argument_specs.yml")]

@@ -92,7 +92,7 @@ def lint_commands() -> list[list[str]]:
             *("env", "MYPYPATH=.ansible/collections", str(VENV / "mypy"), "--namespace-packages"),
             *("--cache-dir", f"{cache}/collection"),
             *("--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"),
-            *("-p", f"{COLLECTION}.callback"),
+            *("-p", f"{COLLECTION}.callback", "-p", f"{COLLECTION}.lookup"),
         ],
         # The programs of a clone, which need the Python of a control machine.
         [

@@ -16,6 +16,7 @@ from ..array.md_arrays import Array, examine, read_arrays
 from ..common.commands import CommandError, NotInstalled
 from ..common.drift import Collector, Difference, Ledger, built_manifest
 from ..common.files import content
+from ..common.io_settings import ARGUMENTS as TUNING
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..gds import apply as gds_apply
@@ -26,7 +27,6 @@ from ..machine.writable import Later, unwritable
 from ..memory import apply as memory_apply
 from ..memory.apply import MemoryJob
 from ..memory.memory_values import memory_problems
-from ..tuning import settings as tuning_settings
 from ..tuning.apply import TuningJob
 from ..units import UnitError
 from ..volume import apply as volume_apply
@@ -40,9 +40,9 @@ WISHES: dict[str, Any] = {
     "type": "dict",
     "default": {},
     "options": {
-        "filesystem": {"type": "dict", "options": volume_apply.ARGUMENTS},
+        "filesystem": {"type": "dict", "options": volume_apply.WISHES},
         "memory": {"type": "dict", "options": memory_apply.ARGUMENTS},
-        "tuning": {"type": "dict", "options": tuning_settings.ARGUMENTS},
+        "tuning": {"type": "dict", "options": TUNING},
         "gds": {"type": "dict", "options": gds_apply.WISHES},
     },
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from ..array.drive_decisions import chunk_problem, drives_problems, name_problem
+from ..common.io_settings import ARGUMENTS as TUNING
 from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems
 from ..memory.memory_values import memory_problems
-from ..tuning.settings import ARGUMENTS as TUNING
 from ..tuning.settings import normal_form
 from ..units import UnitError, parse_bandwidth, parse_size
 from ..volume.volume_values import volume_problems

@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from . import documents
 from .files import replace_file
+from .io_settings import manifest_schema
 from .refusal import on_one_line
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
@@ -22,9 +23,6 @@ _TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 _COUNT_OR_NULL: dict[str, Any] = {"type": ["integer", "null"], "minimum": 0}
 _RATE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
-
-
-_ABOVE_ZERO: dict[str, Any] = {"type": "integer", "minimum": 1}
 
 
 def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -59,20 +57,7 @@ _TRAINING: dict[str, Any] = {
     "trainers": {"type": "array", "items": {"type": "string", "enum": ["deepspeed", "lightning"]}},
 }
 
-_TUNING: dict[str, Any] = {
-    "scheduler": dict(_TEXT, description="Facts of each member drive"),
-    "nr_requests": _ABOVE_ZERO,
-    "nomerges": _COUNT,
-    "read_ahead_bytes": dict(_COUNT, description="Facts of the array"),
-    "transparent_hugepages": _TEXT,
-    "cpu_governor": _TEXT,
-    "cpu_latency_us": _ABOVE_ZERO,
-    "dirty_background_bytes": _ABOVE_ZERO,
-    "dirty_background_percent": _ABOVE_ZERO,
-    "dirty_bytes": _ABOVE_ZERO,
-    "dirty_percent": _ABOVE_ZERO,
-    "fstrim_timer": {"type": "string", "enum": ["enabled", "disabled"]},
-}
+_TUNING = manifest_schema()
 
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -26,6 +26,8 @@ class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core 
 
     def __init__(self, *arguments: Any, keep_umask: bool = False, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        # The variables of a role, which come as one dictionary, are parameters like all others.
+        self.params.update(self.params.get("settings") or {})
         if not keep_umask:
             os.umask(UMASK)
 

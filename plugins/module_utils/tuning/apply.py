@@ -10,6 +10,7 @@ from ..array.md_arrays import find, read_arrays
 from ..common.commands import run
 from ..common.drift import Ledger
 from ..common.files import content, replace_file
+from ..common.io_settings import ARGUMENTS, ARRAY, ROWS, SETTINGS, of_target
 from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.drives import read_drives
@@ -28,10 +29,8 @@ from .persistent_files import (
 )
 from .previous_values import State, key_of, split_key
 from .settings import (
-    ARGUMENTS,
     DRIVE_SETTINGS,
     FSTRIM,
-    SETTINGS,
     Machine,
     by_value,
     done_here,
@@ -53,13 +52,11 @@ _WANTS = "etc/systemd/system/timers.target.wants/fstrim.timer"
 
 def read_machine(serials: Sequence[str], array_uuid: str, root: str = "/") -> Machine:
     """The drives and the array by names that do not change over reboots."""
-    governed, idling = read_cpus(root)
     array = find(read_arrays(root), array_uuid)
     return Machine(
         drives={drive.serial: drive.name for drive in read_drives(root) if drive.serial in serials},
         arrays={array_uuid: array.device} if array else {},
-        governed=governed,
-        idling=idling,
+        cpus=read_cpus(root),
         root=root,
     )
 
@@ -117,14 +114,16 @@ class TuningJob(Job):
         return done_here(self.tuning, self.machine)
 
     def _refuse_impossible(self) -> None:
-        asked_of_drives = [name for name in DRIVE_SETTINGS if name in self.tuning]
+        asked_of_drives = [name for name in DRIVE_SETTINGS if wanted(self.tuning, name) is not None]
         gone = [serial for serial in self.serials if serial not in self.machine.drives]
         if asked_of_drives and (gone or not self.serials):
             what = ", ".join("`%s`" % serial for serial in gone) or "no drive is known"
             raise Refusal("%s cannot be set: %s. hint: run `tunetool provision`" % (", ".join(asked_of_drives), what))
-        if "read_ahead_bytes" in self.tuning and not self.machine.arrays and self.array_uuid != NEW_ARRAY:
+        asked_of_array = [name.replace("_", "-") for name in of_target(ARRAY) if wanted(self.tuning, name) is not None]
+        if asked_of_array and not self.machine.arrays and self.array_uuid != NEW_ARRAY:
             raise Refusal(
-                "read-ahead cannot be set: array %s does not run. hint: run `tunetool provision`" % self.array_uuid
+                "%s cannot be set: array %s does not run. hint: run `tunetool provision`"
+                % (", ".join(asked_of_array), self.array_uuid)
             )
         if self.tuning.get(FSTRIM) and fstrim_state(self.root) == "absent":
             raise Refusal("there is no `fstrim.timer` here. hint: it is part of util-linux")
@@ -155,8 +154,8 @@ class TuningJob(Job):
 
     def _set(self, setting: str, value: str) -> None:
         targets = self.machine.targets(setting)
-        if setting == "read_ahead" and not targets:
-            self.ledger.note("read_ahead of the new array", "", "%s\n" % shown(setting, value))
+        if ROWS[setting].target == ARRAY and not targets:
+            self.ledger.note("%s of the new array" % setting, "", "%s\n" % shown(setting, value))
             return
         values_now = {target: self.machine.read(setting, target) for target in targets}
         off = [target for target in targets if values_now[target] != value]
@@ -166,9 +165,7 @@ class TuningJob(Job):
         name = "io_tuning." + setting
         must = self.ledger.differs(name, shown(setting, value), values, name, before, after)
         for target in off:
-            if setting == "scheduler":
-                # With another scheduler the kernel resets nr_requests.
-                self.state.forget(key_of("nr_requests", target))
+            self._forget_reset(setting, target)
             self.state.remember(key_of(setting, target), str(values_now[target]), value)
         if must:
             self.state.save()
@@ -189,22 +186,28 @@ class TuningJob(Job):
                 "`%s` was set to `%s` and reads back as `%s`. hint: choose that value" % (where, value, value_now)
             )
 
+    def _forget_reset(self, setting: str, target: str) -> None:
+        """Other settings have another value now by the kernel itself: there is none of before to give back."""
+        for name in ROWS[setting].resets:
+            self.state.forget(key_of(name, target))
+
     def _give_back(self, key: str) -> None:
         """Restore what an earlier run set and nobody asks for now, unless it was changed since."""
         setting, target = split_key(key)
         change = self.state.changes[key]
         if setting in (FSTRIM, "tuned"):
             return
-        if wanted(self.tuning, setting) is not None and (target == "" or target in self.machine.targets(setting)):
+        known = setting in ROWS
+        asked = known and wanted(self.tuning, setting) is not None
+        if asked and (target == "" or target in self.machine.targets(setting)):
             return
-        value_now = self.machine.read(setting, target) if setting in SETTINGS else None
+        value_now = self.machine.read(setting, target) if known else None
         if value_now == change.set:
             name = "io_tuning." + setting
             expected, now = shown(setting, change.before), shown(setting, value_now)
             if self.ledger.differs(name, expected, now, key, "%s\n" % value_now, "%s\n" % change.before):
                 self._write(setting, target, change.before)
-            if setting == "scheduler":
-                self.state.forget(key_of("nr_requests", target))
+            self._forget_reset(setting, target)
         self.state.forget(key)
 
     def _fstrim(self) -> None:

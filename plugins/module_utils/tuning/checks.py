@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ..common.check_result import FAIL, PASS, UNKNOWN, Check
+from ..common.io_settings import DRIVE, ROWS, SETTINGS, Tuning
 from .apply import fstrim_state, read_machine
 from .conflicts import Rival, rivals
-from .settings import FSTRIM, SETTINGS, Machine, Tuning, by_value, shown, wanted
+from .settings import FSTRIM, Machine, by_value, shown, wanted
 
 PREFIX = "io_tuning."
 
@@ -42,7 +43,7 @@ def _check(setting: str, value: str, tuning: Tuning, machine: Machine) -> Check:
         return Check(PREFIX + setting, UNKNOWN, expected, "nothing to ask", "look at the drives and the array first")
     off = [target for target in targets if values_now[target] != value]
     if not off:
-        where = " on %d drives" % len(targets) if len(targets) > 1 and not targets[0].startswith("cpu") else ""
+        where = " on %d drives" % len(targets) if len(targets) > 1 and ROWS[setting].target == DRIVE else ""
         return Check(PREFIX + setting, PASS, expected, expected + where)
     values = by_value(setting, {target: values_now[target] for target in off})
     devices = [*machine.drives.values(), *machine.arrays.values()]

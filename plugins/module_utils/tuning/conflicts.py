@@ -11,8 +11,9 @@ from typing import Iterator, Sequence
 
 from ..common.boot_files import SYSCTL_CONF, location, numbered_lines, ordered, sysctl_lines
 from ..common.files import read_text
-from .persistent_files import SYSCTL_PATH, TMPFILES_PATH, TUNED_PROFILE, UDEV_PATH, attribute
-from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
+from ..common.io_settings import ARRAY, ROWS, SYSCTL, UDEV, Setting, Tuning
+from .persistent_files import SYSCTL_PATH, TMPFILES_PATH, TUNED_PROFILE, UDEV_PATH
+from .settings import wanted
 
 
 @dataclass(frozen=True)
@@ -31,36 +32,29 @@ class Rival:
 def rivals(tuning: Tuning, devices: Sequence[str], root: str = "/") -> list[Rival]:
     """Lines of other tools that set what ``tuning`` asks for. ``devices`` are kernel names, the array's too."""
     rival_lines: list[Rival] = []
-    for setting in (*DRIVE_SETTINGS, "read_ahead"):
-        if wanted(tuning, setting) is not None:
-            rival_lines += _udev(
-                setting, [name for name in devices if name.startswith("md") == (setting == "read_ahead")], root
-            )
-            rival_lines += _mentions(setting, "queue/" + attribute(setting), root)
-    for setting in ("dirty_background", "dirty"):
-        if wanted(tuning, setting) is not None:
-            rival_lines += _sysctl(setting, root)
-    paths = {
-        "transparent_hugepages": THP,
-        "cpu_governor": "cpufreq/scaling_governor",
-        "cpu_latency_us": "power/pm_qos_resume_latency_us",
-    }
-    for setting, path in paths.items():
-        if setting in tuning:
-            rival_lines += _tmpfiles(setting, path, root)
-            rival_lines += _mentions(setting, "transparent_hugepage/enabled" if path == THP else path, root)
-    return [*rival_lines, *_tuned(tuning, root)]
+    asked = [row for row in ROWS.values() if row.file and wanted(tuning, row.name) is not None]
+    for row in asked:
+        if row.keeper == UDEV:
+            reached = [name for name in devices if name.startswith("md") == (row.target == ARRAY)]
+            rival_lines += _udev(row, reached, root)
+        elif row.keeper == SYSCTL:
+            rival_lines += _sysctl(row, root)
+        else:
+            rival_lines += _tmpfiles(row, root)
+        if row.keeper != SYSCTL:
+            rival_lines += _mentions(row, root)
+    return [*rival_lines, *_tuned(asked, root)]
 
 
-def _udev(setting: str, devices: Sequence[str], root: str) -> Iterator[Rival]:
+def _udev(row: Setting, devices: Sequence[str], root: str) -> Iterator[Rival]:
     ours = os.path.basename(UDEV_PATH)
-    assigned = re.compile(r'ATTR\{queue/%s\}\s*\+?:?="([^"]*)"' % re.escape(attribute(setting)))
+    assigned = re.compile(r'ATTR\{%s\}\s*\+?:?="([^"]*)"' % re.escape(row.ending))
     for path in ordered("udev/rules.d", ".rules", root):
         name = os.path.basename(path)
         for number, line in numbered_lines(path) if name != ours else ():
             match = assigned.search(line)
             if match and _may_match(line, devices):
-                yield Rival(setting, location(path, number, root), match.group(0), name > ours)
+                yield Rival(row.name, location(path, number, root), match.group(0), name > ours)
 
 
 def _may_match(line: str, devices: Sequence[str]) -> bool:
@@ -72,26 +66,25 @@ def _may_match(line: str, devices: Sequence[str]) -> bool:
     return True
 
 
-def _sysctl(setting: str, root: str) -> Iterator[Rival]:
+def _sysctl(row: Setting, root: str) -> Iterator[Rival]:
     ours = os.path.basename(SYSCTL_PATH)
-    keys = {"vm.%s_%s" % (setting, kind) for kind in ("bytes", "ratio")}
     for path, number, key, line in sysctl_lines(root):
         name = os.path.basename(path)
         # `sysctl --system` reads the plain file last.
         wins = name > ours or path == os.path.join(root, SYSCTL_CONF)
-        if name != ours and key in keys:
-            yield Rival(setting, location(path, number, root), line, wins)
+        if name != ours and key in row.sysctls:
+            yield Rival(row.name, location(path, number, root), line, wins)
 
 
-def _tmpfiles(setting: str, path: str, root: str) -> Iterator[Rival]:
+def _tmpfiles(row: Setting, root: str) -> Iterator[Rival]:
     ours = os.path.basename(TMPFILES_PATH)
     for file in ordered("tmpfiles.d", ".conf", root):
         name = os.path.basename(file)
         for number, line in numbered_lines(file) if name != ours else ():
             fields = line.split()
-            if len(fields) > 1 and fields[0].startswith("w") and path in fields[1]:
+            if len(fields) > 1 and fields[0].startswith("w") and row.ending in fields[1]:
                 # Of two lines for one path the first counts (tmpfiles.d(5)).
-                yield Rival(setting, location(file, number, root), line, name < ours)
+                yield Rival(row.name, location(file, number, root), line, name < ours)
 
 
 _ELSEWHERE = (
@@ -103,13 +96,13 @@ _ELSEWHERE = (
 )
 
 
-def _mentions(setting: str, path: str, root: str) -> Iterator[Rival]:
+def _mentions(row: Setting, root: str) -> Iterator[Rival]:
     """Lines of files that write to sysfs by themselves, later than udev and tmpfiles.d."""
     for pattern in _ELSEWHERE:
         for file in sorted(glob.glob(os.path.join(root, pattern))):
             for number, line in numbered_lines(file):
-                if path in line:
-                    yield Rival(setting, location(file, number, root), line, True)
+                if row.ending in line:
+                    yield Rival(row.name, location(file, number, root), line, True)
 
 
 def active_profile(root: str = "/") -> str | None:
@@ -133,18 +126,7 @@ def profile_files(names: str, root: str = "/") -> list[str]:
     return files
 
 
-_TUNED_OPTIONS = {
-    "scheduler": ("disk", "elevator"),
-    "read_ahead": ("disk", "readahead"),
-    "transparent_hugepages": ("vm", "transparent_hugepages?"),
-    "cpu_governor": ("cpu", "governor"),
-    "cpu_latency_us": ("cpu", "(?:force_latency|pm_qos_resume_latency_us)"),
-    "dirty_background": ("sysctl", r"vm\.dirty_background_(?:ratio|bytes)"),
-    "dirty": ("sysctl", r"vm\.dirty_(?:ratio|bytes)"),
-}
-
-
-def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
+def _tuned(asked: Sequence[Setting], root: str) -> Iterator[Rival]:
     profile = active_profile(root)
     for path in profile_files(profile, root) if profile else ():
         if os.path.basename(os.path.dirname(path)) == TUNED_PROFILE:
@@ -154,10 +136,9 @@ def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
             if line.startswith("["):
                 section = line.strip("[]")
                 continue
-            for setting, (where, option) in _TUNED_OPTIONS.items():
-                if wanted(tuning, setting) is None or section != where:
-                    continue
-                if re.match(option + r"\s*=", line):
+            option = line.partition("=")[0].strip()
+            for row in asked:
+                where, *options = row.tuned or ("sysctl", *row.sysctls)
+                if "=" in line and section == where and option in options:
                     # Our profile is on top of it; tuned applies sysctl.d again after its own settings (reapply_sysctl).
-                    fields = (*CPU_SETTINGS, "transparent_hugepages", "dirty", "dirty_background")
-                    yield Rival(setting, location(path, number, root), line, setting not in fields)
+                    yield Rival(row.name, location(path, number, root), line, row.keeper == UDEV)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Sequence
+from typing import Iterator, Sequence
 
+from ..common.io_settings import ARRAY, DRIVE, ROWS, SYSCTL, TMPFILES, Setting, Tuning, of_target
 from ..machine.drive_identity import parts
-from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
+from .settings import wanted
 
 UDEV_PATH = "/etc/udev/rules.d/90-tunetool-io.rules"
 """After 63-md-raid-arrays.rules, which sets an array's UUID, and the distributions' 60-block-scheduler.rules."""
@@ -19,23 +20,11 @@ STATE_PATH = "/etc/tunetool/io-tuning.json"
 
 HEADER = "# Written by tunetool (role io_tuning); changes here are lost at its next run.\n"
 
-_ATTRIBUTES = {"read_ahead": "read_ahead_kb"}
-_CPU_FILES = {
-    "cpu_governor": "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-    "cpu_latency_us": "/sys/devices/system/cpu/cpu*/power/pm_qos_resume_latency_us",
-}
-_TUNED_OPTIONS = {"cpu_governor": "governor", "cpu_latency_us": "pm_qos_resume_latency_us"}
-
 
 def anything_of_ours(root: str = "/") -> bool:
     """Whether a run has tuned this node; if not, there is nothing to restore."""
     paths = (STATE_PATH, UDEV_PATH, TMPFILES_PATH, SYSCTL_PATH)
     return any(os.path.exists(os.path.join(root, path.lstrip("/"))) for path in paths)
-
-
-def attribute(setting: str) -> str:
-    """The name of a setting of a block device under queue/."""
-    return _ATTRIBUTES.get(setting, setting)
 
 
 def udev_rules(tuning: Tuning, serials: Sequence[str], array_uuid: str) -> str:
@@ -45,18 +34,18 @@ def udev_rules(tuning: Tuning, serials: Sequence[str], array_uuid: str) -> str:
     nothing: drives are chosen in the order of their names, which a boot may change.
     """
     lines = []
-    queue = _assignments(tuning, DRIVE_SETTINGS)
+    queue = _assignments(tuning, DRIVE)
     if queue:
         lines += [_rule(_drive(serial), queue) for serial in sorted(serials)]
-    ahead = _assignments(tuning, ("read_ahead",))
+    ahead = _assignments(tuning, ARRAY)
     if ahead:
         lines.append(_rule('KERNEL=="md*", ENV{MD_UUID}=="%s"' % array_uuid, ahead))
     return HEADER + "".join(lines) if lines else ""
 
 
-def _assignments(tuning: Tuning, settings: Sequence[str]) -> str:
-    values = [(attribute(name), wanted(tuning, name)) for name in settings]
-    return "".join(', ATTR{queue/%s}="%s"' % (name, value) for name, value in values if value is not None)
+def _assignments(tuning: Tuning, target: str) -> str:
+    values = [(ROWS[name].ending, wanted(tuning, name)) for name in of_target(target)]
+    return "".join(', ATTR{%s}="%s"' % (attribute, value) for attribute, value in values if value is not None)
 
 
 def _rule(match: str, assignments: str) -> str:
@@ -80,33 +69,40 @@ def _pattern(serial: str) -> str:
 
 
 def tmpfiles(tuning: Tuning, tuned: bool) -> str:
-    """Lines for huge pages and, unless tuned would overrule them, for the CPUs."""
-    lines = []
-    if not tuned:
-        if "transparent_hugepages" in tuning:
-            lines.append("w /%s - - - - %s\n" % (THP, tuning["transparent_hugepages"]))
-        lines += ["w %s - - - - %s\n" % (_CPU_FILES[name], tuning[name]) for name in CPU_SETTINGS if name in tuning]
+    """Lines for huge pages and for the CPUs, without those that tuned would overrule where it runs."""
+    lines = [
+        "w /%s - - - - %s\n" % (row.file.replace("%s", "cpu*"), value)
+        for row, value in _kept_by(TMPFILES, tuning)
+        if not (tuned and row.tuned)
+    ]
     return HEADER + "".join(lines) if lines else ""
 
 
 def sysctl(tuning: Tuning) -> str:
-    """The limits of dirty pages, as bytes or as a share of the memory."""
-    lines = []
-    for name in ("dirty_background", "dirty"):
-        value = wanted(tuning, name)
-        if value is not None:
-            share = value.endswith("%")
-            lines.append("vm.%s_%s = %s\n" % (name, "ratio" if share else "bytes", value.rstrip("%")))
+    """Lines for sysctl; of a limit as bytes or as a share of the memory, never both."""
+    lines = [
+        "%s = %s\n" % (row.sysctls[-1 if value.endswith("%") else 0], value.rstrip("%"))
+        for row, value in _kept_by(SYSCTL, tuning)
+    ]
     return HEADER + "".join(lines) if lines else ""
 
 
 def tuned_profile(tuning: Tuning, base: str) -> str:
     """A profile on top of the owner's; empty if tuned has no part in the requested settings."""
-    cpu = ["%s=%s\n" % (_TUNED_OPTIONS[name], tuning[name]) for name in CPU_SETTINGS if name in tuning]
-    text = "".join(["\n[cpu]\n", *cpu]) if cpu else ""
-    if "transparent_hugepages" in tuning:
-        text += "\n[vm]\ntransparent_hugepages=%s\n" % tuning["transparent_hugepages"]
-    if not text:
+    sections: dict[str, str] = {}
+    for row, value in _kept_by(TMPFILES, tuning):
+        if row.tuned:
+            section, option = row.tuned[:2]
+            sections[section] = sections.get(section, "") + "%s=%s\n" % (option, value)
+    if not sections:
         return ""
+    text = "".join("\n[%s]\n%s" % (name, sections[name]) for name in sorted(sections))
     include = "include=%s\n" % base if base else ""
     return HEADER + "[main]\nsummary=%s with the I/O settings of tunetool\n%s" % (base or "tunetool", include) + text
+
+
+def _kept_by(keeper: str, tuning: Tuning) -> Iterator[tuple[Setting, str]]:
+    for row in ROWS.values():
+        value = wanted(tuning, row.name) if row.file and row.keeper == keeper else None
+        if value is not None:
+            yield row, value

@@ -30,7 +30,7 @@ def key_of(setting: str, target: str) -> str:
 
 def split_key(key: str) -> tuple[str, str]:
     """Setting and target of a key."""
-    match = re.match(r"^([a-z_]+)(?:\[(.*)\])?$", key)
+    match = re.match(r"^([a-z0-9_]+)(?:\[(.*)\])?$", key)
     return (match.group(1), match.group(2) or "") if match else (key, "")
 
 

@@ -1,6 +1,6 @@
-"""I/O tuning: valid settings in one normal form, and the kernel's files for them. Only reads and sets these files.
+"""I/O settings on a machine: what is asked for in the manifest's form, and the kernel's files that hold it.
 
-The normal form is the manifest's ``tuning``: only what is asked for is in it.
+The settings are the rows of ``common.io_settings``. Only reads and sets these files.
 """
 
 from __future__ import annotations
@@ -12,50 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
 from ..common.files import read_int, read_text, whole_number
+from ..common.io_settings import ARRAY, CPU, DRIVE, ROWS, Setting, Tuning, Word, of_target
 from ..common.refusal import Refusal
-from ..units import UnitError, format_size_binary, parse_size
 
-Tuning = Mapping[str, Any]
-
-DRIVE_SETTINGS = ("scheduler", "nr_requests", "nomerges")
-"""Settings of the member drives; md passes requests on and has no queue of its own."""
-CPU_SETTINGS = ("cpu_governor", "cpu_latency_us")
-SETTINGS = (*DRIVE_SETTINGS, "read_ahead", "transparent_hugepages", *CPU_SETTINGS, "dirty_background", "dirty")
-"""Settings in /sys and /proc, in the order in which they are set: another scheduler resets nr_requests."""
+DRIVE_SETTINGS = of_target(DRIVE)
+CPU_SETTINGS = of_target(CPU)
 FSTRIM = "fstrim_timer"
-
-ARGUMENTS: dict[str, Any] = {name: {"type": "str", "default": ""} for name in (*SETTINGS, FSTRIM)}
-"""The settings as arguments of M(tunetool.node.io_tuning); empty leaves one alone."""
-
-_PAGE = 4096
-_FILES = {
-    "scheduler": "sys/block/%s/queue/scheduler",
-    "nr_requests": "sys/block/%s/queue/nr_requests",
-    "nomerges": "sys/block/%s/queue/nomerges",
-    "read_ahead": "sys/block/%s/queue/read_ahead_kb",
-    "cpu_governor": "sys/devices/system/cpu/%s/cpufreq/scaling_governor",
-    "cpu_latency_us": "sys/devices/system/cpu/%s/power/pm_qos_resume_latency_us",
-}
-THP = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def normal_form(asked: Mapping[str, str]) -> dict[str, Any]:
     """The requested settings. Raises ``Refusal`` for a value that no machine supports."""
     tuning: dict[str, Any] = {}
-    for name, least, most in (("nr_requests", 4, 65535), ("nomerges", 0, 2), ("cpu_latency_us", 1, 10**6)):
-        if asked[name]:
-            tuning[name] = _whole(name, asked[name], least, most)
-    for name in ("scheduler", "transparent_hugepages", "cpu_governor", FSTRIM):
-        if asked[name]:
-            tuning[name] = _word(name, asked[name])
-    if asked["read_ahead"]:
-        tuning["read_ahead_bytes"] = size = _size("read_ahead", asked["read_ahead"])
-        if size % _PAGE:
-            raise Refusal("`io_tuning_read_ahead` is %d bytes. hint: whole pages of 4 KiB, such as `4MiB`" % size)
-    for name in ("dirty_background", "dirty"):
-        if asked[name]:
-            kind, value = _share_or_size(name, asked[name])
-            tuning["%s_%s" % (name, kind)] = value
+    for row in ROWS.values():
+        if asked[row.name]:
+            tuning.update(row.form.parsed(row.name, asked[row.name]))
     for kind in ("bytes", "percent"):
         low, high = tuning.get("dirty_background_" + kind), tuning.get("dirty_" + kind)
         if low is not None and high is not None and low >= high:
@@ -63,51 +33,7 @@ def normal_form(asked: Mapping[str, str]) -> dict[str, Any]:
                 "`io_tuning_dirty_background` is not below `io_tuning_dirty`. hint: the kernel would silently use "
                 "half of the latter"
             )
-    if tuning.get(FSTRIM) not in (None, "enabled", "disabled"):
-        raise Refusal("`io_tuning_fstrim_timer` is `%s`. hint: `enabled` or `disabled`" % tuning[FSTRIM])
-    return {name: tuning[name] for name in KEYS if name in tuning}
-
-
-KEYS = (
-    *DRIVE_SETTINGS,
-    "read_ahead_bytes",
-    "transparent_hugepages",
-    *CPU_SETTINGS,
-    "dirty_background_bytes",
-    "dirty_background_percent",
-    "dirty_bytes",
-    "dirty_percent",
-    FSTRIM,
-)
-"""What the normal form may hold."""
-
-
-def _whole(name: str, text: str, least: int, most: int) -> int:
-    if not re.match(r"^\d{1,9}$", text) or not least <= int(text) <= most:
-        raise Refusal("`io_tuning_%s` is `%s`. hint: a whole number from %d to %d" % (name, text, least, most))
-    return int(text)
-
-
-def _word(name: str, text: str) -> str:
-    if not re.match(r"^[a-z][a-z0-9_-]*$", text):
-        raise Refusal("`io_tuning_%s` is `%s`. hint: one word as the kernel prints it" % (name, text))
-    return text
-
-
-def _size(name: str, text: str) -> int:
-    try:
-        return parse_size(text)
-    except UnitError as error:
-        raise Refusal("`io_tuning_%s`: %s. hint: %s" % (name, error.message, error.hint)) from None
-
-
-def _share_or_size(name: str, text: str) -> tuple[str, int]:
-    if text.endswith("%"):
-        return "percent", _whole(name, text[:-1], 1, 100)
-    size = _size(name, text)
-    if size < 2 * _PAGE:
-        raise Refusal("`io_tuning_%s` is %d bytes. hint: the kernel ignores less than two pages" % (name, size))
-    return "bytes", size
+    return tuning
 
 
 @dataclass(frozen=True)
@@ -118,34 +44,24 @@ class Machine:
     """Kernel name of each member drive by its serial: the name changes over reboots."""
     arrays: Mapping[str, str] = field(default_factory=dict)
     """Kernel name of the array by its UUID."""
-    governed: Sequence[str] = ()
-    """CPUs with frequency scaling; empty on most virtual machines."""
-    idling: Sequence[str] = ()
-    """CPUs with idle states that can be limited."""
+    cpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """CPUs that have a setting, by the setting; most virtual machines have none."""
     root: str = "/"
 
     def targets(self, setting: str) -> list[str]:
         """The devices that the setting applies to: serials, UUIDs or CPUs, or one empty name for the machine."""
-        if setting in DRIVE_SETTINGS:
-            return list(self.drives)
-        if setting == "read_ahead":
-            return list(self.arrays)
-        if setting in CPU_SETTINGS:
-            return list(self.governed if setting == "cpu_governor" else self.idling)
-        return [""]
+        target = ROWS[setting].target
+        if target == CPU:
+            return list(self.cpus.get(setting, ()))
+        return list(self.drives if target == DRIVE else self.arrays if target == ARRAY else [""])
 
     def file(self, setting: str, target: str) -> str | None:
         """The file of the setting on a target, without its leading slash; None if the device is absent."""
-        if setting == "transparent_hugepages":
-            return THP
-        if setting.startswith("dirty"):
-            return "proc/sys/vm/%s_bytes" % setting
-        device: str | None = target
-        if setting in DRIVE_SETTINGS:
-            device = self.drives.get(target)
-        elif setting == "read_ahead":
-            device = self.arrays.get(target)
-        return _FILES[setting] % device if device else None
+        row = ROWS[setting]
+        if "%s" not in row.file:
+            return row.file
+        names = self.drives if row.target == DRIVE else self.arrays if row.target == ARRAY else {target: target}
+        return row.file % names[target] if names.get(target) else None
 
     def read(self, setting: str, target: str) -> str | None:
         """The current value, in the form of ``wanted``; None if there is none."""
@@ -153,9 +69,9 @@ class Machine:
         if name is None:
             return None
         text = read_text(os.path.join(self.root, name))
-        if setting.startswith("dirty"):
-            # Of the two files the kernel keeps one at 0, whichever was not written last.
-            share = read_text(os.path.join(self.root, name.replace("_bytes", "_ratio")))
+        share_file = ROWS[setting].share_file
+        if share_file:
+            share = read_text(os.path.join(self.root, share_file))
             return "%s%%" % share if text == "0" and share is not None else text
         active = re.search(r"\[([^\]]+)\]", text or "")
         return active.group(1) if active else text
@@ -164,32 +80,19 @@ class Machine:
         """Set the value of a target now. Raises ``OSError``."""
         name = self.file(setting, target) or ""
         if value.endswith("%"):
-            name, value = name.replace("_bytes", "_ratio"), value[:-1]
+            name, value = ROWS[setting].share_file, value[:-1]
         with open(os.path.join(self.root, name), "w", encoding="ascii") as stream:
             stream.write(value)
 
 
 def wanted(tuning: Tuning, setting: str) -> str | None:
-    """The value of one of ``SETTINGS`` as the kernel shows it; None if it is left alone."""
-    if setting == "read_ahead":
-        size = tuning.get("read_ahead_bytes")
-        return None if size is None else str(size // 1024)
-    if setting.startswith("dirty"):
-        size, share = tuning.get(setting + "_bytes"), tuning.get(setting + "_percent")
-        return str(size) if size is not None else None if share is None else "%d%%" % share
-    value = tuning.get(setting)
-    return None if value is None else str(value)
+    """The value of a setting as the kernel shows it; None if it is left alone."""
+    return ROWS[setting].form.wanted(setting, tuning)
 
 
 def shown(setting: str, value: str | None) -> str:
     """A value for people."""
-    if value is None:
-        return "nothing"
-    if setting == "read_ahead" and value.isdigit():
-        return format_size_binary(int(value) * 1024)
-    if setting.startswith("dirty") and value.isdigit():
-        return format_size_binary(int(value))
-    return "`%s`" % value
+    return "nothing" if value is None else ROWS[setting].form.shown(value)
 
 
 def by_value(setting: str, values: Mapping[str, str | None]) -> str:
@@ -198,21 +101,23 @@ def by_value(setting: str, values: Mapping[str, str | None]) -> str:
     for value in sorted(set(values.values()), key=str):
         names = ["`%s`" % target for target in values if values[target] == value and target]
         # There is one array only: its UUID says nothing to a reader.
-        where = " on %s" % ", ".join(names) if names and setting != "read_ahead" else ""
+        where = " on %s" % ", ".join(names) if names and ROWS[setting].target != ARRAY else ""
         parts.append(shown(setting, value) + where)
     return "; ".join(parts)
 
 
-def read_cpus(root: str = "/") -> tuple[list[str], list[str]]:
-    """CPUs with frequency scaling, and CPUs whose idle states can be limited."""
-    base = os.path.join(root, "sys/devices/system/cpu")
-    names = [os.path.basename(path) for path in glob.glob(os.path.join(base, "cpu[0-9]*"))]
-    names = sorted((name for name in names if whole_number(name[3:]) is not None), key=lambda name: int(name[3:]))
-    driver = read_text(os.path.join(base, "cpuidle/current_driver"))
-    idle = driver not in (None, "", "none")
-    governed = [name for name in names if os.path.exists(os.path.join(root, _FILES["cpu_governor"] % name))]
-    limited = [name for name in names if os.path.exists(os.path.join(root, _FILES["cpu_latency_us"] % name))]
-    return governed, limited if idle else []
+def read_cpus(root: str = "/") -> dict[str, list[str]]:
+    """The CPUs that have each of the CPUs' settings."""
+    paths = glob.glob(os.path.join(root, "sys/devices/system/cpu/cpu[0-9]*"))
+    names = [name for name in map(os.path.basename, paths) if whole_number(name[3:]) is not None]
+    names.sort(key=lambda name: int(name[3:]))
+    cpus = {}
+    for setting in CPU_SETTINGS:
+        row = ROWS[setting]
+        without = bool(row.cpus_need) and read_text(os.path.join(root, row.cpus_need)) in (None, "", "none")
+        there = [name for name in names if os.path.exists(os.path.join(root, row.file % name))]
+        cpus[setting] = [] if without else there
+    return cpus
 
 
 def impossible(tuning: Tuning, machine: Machine) -> list[str]:
@@ -232,35 +137,35 @@ def impossible(tuning: Tuning, machine: Machine) -> list[str]:
                 "nr_requests %d is more than drive `%s` takes with scheduler `%s`. hint: at most %d"
                 % (tuning["nr_requests"], serial, scheduler, most)
             )
-    choices = _offered(os.path.join(machine.root, THP))
-    if tuning.get("transparent_hugepages") and tuning["transparent_hugepages"] not in choices:
-        reasons.append(
-            "transparent huge pages `%s` are not offered. hint: %s"
-            % (tuning["transparent_hugepages"], _choices(choices))
-        )
-    for cpu in machine.governed[:1]:
-        governors = _offered(
-            os.path.join(machine.root, "sys/devices/system/cpu", cpu, "cpufreq/scaling_available_governors")
-        )
-        if tuning.get("cpu_governor") and tuning["cpu_governor"] not in governors:
-            reasons.append("CPU governor `%s` is not offered. hint: %s" % (tuning["cpu_governor"], _choices(governors)))
+    for row in ROWS.values():
+        form, value = row.form, wanted(tuning, row.name)
+        if value is None or not isinstance(form, Word) or not form.offered:
+            continue
+        for target in machine.targets(row.name)[:1]:
+            path = form.offered % target if target else form.offered
+            choices = _offered(os.path.join(machine.root, path))
+            if value not in choices:
+                reasons.append("%s. hint: %s" % (form.refused % value, _choices(choices)))
     return reasons
 
 
 def skipped(tuning: Tuning, machine: Machine) -> list[str]:
     """Warnings for settings that do not exist here; no error, since an inventory is for many nodes."""
-    skips = []
-    if "cpu_governor" in tuning and not machine.governed:
-        skips.append("`io_tuning_cpu_governor`: no CPU here has frequency scaling (cpufreq), so it is skipped")
-    if "cpu_latency_us" in tuning and not machine.idling:
-        skips.append("`io_tuning_cpu_latency_us`: the CPUs here have no idle states (cpuidle), so it is skipped")
-    return skips
+    return [
+        "`io_tuning_%s`: %s" % (row.name, row.skipped)
+        for row in _absent(machine)
+        if wanted(tuning, row.name) is not None
+    ]
 
 
 def done_here(tuning: Tuning, machine: Machine) -> dict[str, Any]:
     """The tuning without the skipped settings: what a later check can expect of the node."""
-    gone = {name for name in CPU_SETTINGS if not machine.targets(name)}
+    gone = {key for row in _absent(machine) for key in row.form.keys(row.name)}
     return {name: value for name, value in tuning.items() if name not in gone}
+
+
+def _absent(machine: Machine) -> list[Setting]:
+    return [row for row in ROWS.values() if row.target == CPU and not machine.targets(row.name)]
 
 
 def _offered(path: str) -> list[str]:

@@ -25,20 +25,24 @@ from .mount_point import MountPoint, reload_systemd
 from .offload_access import OFFLOAD_ARGUMENTS
 from .xfs_geometry import Geometry, apart, parse_xfs_info, wanted_geometry
 
-ARGUMENTS: dict[str, Any] = {
+OF_THE_ARRAY: dict[str, Any] = {
     "array": {"type": "str", "required": True},
     "array_uuid": {"type": "str", "default": ""},
     "chunk_bytes": {"type": "int", "required": True},
     "members": {"type": "int", "required": True},
+    "adopt": {"type": "bool", "default": False},
+    "new_array": {"type": "bool", "default": False},
+}
+SETTINGS: dict[str, Any] = {
     "mount_point": {"type": "path", "required": True},
     "mount_options": {"type": "list", "elements": "str", "default": ["noatime", "logbufs=8", "logbsize=256k"]},
     "device_timeout": {"type": "str", "default": "30s"},
-    "adopt": {"type": "bool", "default": False},
-    "new_array": {"type": "bool", "default": False},
     "offload_dir": {"type": "str", "default": ""},
     "protect_mount_point": {"type": "bool", "default": True},
     **OFFLOAD_ARGUMENTS,
 }
+WISHES = {**OF_THE_ARRAY, **SETTINGS}
+ARGUMENTS = {**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}}
 """Arguments of M(tunetool.node.scratch_filesystem)."""
 
 

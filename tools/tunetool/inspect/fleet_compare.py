@@ -16,6 +16,7 @@ from statistics import median
 from tunetool.inspect.fleet_facts import ABSENT, Fact, facts, parent
 from tunetool.inspect.fleet_model import Difference
 from tunetool.inspect.model import Inspection
+from tunetool.node.common.io_settings import ARRAY, SETTINGS, of_target
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Kind:
     """The same, as a share of the larger value."""
 
 
+_OF_ARRAYS = frozenset(f"settings.{name}" for name in of_target(ARRAY))
 _SITE = "run `tunetool provision` with `--limit` on it"
 KINDS: Sequence[Kind] = (
     Kind(r"drives\.count", "number of data drives", "find the lost drive by the serial numbers of `tunetool inspect`"),
@@ -100,7 +102,7 @@ KINDS: Sequence[Kind] = (
     Kind(r"mounts\.([^|]+)\|options", "mount options of `{}`"),
     Kind(r"mounts\.([^|]+)\|size", "size of `{}`", share=0.01),
     Kind(
-        r"settings\.(scheduler|nr_requests|nomerges|read_ahead|transparent_hugepages|cpu_governor|cpu_latency_us|dirty.*)",
+        rf"settings\.({'|'.join(SETTINGS)})",
         "setting `{}`",
         f"{_SITE} (role io_tuning)",
     ),
@@ -170,7 +172,7 @@ def _applies(name: str, host_facts: Mapping[str, Fact]) -> bool:
     """Whether this host could have the fact: a host without GPUs is not named for their model."""
     if name in host_facts:
         return True
-    if name == "settings.read_ahead" and not any(each.startswith("arrays.") for each in host_facts):
+    if name in _OF_ARRAYS and not any(each.startswith("arrays.") for each in host_facts):
         return False
     above = parent(name)
     while above is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tunetool.inspect.ceilings import format_link, format_link_speed
 from tunetool.inspect.model import Drive, Gpu, HugePages, Inspection
+from tunetool.node.common.io_settings import DRIVE, of_target
 from tunetool.node.units import format_size, format_size_binary
 from tunetool.record import DriveFacts, Node
 from tunetool.record import Link as RecordedLink
@@ -76,7 +77,7 @@ def _link(link: RecordedLink | None) -> str:
 
 
 _OF_DRIVES = (
-    *("settings.scheduler", "settings.nr_requests", "settings.nomerges"),
+    *(f"settings.{name}" for name in of_target(DRIVE)),
     *("ceilings.drives", "ceilings.links"),
 )
 _OF_GPUS = ("ceilings.gpu", "ceilings.gpus")

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from tunetool.inspect.model import Drive, Setting
 from tunetool.node.array.md_arrays import Array
 from tunetool.node.common.files import read_text
-from tunetool.node.tuning.settings import SETTINGS, Machine, read_cpus
+from tunetool.node.common.io_settings import SETTINGS
+from tunetool.node.tuning.settings import Machine, read_cpus
 
 OTHERS = {
     "nvme_poll_queues": "sys/module/nvme/parameters/poll_queues",
@@ -24,10 +25,9 @@ OTHERS = {
 
 def read_settings(drives: Sequence[Drive], arrays: Sequence[Array], root: str) -> list[Setting]:
     """Each setting that this kernel has; those of drives are of the data drives."""
-    governed, idling = read_cpus(root)
     names = {drive.name: drive.name for drive in drives if drive.data}
     devices = {array.device: array.device for array in arrays if any(member in names for member in array.members)}
-    machine = Machine(names, devices, governed, idling, root)
+    machine = Machine(names, devices, read_cpus(root), root)
     return list(_settings(machine))
 
 
