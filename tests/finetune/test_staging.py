@@ -197,15 +197,6 @@ def test_memory_is_memory_and_bulk_is_said(tmp_path: Path) -> None:
         assert message in err
 
 
-def test_dry_run_makes_nothing(tmp_path: Path) -> None:
-    process = call("--model", "tiny", "--device", "cpu", "--target", tmp_path / "bulk", "--images", 8, "--dry-run")
-    out, err = finish(process)
-    assert process.returncode == 0, out + err
-    assert f"made first: `{tmp_path}/bulk/qwen2.5-vl-tiny` and `{tmp_path}/bulk/colours-8x448x280`" in err
-    assert "left out: many nodes: only one machine" in err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_ranks_of_one_node_share_the_page_cache(tmp_path: Path) -> None:
     process = call(

@@ -375,14 +375,6 @@ def test_a_standing_disk_is_measured_through_files_alone(disk: Path, tmp_path: P
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
 
 
-def test_a_dry_run_makes_nothing(disk: Path, tmp_path: Path) -> None:
-    done = call(*command(disk, tmp_path / "runs", "--virtual", 2, "--layout", "ext4-per-drive", "--dry-run"))
-    assert done.returncode == 0, done.stderr
-    assert "makes 2 sparse files of 1.074 GB" in done.stderr
-    assert list(disk.iterdir()) == []
-    assert not (tmp_path / "runs").exists()
-
-
 def test_raw_reads_have_a_null_target_too(disk: Path) -> None:
     fio = find_fio(dict(os.environ))
     spans = [Span("drive", 0, 1 << 23), Span("drive", 1 << 24, 1 << 23)]

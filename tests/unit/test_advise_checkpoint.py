@@ -264,28 +264,3 @@ def test_a_record_without_a_speed_of_writing_is_refused(tmp_path: Path) -> None:
     unknown = run(*EXAMPLE, "--record", kept(tmp_path / "a", *ENGINES), "--engine", "orbax").exception
     assert isinstance(unknown, UsageProblem)
     assert unknown.hint == "it has direct, torch-save-zip"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (EXAMPLE[2:], "the model's size must be given exactly once"),
-        ((*EXAMPLE, "--model", "7b"), "the model's size must be given exactly once"),
-        ((*EXAMPLE[:2], *EXAMPLE[4:]), "the speed of writing a checkpoint is missing"),
-        ((*EXAMPLE, "--nodes", "4"), "`--nodes` needs `--mtbf`"),
-        ((*EXAMPLE, "--mtbf", "forever"), "`--mtbf forever` is not a time"),
-        ((*EXAMPLE, "--mtbf", "0h"), "`--mtbf 0h` is not a time"),
-        ((*EXAMPLE[:-1], "30"), "`--rework 30` is not a time"),
-        ((*EXAMPLE, "--bandwidth", "10Gbps"), "in bits"),
-        ((*EXAMPLE, "--model-size", "140"), "`--model-size 140`"),
-        ((*EXAMPLE, "--model-size", "1B"), "holds no parameter"),
-        ((*EXAMPLE, "--samples-per-second", "0"), "is not above zero"),
-        ((*EXAMPLE, "--samples-per-second", "nan"), "is not above zero"),
-        ((*EXAMPLE, "--engine", "direct"), "`--engine` needs `--record`"),
-        ((*EXAMPLE, "--record", ""), "`--record` is empty"),
-    ],
-)
-def test_a_wrong_call_is_told(arguments: tuple[str, ...], said: str) -> None:
-    refused = run(*arguments).exception
-    assert isinstance(refused, UsageProblem)
-    assert said in refused.message

@@ -171,22 +171,6 @@ def test_experts_are_read_for_each_token() -> None:
     assert answered("--model", "70b")["experts"] is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--model", "70b", "--ep", "2", "--dp", "2"), "`70b` has no experts"),
-        (("--model", "mixtral-8x7b", "--ep", "3", "--dp", "3"), "does not divide the 8 experts"),
-        (("--model", "mixtral-8x7b", "--ep", "2"), "`--ep 2` does not divide the 1 ranks"),
-        (("--model", "tiny", "--pp", "100"), "`--pp 100` stages"),
-        (("--dp", "65537"), "65537 ranks are more than"),
-        (("--dp", "4", "--batch", "6"), "`--batch 6` does not spread evenly"),
-    ],
-)
-def test_degrees_that_no_job_can_have_are_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:
-    with refused(message):
-        answered(*arguments)
-
-
 def speed(name: str, value: float, direction: str = "read", **parameters: Any) -> Measurement:
     fields = {"evidence": PROVEN, "parameters": {"direction": direction, **parameters}}
     return sampled(name, *(value * (1 + part / 1000) for part in range(-3, 4)), **fields)

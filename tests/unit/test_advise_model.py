@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import advised
-from advised import refused
 from calls import ROOT
 from tunetool.advise import needs, zero
 from tunetool.advise.ds_config import plan
@@ -185,21 +184,6 @@ def test_experts_are_named() -> None:
     text = printed("mixtral-8x7b")
     assert "46,702,792,704 parameters, 12,879,925,248 of them used by a token (2 of a layer's 8 experts" in text
     assert answered("mixtral-8x7b")["active_parameters"] == 12_879_925_248
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("70b", "--gpus", "8", "--nodes", "3"), "`--gpus 8` do not spread evenly"),
-        (("70b", "--stage", "1", "--offload", "nvme"), "`--stage 1` has no `--offload nvme`"),
-        (("70b", "--save-share", "0%"), "`--save-share 0%` leaves no time"),
-        (("71b",), "`71b` is neither a known model nor a path"),
-        (("70b", "--save-in", "0s"), "is not a time"),
-    ],
-)
-def test_a_wrong_call_is_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:
-    with refused(message):
-        answered(*arguments)
 
 
 TINY = load_model("tiny")

@@ -91,15 +91,6 @@ def test_what_is_not_passed_on(words: list[str], said: str, inventory: Path, mon
     assert "\n" not in done.exception.message
 
 
-def test_they_need_the_two_dashes_and_an_inventory(inventory: Path) -> None:
-    for arguments in (("verify", "-i", inventory, "x"), ("stage", "copy", "/a", "/b", "c"), ("verify", "x", "--", "y")):
-        with pytest.raises(click.UsageError, match="unexpected extra argument"):
-            raise call(*arguments).exception or AssertionError(arguments)
-    done = call("verify", "--", "-K")
-    assert isinstance(done.exception, UsageProblem)
-    assert done.exception.message == "what follows `--` is for Ansible, and there is no inventory"
-
-
 def test_names_that_begin_with_a_dash_are_still_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("-source").mkdir()

@@ -20,7 +20,7 @@ from tunetool.bench.api.preflight import Plan, Way
 from tunetool.bench.api.request import Request
 from tunetool.bench.api.samples import Answer, Ending, Gathered
 from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge
 from tunetool.measure.aio import Probe
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Record, parse
@@ -208,22 +208,6 @@ def test_an_older_deepspeed_is_a_skip_that_names_the_version(tmp_path: Path) -> 
     made = parse(text, "stdout")
     assert made.checks[0].found == "deepspeed 0.16.9 is older than 0.17.1, the first with these calls"
     assert made.checks[0].remedy == "pip install 'deepspeed>=0.17.1'"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--size", "1000B"), "`1000` bytes cannot be moved exactly"),
-        (("--size", "0"), "`--size 0`: there is nothing to time"),
-        (("--size", "1MiB", "--pending", "3"), "`1048576` bytes cannot be moved exactly"),
-        (("--size", "1MiB", "--parallelism", "5"), "`1048576` bytes cannot be moved exactly"),
-    ],
-)
-def test_a_wrong_call_does_nothing(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    result = CliRunner().invoke(cli, ["bench", "api", "--target", str(tmp_path), *arguments])
-    assert isinstance(result.exception, UsageProblem) or result.exit_code == ExitCode.USAGE
-    assert said in result.output + str(result.exception)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_more_parts_in_flight_than_a_file_has_are_named(tmp_path: Path) -> None:

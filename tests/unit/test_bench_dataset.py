@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
 import builders
-from tunetool import training_python
 from tunetool.bench.dataset import engines as known
 from tunetool.bench.dataset import figures, files, fio_child, huge_pool, preflight, token_child
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
@@ -38,7 +36,6 @@ from tunetool.bench.dataset.request import Request
 from tunetool.bench.dataset.run import plain_sum
 from tunetool.bench.dataset.samples import EngineRow, Pass, StateTable
 from tunetool.bench.dataset.view import view
-from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
@@ -531,43 +528,6 @@ def test_engines_are_chosen_by_name(
 def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:
     more = set(engines((0,), True)) - set(engines((0,), False))
     assert more == {"mmap-sequential-nr-hugepages", "mmap-shuffled-nr-hugepages"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--engines nothing", "`nothing` is not an engine"),
-        ("--states warm,tepid", "`--states warm,tepid`: not all are known"),
-        ("--states warm --engines direct-shuffled", "has nothing to read for these engines"),
-        ("--image-side 10", "`--image-side 10` is too small"),
-        ("--threads 99999999999", "`--threads 99999999999` is too many"),
-        ("--num-workers 0,9999", "`--num-workers 9999` is too many"),
-        ("--size 1kB", "fewer than one sample of 4096"),
-        ("--jsonl {}/none", "none` cannot be read"),
-        ("--jsonl {}/empty", "empty` is empty"),
-        ("--jsonl {}/broken", "broken` line 2: it is not JSON"),
-    ],
-)
-def test_a_wrong_call_is_refused_before_any_work(
-    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Wherever the temporary directory of this machine lies.
-    on_drives = replace(read_stack(str(tmp_path)), in_memory=False)
-    monkeypatch.setattr(preflight, "read_stack", lambda directory: on_drives)
-    # On a node, the command would go on under the Python of its manifest, in the place of this process.
-    monkeypatch.setattr(training_python, "MANIFEST_PATH", str(tmp_path / "no-manifest"))
-    (tmp_path / "empty").touch()
-    (tmp_path / "broken").write_text('{"text": "a"}\nthe second line\n')
-    before = sorted(tmp_path.iterdir())
-    words_of_call = [each.format(tmp_path) for each in arguments.split()]
-    done = CliRunner().invoke(
-        cli,
-        ["bench", "dataset", "--target", str(tmp_path), "--runs-dir", str(tmp_path / "runs"), *words_of_call],
-        standalone_mode=False,
-    )
-    assert isinstance(done.exception, UsageProblem), done.output
-    assert words in done.exception.message
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_target_in_memory_is_never_cold() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 import builders
@@ -25,8 +24,7 @@ from tunetool.bench.drives.samples import Cell, Reading, Row
 from tunetool.bench.drives.sweeper import last_list, sweep
 from tunetool.bench.drives.view import view
 from tunetool.bench.drives.volume import BareDrive, as_they_are, stack_of
-from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge
 from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
@@ -91,33 +89,6 @@ def on_a_drive(monkeypatch: pytest.MonkeyPatch) -> None:
         return stack_of([made.virtual_drive("sda", "SERIAL", 2**40)], "disk", Path(directory))
 
     monkeypatch.setattr(preflight, "read_stack", one_drive)
-
-
-@pytest.mark.usefixtures("on_a_drive")
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("", "there is nothing to measure"),
-        ("--target /nonexistent", "does not exist"),
-        ("--target /dev/shm", "on no drive"),
-        ("--drives A,B --target {}", "`--drives` is for blank drives alone"),
-        ("--drives A,A", "names a serial twice"),
-        ("--target {} --layout raid0-xfs", "`--layout` makes file systems"),
-        ("--target {} --virtual 2 --layout raid5-xfs", "`--layout raid5-xfs` is not a layout"),
-        ("--target {} --virtual 2 --counts 1,3", "`--counts 3`: there are 2 drives"),
-        ("--target {} --virtual 65", "`--virtual 65` is too many"),
-        ("--target {} --virtual 1 --engines nope", "`nope` is not an engine"),
-        ("--target {} --virtual 1 --bytes-per-drive 1MiB", "does not fit"),
-        ("--target {} --bytes-per-drive 0", "`--bytes-per-drive 0 B` does not fit"),
-        ("--virtual 2", "there is nothing to measure"),
-    ],
-)
-def test_a_wrong_call_is_one_line_and_writes_nothing(arguments: str, words: str, tmp_path: Path) -> None:
-    given = [word.format(tmp_path) for word in arguments.split()]
-    done = CliRunner().invoke(cli, ["bench", "drives", "--runs-dir", str(tmp_path / "runs"), *given])
-    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
-    assert words in str(done.exception) + done.output
-    assert list(tmp_path.iterdir()) == []
 
 
 def request(**fields: Any) -> Request:

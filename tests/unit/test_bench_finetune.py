@@ -231,13 +231,6 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_made(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_overwrites_nothing(tmp_path: Path) -> None:
-    arguments = ("--model", "tiny", "--target", str(tmp_path), "--device", "cpu", "--checkpoint", str(tmp_path))
-    done = bench(*arguments, "--dry-run")
-    assert isinstance(done.exception, UsageProblem)
-    assert f"`{tmp_path}` exists" in done.exception.message
-
-
 def test_gpus_are_counted_by_their_nodes_and_what_may_be_seen(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
@@ -432,24 +425,6 @@ def test_what_people_see() -> None:
 
 def bench(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["bench", "finetune", *arguments], standalone_mode=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "nothing to train"),
-        (("--model", "tiny"), "the model and pictures must be made, but there is no `--target`"),
-        (("--model", "/m"), "pictures must be made, but there is no `--target`"),
-        (("--model", "tiny", "--target", "/t", "--dataset", "/d", "--images", "3"), "`--images`"),
-        (("--model", "tiny", "--target", "/t", "--limit", "a"), "`--limit` needs an inventory"),
-        (("--model", "tiny", "--target", "t", "-i", "hosts"), "`--target t` is not absolute"),
-        (("--model", "m", "--target", "/t", "-i", "hosts"), "`--model m` is not absolute"),
-    ],
-)
-def test_calls_that_mean_nothing_are_refused(arguments: tuple[str, ...], said: str) -> None:
-    done = bench(*arguments)
-    assert isinstance(done.exception, UsageProblem)
-    assert said in done.exception.message
 
 
 def test_the_preset_is_the_published_experiment(tmp_path: Path) -> None:

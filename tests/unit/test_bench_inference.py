@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import builders
-from calls import TUNETOOL, benchmark, call
+from calls import benchmark
 from tunetool.bench.inference import figures, preflight, sglang
 from tunetool.bench.inference.figures import Measured, Rung
 from tunetool.bench.inference.model import describe
@@ -435,13 +435,3 @@ def test_without_sglang_the_line_that_installs_it_is_said(machine: dict[str, int
     assert why.why.startswith("sglang is not installed")
     assert "zero-inference" in why.remedy
     assert sglang.knows_option() is False
-
-
-def test_a_wrong_call_ends_with_2_before_any_work(tmp_path: Path) -> None:
-    for arguments, words in (
-        (("--target", tmp_path / "none"), "does not exist"),
-        (("--target", tmp_path, "--model", "huge"), "neither a decoder"),
-    ):
-        done = call(*TUNETOOL, "bench", "inference", *arguments)
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 import builders
@@ -19,8 +18,7 @@ from tunetool.bench.loading.engines import ENGINES, Engine
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
 from tunetool.bench.loading.view import sections, view
-from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
@@ -122,24 +120,6 @@ def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
     assert "these rounds do not decide" in shown(made), "four rounds are too few"
     page = write_any_page(record_of(made), tmp_path / "record.json")
     assert "first load of a process" in page.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--engines", "nothing"], "`nothing` is not an engine"),
-        (["--gpus", "0"], "`--gpus 0` is not a list of numbers"),
-        ([], "no directory to make the model in"),
-        (["--model", "/nonexistent"], "is neither a size nor a directory"),
-        (["--model", "{}", "--target", "{}"], "is read where it is"),
-        (["--target", "/nonexistent"], "does not exist"),
-    ],
-)
-def test_a_wrong_call_is_named(arguments: list[str], words: str, tmp_path: Path) -> None:
-    called = [argument.format(tmp_path) for argument in arguments]
-    done = CliRunner().invoke(cli, ["bench", "loading", *called, "--runs-dir", str(tmp_path / "runs")])
-    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
-    assert words in str(done.exception) + done.output
 
 
 def test_more_processes_than_memory_has_room_for_are_refused(tmp_path: Path) -> None:

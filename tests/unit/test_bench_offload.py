@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -30,8 +29,7 @@ from tunetool.bench.offload.request import Request
 from tunetool.bench.offload.samples import DRAM, Moved, Place, Row, Rung, Step, moved_in
 from tunetool.bench.offload.swap_handles import CountedHandle, Ledger, SwapHandles, union
 from tunetool.bench.offload.view import view
-from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record
@@ -470,34 +468,3 @@ def test_without_deepspeed_everything_is_left_out() -> None:
     verdict = judge(case)
     assert verdict.status == "unproven"
     assert "`pip install ...`" in verdict.reasons[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--target {}", "--model"),
-        ("--model tiny", "no directory to offload to"),
-        ("--model tiny --target /nonexistent", "does not exist"),
-        ("--model tiny --target /dev/shm", "in memory"),
-        ("--model huge --target {}", "neither a known model nor a path"),
-        ("--model mixtral-8x7b --target {}", "of a family that `bench offload` does not train"),
-        ("--model {}/config.json --target {}", "type `gpt2`"),
-        ("--model tiny --target {} --sequence-length 4", "`--sequence-length 4` is too short"),
-        ("--model tiny --target {} --aio /nonexistent", "`/nonexistent` cannot be read"),
-        ("--model tiny --target {} --aio {}/gds.json", "`use_gds` in the `aio` block"),
-        ("--model tiny --target {} --aio {}/config.json", "unknown: model_type"),
-    ],
-)
-@pytest.mark.usefixtures("on_a_disk")
-def test_a_wrong_call_is_one_line_and_writes_nothing(
-    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "/dev/shm" in arguments:
-        monkeypatch.setattr(media, "read_stack", read_stack)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    (tmp_path / "gds.json").write_text(json.dumps({"aio": {**TUNED.block(), "use_gds": True}}))
-    called = [argument.format(tmp_path) for argument in arguments.split()]
-    done = CliRunner().invoke(cli, ["bench", "offload", *called, "--runs-dir", str(tmp_path / "runs")])
-    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
-    assert words in str(done.exception) + done.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "gds.json"]

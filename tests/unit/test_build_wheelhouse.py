@@ -179,26 +179,6 @@ def test_a_dry_run_fetches_nothing(house: House) -> None:
     assert not house.directory.exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--build", "cuda"], "`--build cuda` is not a build of torch"),
-        (["--python-version", "3.9"], "`--python-version 3.9` is not 3.10 or newer"),
-        (["--source", "/nowhere"], "`/nowhere` is not a copy of the collection"),
-        (["--source", "OTHER"], "pyproject.toml has no `deepspeed`"),
-    ],
-)
-def test_a_wrong_call_is_refused(house: House, options: list[str], message: str) -> None:
-    other = house.base / "other"
-    other.mkdir()
-    (other / "constraints.txt").touch()
-    (other / "pyproject.toml").write_text("dependencies = []\n")
-    done = house.call(*(option.replace("OTHER", str(other)) for option in options))
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert not house.directory.exists()
-
-
 def test_a_torch_of_the_wrong_kind_is_noticed(house: House) -> None:
     done = house.call("--build", "cu130")
     assert done.returncode == 3

@@ -157,20 +157,6 @@ def test_a_command_is_judged_by_what_it_needs_alone(
     assert "rclone" not in used
 
 
-@pytest.mark.parametrize(
-    ("words", "message", "hint"),
-    [
-        (["verfy"], "`tunetool verfy` is not a command", "did you mean `verify`?"),
-        (["bench", "chekpoint"], "`tunetool chekpoint` is not a command", "did you mean `checkpoint`?"),
-        (["verify", "tune"], "`verify` has no command `tune`", "name one command"),
-    ],
-)
-def test_a_command_that_does_not_exist_is_a_wrong_call(words: list[str], message: str, hint: str) -> None:
-    with pytest.raises(UsageProblem) as caught:
-        called(*words)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
-
-
 def test_the_exit_code_counts_what_is_needed() -> None:
     states: tuple[Status, ...] = ("there", "missing", "unknown")
 

@@ -18,7 +18,6 @@ import pytest
 from rich.console import Console
 
 from builders import record
-from tunetool.cli.main import main
 from tunetool.measure import Direction
 from tunetool.measure.fio import Fio
 from tunetool.measure.gds import config, counters
@@ -250,14 +249,3 @@ def test_sizes_are_whole_requests() -> None:
     assert io_bytes(10**15, 1e6) == SMALLEST
     assert io_bytes(10**15, 1.7e9) % TASK == 0
     assert io_bytes(TASK, 0) == 0
-
-
-@pytest.mark.parametrize("mode", ["require", "auto"])
-def test_nothing_is_proven_by_the_configuration_alone(
-    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["tunetool", "verify", "--level", "config", "--gds", mode])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    assert "contradict each other" in capsys.readouterr().err

@@ -118,25 +118,6 @@ def test_every_example_can_be_asked_for(tmp_path: Path) -> None:
     assert examples == set(re.findall(r"'(\w+)'", done.stderr.partition("is not one of")[2]))
 
 
-@pytest.mark.parametrize("kind", ["directory", "file", "link to nothing"])
-def test_nothing_is_overwritten(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "mycluster"
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "file":
-        path.write_text("mine")
-    else:
-        path.symlink_to("nothing")
-    done = init("mycluster", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    error, hint = done.stderr.splitlines()
-    assert error == "error: `mycluster` exists"
-    assert hint.startswith("hint: ")
-    assert list(tmp_path.iterdir()) == [path]
-    assert kind == "directory" or not path.is_dir()
-
-
 def test_a_directory_that_appears_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copyfile = shutil.copyfile
 
@@ -155,17 +136,6 @@ def test_missing_directories_above_are_made(tmp_path: Path) -> None:
     # As every guide writes it, also where there is no clone and so no inventory/.
     assert init("inventory/mycluster", cwd=tmp_path).returncode == 0
     assert files_of(tmp_path) == {f"inventory/mycluster/{name}" for name in WRITTEN}
-
-
-def test_a_file_above_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("mine")
-    for directory in ("a/b", "a/b/c"):
-        done = init(directory, cwd=tmp_path)
-        assert done.returncode == 2
-        error, hint = done.stderr.splitlines()
-        assert error == f"error: `{Path(directory).parent}` is not a directory"
-        assert hint == "hint: name another place; nothing was written"
-    assert files_of(tmp_path) == {"a"}
 
 
 def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,44 +267,6 @@ def test_an_anonymous_recording_differs_in_names_alone(tmp_path: Path) -> None:
     assert hidden == plain
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--root", "nowhere"), "`nowhere` does not exist"),
-        (("--root", "empty"), "`empty` is not a recording: it has neither `proc` nor `sys`"),
-        (("--root", "text.json"), "`text.json` is not a recording"),
-        (("--root", "list.json"), "`list.json` is not a recording"),
-        (("--root", "bare.json"), "`bare.json` is not a recording"),
-        (("--root", "newer.json"), "`newer.json` is not a recording of `tunetool.recording/1`"),
-        (("--root", "out.json"), "leads out of the recording"),
-        (("--root", ""), "`--root` is empty"),
-        (("--capture", "full"), "`full` is not empty"),
-        (("--capture", "text.json"), "`text.json` exists"),
-        (("--capture", "a/b"), "`a` is not a directory"),
-        (("--capture", "new", "--json", "-"), "`--capture` shows nothing"),
-        (("--anonymous",), "`--anonymous` needs `--capture`"),
-        (("--json", "empty"), "`empty` is a directory"),
-    ],
-)
-def test_a_wrong_call_ends_with_2_before_any_work(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    put(tmp_path, "full/file", "kept")
-    for name, text in {
-        "text.json": "no json",
-        "list.json": "[]",
-        "bare.json": "{}",
-        "newer.json": '{"schema": "tunetool.recording/2"}',
-        "out.json": '{"files": {"/../x": ""}, "links": {}}',
-    }.items():
-        Path(name).write_text(text)
-    assert message in run(*arguments, code=2)
-    assert Path("full/file").read_text() == "kept"
-    assert not Path("new").exists()
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_an_interrupted_capture_leaves_nothing(exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     destination = tmp_path / "half"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -544,17 +543,6 @@ def test_predictions_of_another_model_prove_nothing() -> None:
     assert verdict.status == "unproven"
     assert "the predictions are for another model" in verdict.reasons[0]
     assert [check.status for check in figures.checks(made, job) if check.id == "strategies.model"] == ["unknown"]
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [(["--steps", "2"], "`--steps 2`"), (["--epochs", "1"], "`--epochs`"), (["--matrix", "8:z3"], "`8:z3`")],
-)
-def test_a_wrong_call_is_refused_before_any_work(more: list[str], named: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(benchmark("strategies"), ["--model", "tiny", "--target", str(tmp_path / "new"), *more])
-    assert isinstance(done.exception, UsageProblem)
-    assert named in done.exception.message
-    assert not (tmp_path / "new").exists()
 
 
 def test_zero_of_the_ranks_own_configuration_is_what_is_replayed() -> None:

@@ -71,66 +71,6 @@ def listing(path: Path) -> list[str]:
 # --- calls that are wrong -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--expect", "banana"],
-        ["--expect", "50"],
-        ["--expect", "50Gbps"],
-        ["--expect", "50gbps"],
-        ["--expect", "-5GBps"],
-        ["--expect", "0GBps"],
-        ["--expect", "read=-5GBps"],
-        ["--expect", ""],
-        ["--expect", "9" * 400 + "GBps"],
-        ["--expect", "sideways=5GBps"],
-        ["--expect", "randread-4k=5MIOPS", "--target", "{target}"],
-        ["--expect", "randread-4k=5GBps", "--target", "{target}", "--level", "full"],
-        ["--expect", "5GBps", "--expect", "read=6GBps"],
-        ["--expect", "write=5GBps,write=6GBps"],
-        ["--expect", "1GBps", "--target", "{missing}"],
-        ["--expect", "1GBps", "--target", "{file}"],
-        ["--expect", "1GBps", "--target", ""],
-        ["--expect", "1GBps"],
-        ["--target", "{target}", "--duration", "10"],
-        ["--target", "{target}", "--duration", "0s"],
-        ["--target", "{target}", "--duration", "banana"],
-        ["--target", "{target}", "--level", "banana"],
-        ["--target", "{target}", "--manifest", "{missing}"],
-        ["--target", "{target}", "--manifest", "{file}"],
-        ["--target", "{target}", "--json", "{missing}/record.json"],
-        ["--target", "{target}", "--json", "{target}"],
-        ["--target", "{target}", "--limit", "n1"],
-        ["--target", "{target}", "--forks", "2"],
-        ["-i", "{missing}"],
-        ["-i", "{file}", "--manifest", "{file}"],
-        ["-i", "{file}", "--forks", "0"],
-        ["--target", "{target}", "banana"],
-    ],
-)
-def test_a_wrong_call(
-    arguments: list[str],
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("not an inventory, not a manifest")
-    paths = {"{missing}": str(tmp_path / "missing"), "{file}": str(file), "{target}": str(target)}
-    before = listing(tmp_path)
-    for name, path in paths.items():
-        arguments = [argument.replace(name, path) for argument in arguments]
-    code = call(monkeypatch, "--runs-dir", str(tmp_path / "runs"), *arguments)
-    captured = capsys.readouterr()
-    assert code == 2, captured.err
-    error, hint = captured.err.splitlines()
-    assert error.startswith("error: ")
-    assert hint.startswith("hint: ")
-    assert captured.out == ""
-    assert listing(tmp_path) == before
-
-
 def test_too_little_space_and_no_permission(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
