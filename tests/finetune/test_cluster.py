@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from calls import call
 from cluster import CONTROL, NODES, ROOT, Cluster
 from waiting import PATIENCE, until
 
@@ -55,20 +56,16 @@ def test_nodes_are_apart_and_share_one_directory(cluster: Cluster) -> None:
 
 
 def test_the_inventory_leads_to_both_and_nodes_reach_each_other_by_name(cluster: Cluster) -> None:
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ansible")),
-            "all",
-            "-i",
-            str(cluster.inventory),
-            "-m",
-            "command",
-            "-a",
-            "hostname",
-        ],
+    done = call(
+        str(Path(sys.executable).with_name("ansible")),
+        "all",
+        "-i",
+        str(cluster.inventory),
+        "-m",
+        "command",
+        "-a",
+        "hostname",
         env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert [name for name in NODES if f"{name} | CHANGED | rc=0 >>\n{name}" in done.stdout] == list(NODES)

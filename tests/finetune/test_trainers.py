@@ -22,6 +22,7 @@ from tunetool.training.workload import RankResult, Workload, as_environment, rea
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
+from calls import call
 from tunetool.launch.local import RankFailed, run_ranks
 from waiting import PATIENCE
 
@@ -47,14 +48,7 @@ def results(out: Path) -> list[RankResult]:
 
 def one_rank(workload: Workload, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TUNETOOL_OUT": str(out)}
-    return subprocess.run(
-        [sys.executable, *WORKER, workload.to_json()],
-        env={**os.environ, **alone, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return call(sys.executable, *WORKER, workload.to_json(), env={**os.environ, **alone, **environment})
 
 
 WATCHED = """

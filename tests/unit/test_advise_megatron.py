@@ -13,6 +13,7 @@ import pytest
 
 import advised
 from advised import refused
+from calls import call
 from tunetool.errors import UsageProblem
 
 run = partial(advised.run, "io")
@@ -26,9 +27,7 @@ def started(script: str, tmp_path: Path, **environment: str) -> tuple[list[str],
     torchrun.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n')
     torchrun.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-s"], input=script, env={"PATH": path, **environment}, capture_output=True, text=True, check=False
-    )
+    done = call("bash", "-s", input=script, env={"PATH": path, **environment})
     return done.stdout.splitlines(), done
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import nvme_drive
-from calls import imported_by
+from calls import call, imported_by
 from machines import RECORDED, lay_out
 from programs import need_program
 from systemd_units import applied, complaints, left, refuses_another
@@ -370,10 +370,5 @@ def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None
         stream.write(b"\x01")
     assert half_made(str(image), "made")
     # The tools of XFS read that byte in the same way.
-    done = subprocess.run(
-        ["xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = call("xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image), check=True)
     assert done.stdout == "inprogress = 1\n"

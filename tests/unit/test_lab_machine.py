@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from calls import call
 from tunetool.lab import faults, guest, quiesce, recipe
 from tunetool.lab.machine import Boot, Drive, Machine
 
@@ -163,10 +164,9 @@ def test_every_node_has_an_address_of_its_own_on_the_link_now_and_at_the_next_bo
     ):
         assert f"ip address replace {address}/24 dev eth1" in script
         assert f"ip link set dev eth1 address {hardware} up" in script
-        written = subprocess.run(
-            ["sh", "-c", next(line for line in script.splitlines() if "20-lab-link" in line).split(" > ")[0]],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
+        written = call(
+            "sh", "-c", next(line for line in script.splitlines() if "20-lab-link" in line).split(" > ")[0], check=True
+        ).stdout
         network = configparser.ConfigParser()
         network.read_string(written)
         assert network["Link"]["MACAddress"] == hardware

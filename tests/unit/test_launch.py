@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import call
 from damaged import VALUES
 from doors import refused_well
 from programs import need_program
@@ -231,9 +232,7 @@ def test_an_import_is_progress_of_the_rank_and_of_no_forked_child(tmp_path: Path
     """
     environment = {**os.environ, "TUNETOOL_NODE": str(tmp_path), "RANK": "0"}
     environment["PYTHONPATH"] = f"{ROOT / 'tools'}:{tmp_path}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    done = call(sys.executable, "-c", program, env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -286,9 +285,7 @@ def test_pdsh_reaches_hosts_as_ansible_does(tmp_path: Path) -> None:
         "node1": ["hostname 10.0.0.1", "user ops", "port 2222", "batchmode yes", "compression yes"],
         "node2": ["hostname 10.0.0.2", "user ops", "port 22", "identityfile /a b", "userknownhostsfile /k"],
     }.items():
-        settings = subprocess.run(
-            ["ssh", "-G", *arguments, "-F", str(tmp_path / "config"), name], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
+        settings = call("ssh", "-G", *arguments, "-F", str(tmp_path / "config"), name, check=True).stdout.splitlines()
         assert [line for line in expected if line not in settings] == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import nvme_drive
+from calls import call
 from tunetool.node.array.adopt_or_wipe import Consent, Foreign, array_mates, is_foreign
 from tunetool.node.array.drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, wipeable
 from tunetool.node.array.drive_selection import ADOPT_HINT, Selection, select
@@ -21,7 +21,6 @@ from tunetool.node.array.md_arrays import Superblock, Wanted, adopted, decide
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, ends_digest
 from tunetool.node.machine.drives import Drive, disks_under, read_drives
 from tunetool.node.plan.plan_file import PlanError, document, dump, host_part, load, parse, seal, wipes
-from waiting import PATIENCE
 
 CRITERIA = Criteria(count=4)
 NAME = "nvme_raid0"
@@ -442,14 +441,13 @@ def test_a_plan_does_not_replace_a_pipe_or_a_device(tmp_path: Path) -> None:
     pipe, play = tmp_path / "pipe", tmp_path / "play.yml"
     os.mkfifo(pipe)
     play.write_text(PLAY.format(path=pipe))
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), str(play), "-i", "localhost,"],
+    done = call(
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        str(play),
+        "-i",
+        "localhost,",
         cwd=Path(__file__).parents[2],
         env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
     )
     said = f"`{pipe}` cannot be written: it is not a regular file. hint: give another `plan_file`"
     for is_check in (True, False):

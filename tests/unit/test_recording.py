@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import call
 from machines import lay_out
 from tunetool.node.machine import recording
 from tunetool.node.machine.memory import memory_limit
@@ -92,14 +92,7 @@ def test_what_was_laid_out_is_recorded_the_same(tmp_path: Path) -> None:
 
 def test_it_runs_alone_as_a_script() -> None:
     """With it, a node without tunetool can be recorded through a pipe."""
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=(ROOT / "plugins/module_utils/machine/recording.py").read_text(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    done = call(sys.executable, "-", input=(ROOT / "plugins/module_utils/machine/recording.py").read_text(), cwd="/")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == recording.SCHEMA_NAME
@@ -147,9 +140,7 @@ def test_no_path_or_link_leads_out(links: list[tuple[str, str]]) -> None:
 
 
 def test_the_made_machines_are_what_their_script_makes() -> None:
-    done = subprocess.run(
-        [sys.executable, "tools/dev/made_trees.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = call(sys.executable, "tools/dev/made_trees.py", "--check", cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

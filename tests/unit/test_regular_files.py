@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from calls import call
 from tunetool.regular_files import read_bytes
-from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,12 +45,5 @@ def test_a_generous_limit_takes_no_memory(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
         assert read_bytes(Path(sys.argv[1]), 8 << 30) == b"{}"
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)],
-        env={"PYTHONPATH": str(ROOT / "tools")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    done = call(sys.executable, "-c", program, str(path), env={"PYTHONPATH": str(ROOT / "tools")})
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from calls import call
 from initramfs_images import image
 from machines import RECORDED
 from skips import no_mounts
@@ -178,12 +178,7 @@ def on_a_node(
     node(tmp_path / "node", f"{point}/nvme_raid0")
     change(tmp_path / "node")
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    done = subprocess.run(
-        ["unshare", *user, "--mount", sys.executable, "-c", program, str(argument), str(point)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call("unshare", *user, "--mount", sys.executable, "-c", program, str(argument), str(point))
     assert done.returncode == 0, done.stderr
     return done.stdout, point
 

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 import tiny_wheels
+from calls import call
 from programs import need_program
 from waiting import until
 
@@ -56,11 +57,9 @@ class Fleet:
         play = [{"name": "Make it", "hosts": "all", "gather_facts": False, "tasks": tasks}]
         (self.base / "play.yml").write_text(json.dumps(play))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-        return subprocess.run(
-            [
-                *(str(Path(sys.executable).with_name("ansible-playbook")), str(self.base / "play.yml")),
-                *("-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}", *arguments),
-            ],
+        return call(
+            *(str(Path(sys.executable).with_name("ansible-playbook")), str(self.base / "play.yml")),
+            *("-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}", *arguments),
             cwd=ROOT,
             env={
                 **environment,
@@ -68,10 +67,7 @@ class Fleet:
                 "PIP_CONFIG_FILE": os.devnull,
                 "TINY_LOG": str(self.log),
             },
-            capture_output=True,
-            text=True,
             timeout=600,
-            check=False,
         )
 
     def builds(self) -> int:

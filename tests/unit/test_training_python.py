@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from calls import benchmark
+from calls import benchmark, call
 from machines import RECORDED, lay_out
 from pythons import bare_python, python_that
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
@@ -31,7 +31,6 @@ from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.capacity import read_capacity
 from tunetool.report.progress import PlainProgress
 from tunetool.training_python import choose
-from waiting import PATIENCE
 
 pytest_plugins = ["disks"]
 
@@ -305,14 +304,7 @@ def tunetool(manifest: Path, *arguments: object, **environment: str) -> subproce
         "import sys; from tunetool import training_python; "
         f"training_python.MANIFEST_PATH = {str(manifest)!r}; from tunetool.cli.main import main; main()"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return call(sys.executable, "-c", code, *map(str, arguments), env={**os.environ, **environment})
 
 
 _TELLS = """

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from calls import call
 from machines import RECORDED
 from programs import need_program
 from tunetool.health.check import check
@@ -246,9 +246,7 @@ def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path:
     run(["fsfreeze", "--freeze", str(volume)])
     command = [sys.executable, "-m", "tunetool", "verify", "--level", "config", "--manifest", str(path)]
     # A child that kept the output open would hold whoever reads it.
-    done = subprocess.run(
-        [*command, "--runs-dir", str(tmp_path / "runs")], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = call(*command, "--runs-dir", str(tmp_path / "runs"), timeout=300)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the volume did not answer for 10 s (make a directory)" in " ".join(done.stdout.split())
 

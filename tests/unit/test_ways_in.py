@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from calls import call
 from tunetool import __version__
 from tunetool.node.plan.plan_file import TEARDOWN, document, dump
-from waiting import PATIENCE
 
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 yaml = pytest.importorskip("yaml")
@@ -24,15 +24,7 @@ BIN = Path(sys.executable).parent
 
 
 def ansible(program: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(BIN / program), *arguments],
-        cwd=cwd,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    return call(str(BIN / program), *arguments, cwd=cwd, env={**os.environ, "ANSIBLE_NOCOLOR": "1", **environment})
 
 
 @pytest.mark.parametrize("inventory", ["inventory/h100", "inventory/h200", "inventory/lab-training"])
