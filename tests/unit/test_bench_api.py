@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 from collections.abc import Mapping
@@ -10,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 import builders
 from pythons import bare_python, python_that
+from shown_records import on_screen
 from tunetool.bench.api import child, figures, preflight
 from tunetool.bench.api.catalogue import ROWS, VERSION, version_of
 from tunetool.bench.api.preflight import Plan, Way
@@ -24,7 +23,6 @@ from tunetool.errors import CannotJudge
 from tunetool.measure.aio import Probe
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Record, parse
-from tunetool.report.kinds import print_record
 from tunetool.verdict import Case, judge
 
 DISK = Leaf("vda", "disk", None, True, ("vda",))
@@ -152,9 +150,7 @@ def test_versions(text: str, numbers: tuple[int, ...]) -> None:
 
 
 def shown(made: Record) -> str:
-    out = io.StringIO()
-    print_record(made, None, Console(file=out, width=100))
-    return " ".join(out.getvalue().split())
+    return " ".join(on_screen(made, None, 100).split())
 
 
 def test_the_table_says_what_does_harm_and_what_to_do() -> None:

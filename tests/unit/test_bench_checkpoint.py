@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
 import builders
+from shown_records import on_screen
 from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
 from tunetool.bench.checkpoint.figures import FEWEST_PAIRS, best_other
@@ -32,7 +31,7 @@ from tunetool.measure.rounds import drawn_order, ratio
 from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
-from tunetool.report.kinds import page_text, print_record, write_any_page, write_page
+from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, exit_code, judge
 from tunetool.view.plots import Bar, bars
 from waiting import until
@@ -104,9 +103,7 @@ def judged(*matrices: Matrix, errors: Sequence[str] = (), doubts: Sequence[str] 
 
 
 def text_of(record: Record) -> str:
-    stream = io.StringIO()
-    print_record(record, None, Console(file=stream, width=100, highlight=False))
-    return stream.getvalue()
+    return on_screen(record, None, 100)
 
 
 def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_round() -> None:

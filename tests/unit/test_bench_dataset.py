@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
+from shown_records import on_screen
 from tunetool.bench.dataset import engines as known
 from tunetool.bench.dataset import figures, files, fio_child, huge_pool, preflight, token_child
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
@@ -42,7 +42,7 @@ from tunetool.measure.fio import Fio
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page, write_page
+from tunetool.report.kinds import write_any_page, write_page
 from tunetool.verdict import judge
 from tunetool.view.model import Table
 from waiting import until
@@ -332,9 +332,7 @@ def record_of(*tables: StateTable) -> Record:
 
 
 def shown(record: Record) -> str:
-    out = io.StringIO()
-    print_record(record, None, Console(file=out, width=200))
-    return " ".join(out.getvalue().split())
+    return " ".join(on_screen(record, None, 200).split())
 
 
 def test_figures_have_rates_bytes_and_ratios(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import builders
 from parsed_page import pictures
+from shown_records import on_screen
 from tunetool.bench.drives import calls, figures, made, preflight
 from tunetool.bench.drives.layouts import CHUNK, LAYOUTS, counts, mkfs
 from tunetool.bench.drives.request import Request
@@ -35,7 +34,7 @@ from tunetool.node.machine import held_drives
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page, write_page
+from tunetool.report.kinds import write_any_page, write_page
 from tunetool.verdict import CEILING, judge
 
 GB = 10**9
@@ -268,10 +267,7 @@ def test_nothing_measured_is_no_pass() -> None:
 
 
 def shown(record: Record) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    print_record(record, None, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return " ".join(text.split())
+    return " ".join(on_screen(record, None, 100).split())
 
 
 def test_the_table_has_the_published_rows_beside_and_ends_with_advice() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections import Counter
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
 import expert_models
+from shown_records import on_screen
 from tunetool.advise.expert_decoder import FAMILIES
 from tunetool.bench.experts import figures, preflight
 from tunetool.bench.experts.blocks import block_bytes, write
@@ -31,7 +30,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page
+from tunetool.report.kinds import write_any_page
 from tunetool.verdict import judge
 
 GB = 10**9
@@ -307,9 +306,7 @@ def test_a_pass_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) -> No
 
 
 def shown(made: list[Row]) -> str:
-    out = io.StringIO()
-    print_record(record_of(made), None, Console(file=out, width=100))
-    return " ".join(out.getvalue().split())
+    return " ".join(on_screen(record_of(made), None, 100).split())
 
 
 def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from builders import record
+from shown_records import on_screen
 from tunetool import record as records
 from tunetool.bench.finetune import figures
 from tunetool.bench.finetune.view import Shares, binds, shares
@@ -22,7 +21,6 @@ from tunetool.launch.job import Host, Job
 from tunetool.launch.local import RankFailed
 from tunetool.measure.process_reads import Read, reads
 from tunetool.record import Record
-from tunetool.report.kinds import print_record
 from tunetool.training.cluster import ranks_per_host
 from tunetool.training.data import batches
 from tunetool.training.preflight import need_memory
@@ -365,9 +363,7 @@ def test_a_run_whose_every_update_was_skipped_proves_nothing() -> None:
 
 
 def test_the_format_is_in_what_is_printed() -> None:
-    out = io.StringIO()
-    print_record(record_of(run(skipping(0))), None, Console(file=out, width=200))
-    assert "cpu in fp16 with loss scaling" in out.getvalue()
+    assert "cpu in fp16 with loss scaling" in on_screen(record_of(run(skipping(0))), None, 200)
 
 
 def test_ranks_that_made_different_steps_fail_and_a_dead_one_is_an_error() -> None:
@@ -406,10 +402,7 @@ def test_the_slowest_rank_says_what_binds() -> None:
 
 
 def shown(finished: figures.Run) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    print_record(record_of(finished), None, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return on_screen(record_of(finished), None, 100)
 
 
 def test_what_people_see() -> None:

@@ -15,10 +15,10 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
 from calls import benchmark
+from shown_records import on_screen
 from tunetool.bench.inference import figures, preflight, sglang
 from tunetool.bench.inference.figures import Measured, Rung
 from tunetool.bench.inference.model import describe
@@ -33,7 +33,7 @@ from tunetool.measure.evidence import Counted
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record, chosen
-from tunetool.report.kinds import page_text, print_record
+from tunetool.report.kinds import page_text
 from tunetool.verdict import code_of, judge
 
 DISK = BlockStack(
@@ -71,10 +71,7 @@ def record_of(run: Measured, conditions: Mapping[str, Any] = CONDITIONS) -> Reco
 
 
 def shown(record: Record) -> str:
-    console = Console(width=100, record=True, file=None)
-    with console.capture() as captured:
-        print_record(record, None, console)
-    return " ".join(captured.get().split())
+    return " ".join(on_screen(record, None, 100).split())
 
 
 # The model.

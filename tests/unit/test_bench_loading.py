@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import builders
+from shown_records import on_screen
 from tunetool.bench.engine_choice import choose
 from tunetool.bench.loading import figures, preflight
 from tunetool.bench.loading.engines import ENGINES, Engine
@@ -22,7 +21,7 @@ from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page
+from tunetool.report.kinds import write_any_page
 from tunetool.verdict import exit_code, judge
 from tunetool.view.model import Table, cell
 
@@ -51,9 +50,7 @@ def record_of(made: Matrix) -> Record:
 
 
 def shown(made: Matrix) -> str:
-    out = io.StringIO()
-    print_record(record_of(made), None, Console(file=out, width=200))
-    return out.getvalue()
+    return on_screen(record_of(made), None, 200)
 
 
 def test_figures_have_rates_and_ratios_of_one_round(tmp_path: Path) -> None:

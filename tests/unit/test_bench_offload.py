@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
-from shown_records import node
+from shown_records import node, on_screen
 from tunetool.advise import zero
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import Model, Tensor
@@ -33,7 +31,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import page_text, print_record
+from tunetool.report.kinds import page_text
 from tunetool.tune.check import Facts
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.verdict import judge
@@ -420,9 +418,7 @@ def test_bytes_that_the_drives_did_not_see_prove_nothing(tmp_path: Path) -> None
 
 
 def shown(made: list[Row], found: list[Place] | None = None) -> str:
-    out = io.StringIO()
-    print_record(record_of(made, found), None, Console(file=out, width=120))
-    return " ".join(out.getvalue().split())
+    return " ".join(on_screen(record_of(made, found), None, 120).split())
 
 
 def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import builders
+from shown_records import on_screen
 from staged import Quiet
 from tunetool import record as records
 from tunetool.bench.staging import figures, published
@@ -23,7 +22,6 @@ from tunetool.bench.staging.rounds import Rounds
 from tunetool.bench.staging.samples import Row, Sample, Staged, compare_losses
 from tunetool.bench.staging.scenarios import LeftOut, Planned, parse, scale
 from tunetool.errors import UsageProblem
-from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
 from tunetool.stage.room import Limit
 from tunetool.training.workload import Material, RankResult, Workload
@@ -297,9 +295,7 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
         verdict=judge(figures.case([row, out], checks)),
     )
     record = records.parse(records.dumps(record), "it")
-    stream = io.StringIO()
-    print_record(record, Path("/runs/record.json"), Console(file=stream, width=WIDTH, highlight=False))
-    shown = stream.getvalue()
+    shown = on_screen(record, Path("/runs/record.json"))
     assert all(len(line) <= WIDTH for line in shown.splitlines()), shown
     lines = {" ".join(line.split()) for line in shown.splitlines()}
     assert "Model load time 6.77 s 72.05 s 1.00 s 10.00 s 10.00" in lines

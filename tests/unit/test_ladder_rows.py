@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 
 from builders import PROVEN, measurement, record
+from shown_records import on_screen
 from tunetool.measure.ladder.causes import DriveFacts, Facts
 from tunetool.measure.ladder.plan import conclude, first_loss, rows_of
 from tunetool.record import Confidence, Expectation, Ladder, Measurement, Record, Verdict
 from tunetool.report.junit import junit
-from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
 from tunetool.report.prometheus import prometheus
 from tunetool.verify.ladder_view import latency
@@ -138,9 +136,7 @@ def climbed(values: list[float], **changes: float) -> Record:
 
 
 def text_of(page: Record) -> str:
-    stream = io.StringIO()
-    print_record(page, None, Console(file=stream, width=WIDTH, highlight=False))
-    return stream.getvalue()
+    return on_screen(page)
 
 
 def test_the_page() -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
 import printed
 from builders import PROVEN, measurement, record, sampled
+from shown_records import on_screen
 from tunetool.record import CheckResult, Expectation, Measurement, Node, Verdict
-from tunetool.report.kinds import print_record
-from tunetool.report.page import WIDTH
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools/dev"))
@@ -71,10 +68,8 @@ def page() -> str:
         checks=[*passed, *skipped, deepspeed, slow],
         verdict=Verdict(status="fail", reasons=[f"drives.balance: {FOUND}"]),
     )
-    stream = io.StringIO()
     path = Path("/var/lib/tunetool/runs/20261123T144535Z-fleet-vm/hosts/node3.json")
-    print_record(shown, path, Console(file=stream, width=WIDTH, highlight=False))
-    return stream.getvalue()
+    return on_screen(shown, path)
 
 
 def test_verify_prints_the_failure_as_the_picture_shows_it() -> None:

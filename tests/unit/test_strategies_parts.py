@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from builders import record
 from calls import benchmark
+from shown_records import on_screen
 from tunetool.advise.communication import Call, Kind, Module, Parameter, Zero, parameters, trained
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Ask, Wait, Work
@@ -32,7 +31,7 @@ from tunetool.bench.strategies.samples import Row, Sample, Study, sample
 from tunetool.bench.strategies.view import view
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.record import Node, Record
-from tunetool.report.kinds import page_text, print_record
+from tunetool.report.kinds import page_text
 from tunetool.training.workload import RankResult, Workload
 from tunetool.verdict import judge
 
@@ -411,10 +410,8 @@ def kept(made: Study, job: Job) -> Record:
     return record(*measurements, kind="bench.strategies", node=Node(host="node1"), checks=checks, verdict=verdict)
 
 
-def printed(record: Record) -> str:
-    stream = io.StringIO()
-    print_record(record, Path("/runs/x/record.json"), Console(file=stream, width=100))
-    return stream.getvalue()
+def shown(record: Record) -> str:
+    return on_screen(record, Path("/runs/x/record.json"), 100)
 
 
 def test_each_round_says_how_far_off_its_prediction_was() -> None:
@@ -471,7 +468,7 @@ def test_the_advice_tells_a_slow_network_from_slow_hooks_and_a_fair_price() -> N
 def test_page_and_screen_have_every_cell() -> None:
     made, job = study()
     whole = kept(made, job)
-    text, html = printed(whole), page_text(whole, None)
+    text, html = shown(whole), page_text(whole, None)
     for name in ("1x1:z2", "2x1:z2", "2x1:z3"):
         assert name in text
         assert name in html
@@ -483,7 +480,7 @@ def test_page_and_screen_have_every_cell() -> None:
 def test_published_epochs_are_beside_ours_with_their_corrections() -> None:
     made, job = study()
     whole = kept(made, job)
-    text, html = " ".join(printed(whole).split()), page_text(whole, None)
+    text, html = " ".join(shown(whole).split()), page_text(whole, None)
     # 16 images, 2 samples of one rank in a step: 8 steps of 1.05 s. Two nodes stand for 2x8.
     assert "1x1 a little over an hour 1 1x1:z2 8.40 s 1" in text
     assert "2x8:z3 about 3 times as long as one GPU ~3 2x1:z3 16.80 s 2.00" in text
@@ -503,7 +500,7 @@ def test_what_the_probe_found_or_why_it_did_not_is_in_the_record() -> None:
     by_name = {each.name: each.value for each in whole.measurements}
     assert by_name["strategies.network.2x1.hooks_per_use"] == 5e-4
     assert by_name["strategies.network.2x1.hooks_per_gather"] == 3e-4
-    assert "hooks.1x1: left out, the probe failed: no module `peft`" in " ".join(printed(whole).split())
+    assert "hooks.1x1: left out, the probe failed: no module `peft`" in " ".join(shown(whole).split())
     assert whole.verdict is not None
     assert whole.verdict.status == "pass"
 
