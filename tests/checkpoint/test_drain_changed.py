@@ -67,17 +67,18 @@ def test_a_shard_that_is_overwritten_while_it_drains_is_named(
     assert [path.name for path in bulk.iterdir()] == ["step_7"]
 
 
-def test_a_shard_that_is_replaced_by_a_rename_with_its_old_time_is_seen(
-    tmp_path: Path, drains: Callable[..., Drain]
+@pytest.mark.parametrize("name", ["a shard with its old time", "metadata"])
+def test_a_file_that_a_rename_replaces_while_it_drains_is_seen(
+    tmp_path: Path, drains: Callable[..., Drain], name: str
 ) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     step, other = save(scratch / "step_7", 1.0), save(tmp_path / "other" / "step_7", 2.0)
-    shard, new = data_of(step)[1], data_of(other)[1]
-    was = shard.stat()
-    os.utime(new, ns=(was.st_mtime_ns, was.st_mtime_ns))
+    file, new = (each / ".metadata" if name == "metadata" else data_of(each)[1] for each in (step, other))
+    if name != "metadata":
+        os.utime(new, ns=(file.stat().st_mtime_ns, file.stat().st_mtime_ns))
     with pytest.raises(CannotJudge) as failed:
-        held_at_its_first_byte(lambda: drains(step, bulk), scratch, bulk, lambda: new.replace(shard)).wait(PATIENCE)
-    assert f"`{shard}` changed" in failed.value.message
+        held_at_its_first_byte(lambda: drains(step, bulk), scratch, bulk, lambda: new.replace(file)).wait(PATIENCE)
+    assert f"`{file}` changed" in failed.value.message
     assert list(bulk.glob("step_*")) == []
 
 
@@ -90,19 +91,6 @@ def test_a_whole_new_save_while_it_drains_is_seen(tmp_path: Path, drains: Callab
     assert list(bulk.glob("step_*")) == []
     assert drains(step, bulk).wait(PATIENCE) == bulk / "step_7"
     assert values(bulk / "step_7") == (2.0, 2.0)
-
-
-def test_only_the_metadata_is_replaced_while_it_drains(tmp_path: Path, drains: Callable[..., Drain]) -> None:
-    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
-    step, other = save(scratch / "step_7", 1.0), save(tmp_path / "other" / "step_7", 2.0)
-
-    def harm() -> None:
-        (other / ".metadata").replace(step / ".metadata")
-
-    with pytest.raises(CannotJudge) as failed:
-        held_at_its_first_byte(lambda: drains(step, bulk), scratch, bulk, harm).wait(PATIENCE)
-    assert f"`{step / '.metadata'}` changed" in failed.value.message
-    assert list(bulk.glob("step_*")) == []
 
 
 def test_metadata_replaced_before_the_drain_reads_it_gives_no_marker(
