@@ -93,9 +93,7 @@ def test_a_whole_new_save_while_it_drains_is_seen(tmp_path: Path, drains: Callab
     assert values(bulk / "step_7") == (2.0, 2.0)
 
 
-def test_metadata_replaced_before_the_drain_reads_it_gives_no_marker(
-    tmp_path: Path, drains: Callable[..., Drain]
-) -> None:
+def test_metadata_replaced_before_the_drain_gives_no_marker(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     step, bulk = save(tmp_path / "scratch" / "step_7", 1.0), tmp_path / "bulk"
     handle = os.open(step / ".metadata", os.O_RDONLY)
     try:
@@ -113,9 +111,7 @@ def test_metadata_replaced_before_the_drain_reads_it_gives_no_marker(
     assert values(bulk / "step_7") == (2.0, 2.0)
 
 
-def test_a_drain_that_was_killed_is_not_completed_with_another_save(
-    tmp_path: Path, drains: Callable[..., Drain]
-) -> None:
+def test_a_killed_drain_is_not_completed_with_another_save(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     step, other = save(scratch / "step_7", 1.0), save(tmp_path / "other" / "step_7", 2.0)
     with saving(scratch):
@@ -130,7 +126,7 @@ def test_a_drain_that_was_killed_is_not_completed_with_another_save(
     assert list(bulk.glob("step_*")) == []
 
 
-def test_a_file_that_changes_in_the_middle_of_its_copy_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_its_copy_is_refused(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"1" * 9 * 2**20)
     pieces = []
@@ -183,9 +179,7 @@ def test_a_step_that_landed_mixed_is_refused(tmp_path: Path, drains: Callable[..
     assert verify_drained(bulk / "step_7") > 0
 
 
-def test_a_step_on_the_node_that_was_partly_overwritten_is_not_read(
-    tmp_path: Path, drains: Callable[..., Drain]
-) -> None:
+def test_a_step_that_was_partly_overwritten_is_not_read(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     step, other = save(scratch / "step_7", 1.0), save(tmp_path / "other" / "step_7", 2.0)
     drains(step, bulk).wait(PATIENCE)

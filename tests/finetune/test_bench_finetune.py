@@ -92,7 +92,7 @@ def test_every_rank_tells_where_its_time_went(whole: tuple[Record, Path, set[Pat
     assert len([path for path in parts if "optim_states" in path.name]) == 2, "each rank saves its part"
 
 
-def test_each_rank_reads_the_whole_model_and_the_kernel_says_from_where(
+def test_each_rank_reads_the_whole_model_from_where_is_known(
     whole: tuple[Record, Path, set[Path]], target: Path
 ) -> None:
     record = whole[0]

@@ -24,7 +24,7 @@ def bench(cluster: Cluster, runs: Path, *arguments: str) -> subprocess.Completed
     return call(*TUNETOOL, "bench", "finetune", *common, "--runs-dir", str(runs), *arguments, env=os.environ)
 
 
-def test_model_and_data_are_made_on_the_nodes_and_one_run_spans_them(cluster: Cluster, tmp_path: Path) -> None:
+def test_model_and_data_are_made_on_nodes_that_one_run_spans(cluster: Cluster, tmp_path: Path) -> None:
     target = cluster.shared / "bulk"
     done = bench(cluster, tmp_path / "runs", "--target", str(target), "--steps", "4", "--json", "-")
     assert done.returncode == 0, done.stderr + done.stdout

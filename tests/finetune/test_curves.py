@@ -230,7 +230,7 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) ->
     }
 
 
-def test_without_tensorboard_and_without_nvml_the_files_are_there(tmp_path: Path) -> None:
+def test_without_tensorboard_and_nvml_the_files_are_there(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path

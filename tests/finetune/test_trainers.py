@@ -67,7 +67,7 @@ sys.exit(worker.main(sys.argv[1:]))
 
 
 @pytest.mark.slow  # a whole fine-tune of one step
-def test_what_a_model_is_made_by_is_imported_before_its_bytes_are_counted(material: Path, tmp_path: Path) -> None:
+def test_what_makes_a_model_is_imported_before_bytes_are_counted(material: Path, tmp_path: Path) -> None:
     program = tmp_path / "watched.py"
     program.write_text(WATCHED)
     asked = workload(material, steps=1)
@@ -196,9 +196,7 @@ def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tm
     assert ("data_time", 0) not in series
 
 
-def test_a_lock_of_a_dead_build_is_removed_and_that_of_a_running_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_of_a_dead_build_goes_and_a_running_ones_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = tmp_path / "named/deepspeed_shm_comm/lock"
     built, other = (
         tmp_path / "cache/torch_extensions" / name / "lock"

@@ -60,7 +60,7 @@ def test_tokens_and_images_from_a_disk_and_from_the_page_cache(disk: Path, tmp_p
     assert "advice: " in call(*TUNETOOL, "report", "show", kept).stdout
 
 
-def test_a_made_corpus_with_fewer_documents_than_expected_is_read_to_its_end(disk: Path, tmp_path: Path) -> None:
+def test_a_made_corpus_with_few_documents_is_read_to_its_end(disk: Path, tmp_path: Path) -> None:
     record = bench(
         disk, tmp_path, *("--size", "400kB", "--seed", 1, "--sequence-length", 16), *("--engines", "mmap-sequential")
     )
@@ -70,7 +70,7 @@ def test_a_made_corpus_with_fewer_documents_than_expected_is_read_to_its_end(dis
 
 
 @pytest.mark.skipif(counted_reads() is None, reason="this kernel does not count what a process reads")
-def test_shuffled_samples_do_not_come_from_what_the_kernel_read_ahead(disk: Path, tmp_path: Path) -> None:
+def test_shuffled_samples_do_not_come_from_read_ahead(disk: Path, tmp_path: Path) -> None:
     # However long a pass may take: else the whole file would be in the page cache soon, and its rate be the figure.
     record = bench(
         disk, tmp_path, *("--size", "60MB"), *("--engines", "mmap-sequential,mmap-shuffled,mmap-shuffled-random")
@@ -94,7 +94,7 @@ def test_samples_that_were_announced_do_not_end_a_pass(disk: Path, tmp_path: Pat
     assert passes == {4_000_000 // 8192}
 
 
-def test_a_tensorflow_that_cannot_be_imported_fails_its_rows_alone(disk: Path, tmp_path: Path) -> None:
+def test_a_tensorflow_that_cannot_be_imported_fails_alone(disk: Path, tmp_path: Path) -> None:
     (tmp_path / "broken/tensorflow").mkdir(parents=True)
     (tmp_path / "broken/tensorflow/__init__.py").write_text("raise ImportError('libtensorflow.so: no such symbol')\n")
     paths = [str(tmp_path / "broken"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -112,7 +112,7 @@ def test_a_tensorflow_that_cannot_be_imported_fails_its_rows_alone(disk: Path, t
     assert list(disk.iterdir()) == []
 
 
-def test_tensorflow_reads_the_samples_of_a_disk_and_of_the_page_cache(disk: Path, tmp_path: Path) -> None:
+def test_tensorflow_reads_samples_of_disk_and_page_cache(disk: Path, tmp_path: Path) -> None:
     if not find_spec("tensorflow"):
         pytest.skip("TensorFlow is not installed")
     record = bench(disk, tmp_path, *("--size", "20MB", "--sequence-length", 500), *("--engines", "tf-data*"))
@@ -175,7 +175,7 @@ def test_batches_come_from_a_disk_and_from_memory(medium: str, request: pytest.F
     assert list(target.iterdir()) == []
 
 
-def test_the_start_and_the_end_of_workers_are_no_part_of_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_and_end_of_workers_are_no_part_of_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from tunetool.bench.dataset import loader_child
 

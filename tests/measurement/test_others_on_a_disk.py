@@ -74,7 +74,7 @@ def neighbour(disk: Path) -> Iterator[int]:
             process.kill()
 
 
-def test_who_writes_beside_a_sample_is_named_and_the_measured_program_is_not(disk: Path, neighbour: int) -> None:
+def test_who_writes_beside_a_sample_is_named(disk: Path, neighbour: int) -> None:
     command = [sys.executable, "-c", MEASURING, str(disk), str(neighbour)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = call(*command, env=environment, cwd=disk)

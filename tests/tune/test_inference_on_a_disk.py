@@ -142,7 +142,7 @@ def answer(order):
 """
 
 
-def test_weights_that_come_back_wrong_fail_and_a_killed_process_is_named(
+def test_weights_that_come_back_wrong_fail(
     ready: Probe, disk: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = bench_with(WRONG, disk, model, tmp_path, monkeypatch, "*")

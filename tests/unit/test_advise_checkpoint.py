@@ -68,7 +68,7 @@ def test_daly_s_own_examples(mtbf_minutes: float, optimum_minutes: float) -> Non
     assert daly(5 * 60, mtbf_minutes * 60) / 60 == pytest.approx(optimum_minutes, rel=0.006)
 
 
-def test_daly_gives_up_where_writing_takes_twice_the_time_between_failures() -> None:
+def test_daly_gives_up_where_a_write_takes_twice_the_mtbf() -> None:
     assert daly(200.0, 100.0) == 100.0
     assert daly(1000.0, 100.0) == 100.0
 
@@ -232,7 +232,7 @@ def test_a_stand_in_for_storage_in_memory_is_no_storage(tmp_path: Path) -> None:
         assert isinstance(refused, UsageProblem)
 
 
-def test_a_record_of_verify_gives_torch_save_s_speed_before_fio_s(tmp_path: Path) -> None:
+def test_verifys_record_gives_torch_saves_speed_before_fios(tmp_path: Path) -> None:
     rest = (*EXAMPLE[:2], *EXAMPLE[4:], "--record")
     fio = measurement("sequential.write", 26e9)
     assert document(*rest, kept(tmp_path / "a", fio))["job"]["bandwidth"] == 26e9

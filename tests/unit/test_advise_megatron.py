@@ -44,7 +44,7 @@ def value(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
-def test_the_job_of_eight_ranks_for_each_copy_has_the_models_own_shape(tmp_path: Path) -> None:
+def test_the_job_of_eight_ranks_a_copy_has_the_models_shape(tmp_path: Path) -> None:
     script = run("--model", "70b", "--tp", "4", "--pp", "2", "--dp", "4", "--batch", "128", "--megatron", "-")
     words, done = started(script, tmp_path, **NAMED, **NODE)
     assert done.returncode == 0, done.stderr

@@ -241,7 +241,7 @@ def test_pdsh_gets_the_user_and_the_key() -> None:
     assert 'IdentityFile "/k"' in config
 
 
-def test_pdsh_comes_by_the_way_of_ssh_where_the_hosts_reach_each_other_by_another() -> None:
+def test_pdsh_comes_as_ssh_does_where_hosts_meet_elsewhere() -> None:
     hosts = [Host("n1", "10.0.0.1"), Host("n2", "10.0.0.2")]
     config, _ = ssh_settings(hosts, {"n1": {"ansible_host": "127.0.0.1"}, "n2": {}})
     assert [line.split()[1] for line in config.splitlines() if "HostName" in line] == ['"127.0.0.1"', '"n2"']

@@ -118,7 +118,7 @@ def test_a_dead_host_is_out_before_a_batch_of_one_counts_it(fleet: Fleet) -> Non
 
 
 @pytest.mark.parametrize("where", ["extra", pytest.param("inventory", marks=pytest.mark.slow)])
-def test_batches_follow_each_other_and_a_bad_host_in_each_ends_nothing(fleet: Fleet, where: str) -> None:
+def test_a_bad_host_in_each_batch_ends_nothing(fleet: Fleet, where: str) -> None:
     sizes = {"provision_serial": [1, "50%"]}  # a; b c d; e f
     done = fleet.run(bad="ce", **({"inventory": sizes} if where == "inventory" else sizes))
     # Within a batch the order is random.

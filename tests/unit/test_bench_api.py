@@ -115,9 +115,7 @@ ImportError: cannot import name 'logger' from 'deepspeed.utils' (unknown locatio
         ),
     ],
 )
-def test_an_end_is_told_by_what_the_op_said_last_and_not_by_an_exception_that_was_caught(
-    number: signal.Signals, words: str, said: str
-) -> None:
+def test_an_end_is_told_by_what_the_op_said_last(number: signal.Signals, words: str, said: str) -> None:
     assert child._ended(number, words) == said
 
 
@@ -168,7 +166,7 @@ def call(*arguments: object) -> tuple[int, str]:
     return int(result.return_value), result.stdout
 
 
-def test_an_absent_deepspeed_is_a_skip_with_the_line_that_installs_it(tmp_path: Path) -> None:
+def test_an_absent_deepspeed_is_a_skip_with_its_line(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     common = ("--target", target, "--runs-dir", tmp_path / "runs", "--size", "1MiB", "--json", "-")

@@ -409,7 +409,7 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     assert write_page(builders.record(kind="bench.dataset"), tmp_path / "none.json") is None
 
 
-def test_passes_that_ended_before_the_page_cache_answered_are_named(tmp_path: Path) -> None:
+def test_passes_before_the_page_cache_answered_are_named(tmp_path: Path) -> None:
     table = cold(tmp_path)
     assert "ended before the time" not in shown(record_of(table))
     table.rows["mmap-shuffled"].passes = passes(4.0, ended_by_read_ahead=True)
@@ -481,7 +481,7 @@ def test_what_is_left_out_or_failed_has_its_reason(tmp_path: Path) -> None:
     assert any("`files-0-workers` from the drives could not be measured" in reason for reason in record.verdict.reasons)
 
 
-def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpudirect_with_workers_and_libraries_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_is_there", lambda module: False)
     rows = rows_with_workers((0, 4))
     assert list(rows) == ["gpu-direct-4-workers", "kvikio-4-workers"]
@@ -535,7 +535,7 @@ def test_a_target_in_memory_is_never_cold() -> None:
     assert preflight.states(Request(target=Path("/dev/shm")), read_stack("/dev/shm")) == ["warm"]
 
 
-def test_figures_from_a_tmpfs_are_not_called_those_of_the_page_cache(tmp_path: Path) -> None:
+def test_figures_from_a_tmpfs_are_not_of_the_page_cache(tmp_path: Path) -> None:
     table = cold(tmp_path)
     table.state, table.stack = "warm", replace(table.stack, in_memory=True, medium="tmpfs")
     for row in table.rows.values():

@@ -145,7 +145,7 @@ def test_the_batch_from_which_computing_takes_longer() -> None:
     assert replace(work, next_floor=0.0).balanced_batch(2e9) is None
 
 
-def test_what_was_published_stands_beside_what_its_own_bandwidth_predicts() -> None:
+def test_the_published_stands_beside_what_its_bandwidth_predicts() -> None:
     assert [(each.tokens, each.read) for each in RESULTS] == [(7, 10e9), (17, 27e9), (26, 48e9)]
     # 141.1 GB for each of 32 passes, and 96 x 32 tokens.
     assert [each.predicted for each in RESULTS] == pytest.approx([6.80, 18.37, 32.66], abs=0.01)
@@ -287,7 +287,7 @@ CLOSE = [[[1], [2], [3], [4]], [[5], [6], [7, 11], [8]]]
 """The third token of the second sequence is one of two that score the same but for rounding."""
 
 
-def test_a_tie_between_two_tokens_is_rounding_and_nothing_else_is() -> None:
+def test_a_tie_between_two_tokens_is_rounding() -> None:
     def judged(*sequences: Sequence[int]) -> tuple[str, str]:
         trusted = replace(generation(1.0), close=CLOSE)
         record = record_of(

@@ -87,7 +87,7 @@ def test_a_cold_load_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) 
     assert judge(figures.case([made], CONDITIONS)).status == "unproven"
 
 
-def test_a_load_from_memory_that_the_drives_answered_proves_nothing(tmp_path: Path) -> None:
+def test_a_load_from_memory_that_drives_answered_proves_nothing(tmp_path: Path) -> None:
     made = matrix(tmp_path, "cached")
     made.stack = replace(made.stack, in_memory=False, medium="disk")
     assert figures.unproven_reasons(made) == []

@@ -125,7 +125,7 @@ class Handle:
         return True
 
 
-def test_a_counted_handle_counts_bytes_and_the_time_that_is_waited() -> None:
+def test_a_counted_handle_counts_bytes_and_waiting() -> None:
     clock, ledger = Clock(), Ledger()
     handle = CountedHandle(Handle(clock), lambda: ledger, clock)
     assert handle.is_pinned(Buffer(1)), "all other calls go through"

@@ -279,7 +279,7 @@ def test_a_part_whose_record_is_not_beside_is_refused(run: str) -> None:
         records.parse(json.dumps(document), "record.json")
 
 
-def test_no_page_is_written_where_a_link_leads_or_for_a_chain_that_names_itself(tmp_path: Path) -> None:
+def test_no_page_is_written_through_a_link_or_for_a_circle(tmp_path: Path) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     _, there = made(elsewhere, "strategies", "pass")()
     assert there is not None
@@ -332,7 +332,7 @@ def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
         steps(request(tmp_path, skip=("verify", "checkpoint", "staging", "strategies")), Quiet())
 
 
-def test_a_state_that_no_checkpoint_can_be_made_of_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_an_impossible_state_is_refused_before_measuring(tmp_path: Path) -> None:
     small = request(tmp_path, state_bytes=20_000_000)
     with pytest.raises(UsageProblem, match="`--state-bytes 20000000` is too little for `--model phi3-mini`"):
         steps(small, Quiet())

@@ -195,7 +195,7 @@ def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: 
 
 
 @every
-def test_no_text_of_a_record_moves_a_terminal_or_turns_what_stands_beside_it(benchmark: Benchmark) -> None:
+def test_no_text_of_a_record_commands_a_terminal(benchmark: Benchmark) -> None:
     record = hostile(recorded(benchmark), COMMANDS)
     stream = io.StringIO()
     print_record(record, None, PipeConsole(file=stream, width=WIDTH))

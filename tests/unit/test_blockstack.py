@@ -286,7 +286,7 @@ def test_nvme_over_loop_is_what_lies_behind_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/ram0", "/dev/shm/image", None], ids=["RAM disk", "file in memory", "unknown"])
-def test_nvme_over_loop_on_memory_or_on_what_nobody_knows_is_no_disk(tmp_path: Path, path: str | None) -> None:
+def test_nvme_over_loop_on_memory_or_the_unknown_is_no_disk(tmp_path: Path, path: str | None) -> None:
     nvme(tmp_path, 0)
     disk(tmp_path, "ram0", "1:0", "virtual/block")
     over_loop(tmp_path)

@@ -93,7 +93,7 @@ def test_a_dry_run_says_what_would_be_built_and_makes_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.slow  # one real build
-def test_of_two_side_by_side_one_builds_and_the_other_takes_what_it_built(tmp_path: Path) -> None:
+def test_of_two_side_by_side_one_builds_for_both(tmp_path: Path) -> None:
     compiler, compiled = tmp_path / "c++", tmp_path / "compiled"
     compiler.write_text(
         '#!/bin/sh\nfor word; do case $word in *.cpp) echo "$word" >> "$COMPILED";; esac; done\nexec g++ "$@"\n'

@@ -118,7 +118,7 @@ def test_it_is_filled_once_and_the_second_call_fetches_nothing(house: House) -> 
     assert times == {path.name: path.stat().st_mtime_ns for path in house.directory.glob("*.whl")}
 
 
-def test_a_set_without_a_trainer_that_is_asked_for_is_filled_again(filled: House) -> None:
+def test_a_set_that_lacks_a_trainer_is_filled_again(filled: House) -> None:
     done = filled.call("--trainer", "lightning")
     assert "10 files" in done.stdout, done.stderr
     assert "1 fetched" in done.stdout
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_fetched_again_and_named(filled: House) -> None:
     assert wheel.read_bytes() == whole
 
 
-def test_an_index_that_gives_another_file_than_it_names_is_refused_by_name(house: House) -> None:
+def test_an_index_that_gives_another_file_is_refused(house: House) -> None:
     house.publish(tiny_wheels.libraries(house.base / "published"), wrong="peft")
     done = house.call()
     assert done.returncode == 3

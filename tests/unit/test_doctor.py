@@ -85,7 +85,7 @@ def test_every_command_says_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.name)
-def test_a_benchmark_names_things_of_doctor_and_fio_where_it_starts_it(benchmark: Benchmark) -> None:
+def test_a_benchmark_names_doctors_things_and_fio(benchmark: Benchmark) -> None:
     asked = benchmark.module("request")
     named = (*getattr(asked, "PREREQUISITES", ()), *getattr(asked, "USED_IN_PART", ()))
     assert set(named) <= {each.name for each in needs()}, "a word that `doctor` does not know is never shown"
@@ -115,7 +115,7 @@ def test_it_is_quick_to_import_reads_alone_and_answers_as_json(tmp_path: Path, m
 
 @pytest.mark.parametrize("manager", FAMILIES)
 @pytest.mark.parametrize("user", [0, 1000])
-def test_a_missing_program_comes_with_the_line_of_the_machine_s_package_manager(
+def test_a_missing_program_comes_with_the_line_that_installs_it(
     manager: str, user: int, empty_machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(empty_machine, manager)

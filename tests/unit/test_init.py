@@ -87,7 +87,7 @@ def test_the_addresses_of_other_virtual_nodes_are_left_out(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("profile", ["h100", "h200", "lab"])
-def test_every_value_has_its_reason_and_names_what_a_machine_without_a_clone_has(profile: str) -> None:
+def test_every_value_has_its_reason_without_a_clone(profile: str) -> None:
     example = ROOT / "inventory" / profile
     names = OF_LAB if profile == "lab" else WRITTEN
     text = "".join((example / name).read_text() for name in names - {".gitignore"})
@@ -148,7 +148,7 @@ def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_call_leaves_no_half_directory_and_the_next_one_writes_it(tmp_path: Path) -> None:
+def test_a_killed_call_leaves_nothing_and_the_next_one_writes(tmp_path: Path) -> None:
     directory = tmp_path / "mycluster"
     done = subprocess.run([sys.executable, "-c", KILLED, str(directory)], check=False, timeout=PATIENCE)
     assert done.returncode == -9
@@ -158,7 +158,7 @@ def test_a_killed_call_leaves_no_half_directory_and_the_next_one_writes_it(tmp_p
 
 
 @pytest.mark.parametrize("profile", ["h100", "h200"])
-def test_provisioning_accepts_every_variable_and_racks_are_groups(profile: str, tmp_path: Path) -> None:
+def test_provisioning_accepts_every_variable(profile: str, tmp_path: Path) -> None:
     pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
     made = tmp_path / "mycluster"
     assert init("mycluster", "--profile", profile, cwd=tmp_path).returncode == 0

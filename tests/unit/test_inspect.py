@@ -182,7 +182,7 @@ def test_a_recording_shows_the_same_screen(machine: str, how: str, tmp_path: Pat
         assert not (kept / "etc/unrelated").exists()
 
 
-def test_a_volume_on_a_loop_device_shows_the_same_from_its_recording(tmp_path: Path) -> None:
+def test_a_loop_device_shows_the_same_from_its_recording(tmp_path: Path) -> None:
     root = lay_out("built", tmp_path / "one")
     number, loop = "7:77", root / "sys/devices/virtual/block/loop77"
     put(loop, "dev", number + "\n")
@@ -208,7 +208,7 @@ def test_this_machine_shows_the_same_from_its_recording(tmp_path: Path) -> None:
     assert seen(tmp_path / f"here{attempt}")["source"] == "recording"
 
 
-def test_settings_that_affect_speed_are_in_the_json_and_in_a_recording(tmp_path: Path) -> None:
+def test_settings_that_affect_speed_are_in_json_and_recording(tmp_path: Path) -> None:
     root = lay_out("built", tmp_path / "one")
     for name in ("nvme1n1", "nvme2n1"):
         put(root, f"sys/block/{name}/queue/scheduler", "mq-deadline kyber [none]\n")
@@ -245,7 +245,7 @@ def test_a_broken_version_of_cuda_is_none(text: str, tmp_path: Path) -> None:
     assert "cuda" not in seen(root)
 
 
-def test_free_space_is_in_the_json_of_this_machine_and_of_its_recording(tmp_path: Path) -> None:
+def test_free_space_is_in_json_and_recording(tmp_path: Path) -> None:
     run("--capture", tmp_path / "here.json")
     now, later = json.loads(run("--json", "-")), seen(tmp_path / "here.json")
     for here, replayed in zip(now["filesystems"], later["filesystems"], strict=True):
@@ -437,7 +437,7 @@ def test_a_container_is_told_what_it_was_not_given(tmp_path: Path) -> None:
     assert "container.sys" in findings_of(root)
 
 
-def test_a_container_that_was_given_everything_has_nothing_to_say(tmp_path: Path) -> None:
+def test_a_container_with_everything_has_nothing_to_say(tmp_path: Path) -> None:
     root = container(tmp_path)
     document = json.loads(H100.read_text())
     number = next(text.strip() for path, text in document["files"].items() if path.endswith("md127/dev"))

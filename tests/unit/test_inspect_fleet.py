@@ -143,7 +143,7 @@ def fleet(inspections: dict[str, Inspection], missing: dict[str, str] | None = N
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_a_host_changed_in_one_fact_is_named_with_that_fact_and_only_it(data: st.DataObject) -> None:
+def test_a_host_changed_in_one_fact_is_named_with_only_it(data: st.DataObject) -> None:
     edits = {**EDITS, **GONE}
     fact = data.draw(st.sampled_from(sorted(edits)))
     names = [f"n{number}" for number in range(data.draw(st.integers(3, 12)))]
@@ -168,7 +168,7 @@ def test_the_order_of_hosts_does_not_matter(data: st.DataObject) -> None:
     assert compare({name: inspections[name] for name in order}) == compare(inspections)
 
 
-def test_what_is_lost_comes_before_what_is_set_and_what_is_in_use() -> None:
+def test_what_is_lost_comes_before_what_is_set_and_in_use() -> None:
     many = {f"n{number}": BASE for number in range(5)}
     many |= {
         "n5": EDITS["mounts./mnt/nvme_raid0|free"](BASE),
@@ -203,7 +203,7 @@ def test_two_hosts_that_differ_have_no_odd_one() -> None:
     assert "no host is the odd one" in text
 
 
-def test_free_space_that_is_spread_is_no_difference_and_a_full_volume_is() -> None:
+def test_spread_free_space_is_no_difference_and_a_full_volume_is() -> None:
     def free(share: float) -> Inspection:
         return edited(f"filesystems/{VOLUME}/free_bytes", int(share * 3e13) + 1)(BASE)
 
@@ -214,7 +214,7 @@ def test_free_space_that_is_spread_is_no_difference_and_a_full_volume_is() -> No
     assert "(2%)" in full.value
 
 
-def test_a_host_that_did_not_answer_is_named_and_the_others_are_compared() -> None:
+def test_a_silent_host_is_named_and_the_others_compared() -> None:
     made = fleet({"n1": BASE, "n2": BASE}, {"n3": "Failed to connect to the host"})
     assert exit_code(made) == ExitCode.NOT_JUDGED
     first, second = screen(made).splitlines()

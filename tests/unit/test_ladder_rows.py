@@ -159,7 +159,7 @@ def test_the_page() -> None:
     assert "every rung keeps what is expected of it" in " ".join(text_of(climbed([7.0] * 8)).split())
 
 
-def test_a_rung_that_falls_short_in_the_median_is_not_said_to_keep() -> None:
+def test_a_rung_that_falls_short_is_not_said_to_keep() -> None:
     # 86 % of the sum, where 90 are expected; the best of its samples reaches 94 %.
     page = climbed([7.0] * 8, **{"drives.read.4": 24.0})
     text = text_of(page)

@@ -46,7 +46,7 @@ def test_bind_mounts_and_mounts_over_others(more: str, path: str, expected: str)
     assert f"{holding.device_number} {holding.root}" == expected
 
 
-def test_a_volume_that_a_mount_over_its_parent_hides_is_not_mounted_there(tmp_path: Path) -> None:
+def test_a_volume_that_a_mount_hides_is_not_mounted_there(tmp_path: Path) -> None:
     table = TABLE + "41 22 0:50 / /mnt rw - tmpfs t rw\n"
     assert mount_at("/mnt/scratch", parse_mountinfo(table)) is None
     (tmp_path / "proc/self").mkdir(parents=True)

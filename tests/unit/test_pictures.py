@@ -122,7 +122,7 @@ def test_a_page_that_asks_for_something_else_is_seen(head: str, said: str | None
     assert website.problems(tmp_path) == ([said] if said else [])
 
 
-def test_a_page_that_the_search_lacks_and_a_style_sheet_that_fetches_are_seen(tmp_path: Path) -> None:
+def test_a_lost_page_and_a_style_sheet_that_fetches_are_seen(tmp_path: Path) -> None:
     made_site(tmp_path, "", [])
     (tmp_path / "assets/a.css").write_text("@import 'https://example.org/font.css';")
     assert website.problems(tmp_path) == [

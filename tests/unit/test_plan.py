@@ -53,7 +53,7 @@ def verdicts(selection: Selection) -> dict[str, str]:
 PLAN = Consent(plan=True, hashes=HASHES)
 
 
-def test_a_plan_proposes_what_the_count_needs_and_a_run_without_it_refuses() -> None:
+def test_a_plan_proposes_what_a_run_without_it_refuses() -> None:
     holding = {"nvme1n1": [LABEL]}
     assert verdicts(pick(FOUR, holding, PLAN)) == {"S1": WIPE, "S2": TAKE, "S3": TAKE, "S4": TAKE}
     plain = pick(FOUR, holding)
@@ -150,7 +150,7 @@ def test_an_idle_array_is_wiped_whole_or_not_at_all() -> None:
     assert "nvme9n1" in selection.decisions[0].reason
 
 
-def test_an_array_that_nobody_assembled_is_wiped_whole_or_not_at_all() -> None:
+def test_an_unassembled_array_is_wiped_whole_or_not_at_all() -> None:
     """Two of its members are of a model that is not asked for, and stay."""
     drives = [*FOUR[:2], *(nvme_drive(number, model="Another") for number in (3, 4))]
     holding = {drive.name: [raid(number)] for number, drive in enumerate(drives, 1)}
@@ -165,7 +165,7 @@ def test_an_array_that_nobody_assembled_is_wiped_whole_or_not_at_all() -> None:
     assert [each.serial for each in wipeable(whole.decisions)] == ["S1", "S2"]
 
 
-def test_a_member_that_changed_since_the_plan_spares_its_whole_array() -> None:
+def test_a_changed_member_spares_its_whole_array() -> None:
     drives = [idle(1), idle(2)]
     holding = {"nvme1n1": [raid(1)], "nvme2n1": [raid(2)]}
     changed = Consent(
@@ -187,13 +187,13 @@ def test_an_array_in_use_is_never_wiped() -> None:
         assert verdicts(pick(drives, {"nvme1n1": [raid(1)]}, allowed))["S1"] == REFUSE
 
 
-def test_our_own_array_with_a_stranger_in_it_is_not_mended_by_wiping() -> None:
+def test_our_array_with_a_stranger_is_not_mended_by_wiping() -> None:
     holding = {f"nvme{number}n1": [raid(number, f"n:{NAME}")] for number in (2, 3, 4)}
     holding["nvme1n1"] = [LABEL]
     assert wipeable(pick(FOUR, holding, PLAN).decisions) == []
 
 
-def test_our_mounted_array_with_another_label_on_a_member_is_in_use() -> None:
+def test_our_mounted_array_with_another_label_is_in_use() -> None:
     uses = ("member of `md127`", "mounted at `/mnt` (through md127)")
     drives = [nvme_drive(number, uses=uses, arrays=("md127",)) for number in range(1, 5)]
     holding = {f"nvme{number}n1": [raid(number, f"n:{NAME}"), LABEL] for number in range(1, 5)}
@@ -344,7 +344,7 @@ def test_an_array_that_differs_is_not_adopted(changes: dict[str, object]) -> Non
     assert set(verdicts(selection).values()) == {REFUSE}
 
 
-def test_an_adopted_array_keeps_its_name_and_nothing_else_may_differ() -> None:
+def test_an_adopted_array_may_differ_in_its_name_alone() -> None:
     wanted = Wanted(NAME, "raid0", CHUNK, ("a", "b"))
     blocks = {name: Superblock(name, UUID, "data", "raid0", 2, CHUNK, 0) for name in ("a", "b")}
     assert decide(wanted, blocks, []).action == "refuse"

@@ -68,7 +68,7 @@ def test_only_the_last_task_makes_a_host_built(capsys: pytest.CaptureFixture[str
     assert checked.summary.hosts["node1"].status == CHECKED
 
 
-def test_a_refusal_shows_its_whole_table_and_keeps_its_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_shows_its_table_and_keeps_its_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     heard = listener()
     heard("runner_on_failed", ok("tunetool.node.nvme_drives", "Choose", msg="4 usable. hint: x\nnvme1n1 refuse"))
     assert (heard.summary.hosts["node1"].status, heard.summary.hosts["node1"].reason) == (REFUSED, "4 usable. hint: x")
@@ -147,7 +147,7 @@ def test_a_dry_run_of_hosts_that_are_gone_is_a_document(tmp_path: Path, to: str)
         assert all(word in shown for word in ("node1", "node2", "unreachable")), "a table for people, unless it is JSON"
 
 
-def test_round_trips_come_from_the_callback_and_only_where_it_counted(tmp_path: Path) -> None:
+def test_round_trips_come_only_from_where_they_were_counted(tmp_path: Path) -> None:
     heard = listener()
     add_trips(heard.summary, tmp_path / "none.json")
     assert heard.summary.hosts["node1"].trips is None

@@ -53,7 +53,7 @@ VIRTUAL = Capacity(
 
 
 @pytest.mark.parametrize("memory", [9 * GB, 24 * GB, 25 * GB, 40 * GB, 60 * GB])
-def test_the_state_that_is_chosen_passes_the_check_of_the_benchmark_itself(memory: int, tmp_path: Path) -> None:
+def test_the_chosen_state_passes_the_benchmarks_own_check(memory: int, tmp_path: Path) -> None:
     asked, _said = complete(Request(), {"node1": replace(VIRTUAL, memory_bytes=memory, free_bytes=TB)})
     made = shape(asked.checkpoint_model, asked.state_bytes).bytes
     check_memory(
@@ -288,7 +288,7 @@ def test_the_chain_goes_on_with_the_nodes_that_can(site: Site) -> None:
     assert "--python" not in (site.folder / "node1/calls").read_text()
 
 
-def test_a_node_that_is_lost_between_two_parts_is_named_and_the_rest_is_kept(site: Site) -> None:
+def test_a_node_lost_between_two_parts_is_named(site: Site) -> None:
     site.node("node1")
     site.node("node2", dies=True)
     python = "/opt/other/bin/python"
@@ -364,7 +364,7 @@ def test_with_no_node_left_nothing_is_run() -> None:
     assert why == "not run: no node is left; the first was `node1`, left out after verify: node1 is slow"
 
 
-def test_a_node_without_a_training_environment_does_not_end_the_others() -> None:
+def test_a_node_without_a_training_environment_ends_no_other() -> None:
     nodes = nodes_after_verify({"node1": "pass", "node2": "pass"})
     nodes.capacities["node2"] = replace(H100, python="")
     assert nodes.before("staging", []) is None
@@ -377,7 +377,7 @@ def test_a_node_without_a_training_environment_does_not_end_the_others() -> None
 GONE = replace(H100, python="", python_problem="`/opt/x/python` is gone; run `tunetool provision` for this node")
 
 
-def test_a_node_whose_python_is_gone_is_left_out_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_whose_python_is_gone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = nodes_after_verify({"node1": "pass", "node2": "pass"})
     nodes.before("checkpoint", [])
     monkeypatch.setattr(looking, "ask_hosts", lambda *_: Answers({"node1": H100, "node2": GONE}, {}))

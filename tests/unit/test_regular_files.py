@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 3 << 20])
-def test_a_file_is_read_whole_up_to_the_limit_and_refused_beyond_it(tmp_path: Path, size: int) -> None:
+def test_a_file_is_read_up_to_the_limit_and_refused_beyond(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * size)
     assert read_bytes(path, size) == b"x" * size

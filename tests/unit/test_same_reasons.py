@@ -99,7 +99,7 @@ def test_provisioning_counts_them() -> None:
     assert "`getent hosts node001`" in hint
 
 
-def test_a_refusal_of_many_hosts_is_one_line_and_changed_hosts_keep_theirs() -> None:
+def test_a_refusal_of_many_hosts_is_one_line() -> None:
     heard = Summary(["n1", "n2", "n3"], BUILD)
     heard.ok("n3", "tunetool.node.host_memory", {"changed": True})
     for name in ("n1", "n2", "n3"):

@@ -425,7 +425,7 @@ def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: py
     assert beside(destination.path) == []
 
 
-def test_a_lock_file_of_another_user_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_another_users_lock_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     destination = find_destination(str(tmp_path / "copy"))
@@ -450,9 +450,7 @@ def test_without_an_exchange_of_names_it_is_two_renames(
     assert beside(destination) == [".copy.tunetool-stage.json"]
 
 
-def test_a_record_that_its_runs_directory_cannot_keep_after_all_is_kept_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_without_its_directory_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, runs, elsewhere = tmp_path / "source", tmp_path / "runs", tmp_path / "elsewhere"
     for directory in (source, runs, elsewhere):
         directory.mkdir()

@@ -110,7 +110,7 @@ def test_a_node_is_sent_what_it_lacks_and_its_equal_gets_its_ops(fleet: Fleet, p
     assert fleet.builds() == 2
 
 
-def test_no_node_waits_while_an_equal_one_proves_what_it_was_sent(fleet: Fleet) -> None:
+def test_no_node_waits_while_an_equal_one_proves(fleet: Fleet) -> None:
     done = fleet.play(ops=[])
     assert done.returncode == 0, done.stdout
     assert "build" not in fleet.log.read_text()
@@ -143,7 +143,7 @@ def test_no_node_waits_while_an_equal_one_proves_what_it_was_sent(fleet: Fleet) 
     assert fleet.builds() == 1
 
 
-def test_a_wheel_that_was_damaged_on_the_control_machine_is_not_sent(fleet: Fleet) -> None:
+def test_a_wheel_damaged_on_the_control_machine_is_not_sent(fleet: Fleet) -> None:
     wheel = fleet.house / "torch-2.13.0-py3-none-any.whl"
     data = bytearray(wheel.read_bytes())
     data[40] ^= 1

@@ -449,7 +449,7 @@ def test_a_given_expectation_replaces_the_manifest_s(node: Any, checks: Any, tmp
 @pytest.mark.parametrize(
     "identity", ["filesystem.mounted", "filesystem.writable", "filesystem.answers", "drives.answer"]
 )
-def test_nothing_is_written_to_a_bare_mount_point_or_a_dead_volume(
+def test_nothing_is_written_to_a_bare_mount_point(
     node: Any, checks: Any, tmp_path: Path, target: Path, identity: str
 ) -> None:
     checks(**{identity.replace(".", "_"): "fail"})
@@ -468,7 +468,7 @@ def test_another_file_system_than_the_manifest_s(node: Any, checks: Any, tmp_pat
 
 
 @pytest.mark.parametrize(("number", "code"), [("9:0", 0), ("254:1", 3)])
-def test_a_bind_mount_is_of_the_manifest_s_file_system_where_its_device_is(
+def test_a_bind_mount_is_of_the_file_system_of_its_device(
     node: Any, checks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, code: int
 ) -> None:
     mounts = [Mount(number, "/mnt/scratch", "/", "xfs", "/dev/md0", ("rw",))]
