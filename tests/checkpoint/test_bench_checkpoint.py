@@ -153,16 +153,14 @@ def prepared(session: RankProcesses, folder: Path, engine: str) -> None:
     assert all(each["engines"][engine]["unavailable"] is None for each in answers)
 
 
-def test_an_order_may_take_longer_where_the_ranks_took_long_to_start(session: RankProcesses) -> None:
+def test_an_order_may_take_longer_after_a_long_start(session: RankProcesses) -> None:
     # An engine that starts a process of its own imports torch once more.
     assert session.start_seconds > 0
     slower = replace(session, start_seconds=session.start_seconds + 100)
     assert slower.patience >= session.patience + 100
 
 
-def test_a_byte_that_changes_on_the_medium_is_found_and_its_tensor_named(
-    session: RankProcesses, tmp_path: Path
-) -> None:
+def test_a_byte_that_changes_on_the_medium_names_its_tensor(session: RankProcesses, tmp_path: Path) -> None:
     prepared(session, tmp_path, "safetensors")
     directory = tmp_path / "saved"
     session.ask({"do": "save", "engine": "safetensors", "directory": str(directory)})
@@ -222,9 +220,7 @@ def test_a_first_round_that_is_cut_keeps_what_it_has(session: RankProcesses, dis
     ]
 
 
-def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(
-    session: RankProcesses, tmp_path: Path
-) -> None:
+def test_a_rank_that_dies_in_a_save_is_named_and_replaced(session: RankProcesses, tmp_path: Path) -> None:
     # Last of those that share the ranks. The directory cannot be made, on one rank alone: the other waits for it.
     prepared(session, tmp_path, "torch-save-zip")
     with pytest.raises(RankFailed) as caught:

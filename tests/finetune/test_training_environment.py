@@ -42,7 +42,7 @@ def loads(python: str, environment: Mapping[str, str]) -> bool:
     return True
 
 
-def test_real_torch_and_deepspeed_are_installed_compiled_and_proven(tmp_path: Path) -> None:
+def test_torch_and_deepspeed_are_installed_compiled_and_proven(tmp_path: Path) -> None:
     need_program("c++")
     if skips.a_gpu():
         pytest.skip("there is a GPU here: this test is about the CPU's build")

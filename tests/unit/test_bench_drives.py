@@ -46,7 +46,7 @@ def test_counts_are_powers_of_two_and_all() -> None:
     assert [counts(number) for number in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def test_file_systems_over_an_array_are_aligned_to_it_and_never_forced() -> None:
+def test_file_systems_over_an_array_are_aligned_and_not_forced() -> None:
     xfs, ext4 = (mkfs(each, "/dev/md127", UUID, 8) for each in ("xfs", "ext4"))
     assert xfs[:5] == ["mkfs.xfs", "-q", "-K", "-d", f"su={CHUNK},sw=8"]
     assert "su=262144" in xfs, "more is no legal stripe unit of a log"
@@ -65,7 +65,7 @@ def test_the_medium_says_what_was_made() -> None:
     assert single.medium(4, "nvme") == "4 x nvme, ext4 on each"
 
 
-def test_files_of_all_drives_are_one_fio_with_a_null_target_for_all_of_them() -> None:
+def test_files_of_all_drives_are_one_fio_with_a_null_target() -> None:
     job = calls.file_job("read", 2**24, 1.0, "io_uring")
     argv = calls.files(FIO, job, [Path("/mnt/a:b"), Path("/mnt/c")])
     assert argv[-4:] == ["--name=drive-1", "--directory=/mnt/a\\:b", "--name=drive-2", "--directory=/mnt/c"]
@@ -123,9 +123,7 @@ def blank_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **of_the_seco
     return asked
 
 
-def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drives_are_taken_by_serial_when_blank_and_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = blank_machine(monkeypatch, tmp_path)
     monkeypatch.setattr(preflight, "find", lambda program: f"/sbin/{program}")
     monkeypatch.setattr(preflight, "_loads", lambda module: True)
@@ -147,7 +145,7 @@ def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
 
 
 @pytest.mark.usefixtures("on_a_drive")
-def test_virtual_drives_that_are_too_small_are_named_by_the_option_that_makes_them(tmp_path: Path) -> None:
+def test_too_small_virtual_drives_are_named_by_their_option(tmp_path: Path) -> None:
     with pytest.raises(CannotJudge, match="there is room for 0 B") as caught:
         preflight.plan(request(virtual=2, target=tmp_path, virtual_bytes=0), os.environ)
     assert "`--virtual-size`: 268.4 MB or more" in str(caught.value.hint)
@@ -225,7 +223,7 @@ def full() -> dict[Cell, Row]:
     )
 
 
-def test_efficiency_is_the_share_of_so_many_drives_alone_in_pairs_of_a_round() -> None:
+def test_efficiency_is_the_share_of_drives_alone_in_a_round() -> None:
     by_name = {each.name: each for each in figures.measurements(full(), {})}
     share = by_name["scaling.raid0-xfs.4.fio-libaio.read.efficiency"]
     assert share.value == pytest.approx(0.75)
@@ -270,7 +268,7 @@ def shown(record: Record) -> str:
     return " ".join(on_screen(record, None, 100).split())
 
 
-def test_the_table_has_the_published_rows_beside_and_ends_with_advice() -> None:
+def test_the_table_has_published_rows_and_advice() -> None:
     checks = [preflight.skip("engine.deepspeed-cuda", "it is measured", "torch sees no GPU", "use one")]
     text = shown(record_of(full(), checks=checks))
     assert "raid0-xfs, fio-libaio 2.00 6.00 75%" in text
@@ -333,7 +331,7 @@ class Recorded:
         return None
 
 
-def test_the_sweeper_takes_the_last_whole_list_and_begins_with_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sweeper_takes_the_last_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [b"[]\n", b'[{"kind": "loop"}]\n', b'[{"kind": "loop"}, {"kind": "mount"}]\n', b'[{"kind": "lo']
     assert [entry["kind"] for entry in last_list(lines)] == ["loop", "mount"]
     assert last_list([b""]) == []
@@ -344,7 +342,7 @@ def test_the_sweeper_takes_the_last_whole_list_and_begins_with_the_newest(monkey
     assert undo.undone == ["mount", "loop"] * 2, "what was still being made is there at the second look"
 
 
-def test_what_cannot_be_taken_down_is_named_and_left_to_the_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_taken_down_is_left_to_the_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
     problems: list[str] = []
     undo = Recorded(stuck=lambda entry: entry["kind"] == "mount")
     monkeypatch.setattr(made, "undone", undo)
@@ -410,9 +408,7 @@ def test_data_that_nobody_labelled_is_left_as_it_is(tmp_path: Path, monkeypatch:
     assert image.read_bytes() == before
 
 
-def test_an_array_of_somebody_else_over_the_same_drives_is_not_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_elses_array_over_the_drives_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "md7/md").mkdir(parents=True)
     monkeypatch.setattr(made, "_SYS_BLOCK", tmp_path)
     monkeypatch.setattr(made, "disks_under", lambda root, device: {"nvme1n1", "nvme2n1"})
@@ -433,7 +429,7 @@ def test_an_array_of_somebody_else_over_the_same_drives_is_not_stopped(
     assert ran[-1] == ["mdadm", "--stop", "/dev/md7"]
 
 
-def test_a_drive_that_came_under_another_name_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drive_that_came_under_another_name_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     drives = [builders.nvme_drive(1), builders.nvme_drive(2)]
     bare = [BareDrive(drive) for drive in drives]
     monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: drives)

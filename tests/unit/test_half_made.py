@@ -209,7 +209,7 @@ def group_offset(device: Array) -> int:
     return piece.offset
 
 
-def test_the_groups_of_a_file_system_that_a_plan_gave_up_are_no_data(
+def test_groups_of_a_file_system_that_was_given_up_are_no_data(
     device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drive is replaced: the old array cannot be read, so its file system cannot be wiped, and the new one shows it."""
@@ -289,7 +289,7 @@ def test_an_array_that_a_process_has_open_gets_no_file_system(
         holder.communicate()
 
 
-def test_an_mkfs_that_is_killed_at_any_write_is_done_again_by_the_next_run(
+def test_an_mkfs_that_is_killed_at_any_write_is_done_again(
     device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_program("mkfs.xfs", "losetup", "cc")

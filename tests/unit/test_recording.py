@@ -144,7 +144,7 @@ def test_the_made_machines_are_what_their_script_makes() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_memory_limit_of_a_recording_is_the_tightest_of_all_groups(tmp_path: Path) -> None:
+def test_a_recordings_memory_limit_is_the_tightest_group(tmp_path: Path) -> None:
     """A recording has no name of a group: a job's, or a user's."""
     node, copy = tmp_path / "node", tmp_path / "copy"
     for path, text in (

@@ -183,7 +183,7 @@ def on_a_node(
     return done.stdout, point
 
 
-def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothing_of_others(tmp_path: Path) -> None:
+def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next(tmp_path: Path) -> None:
     said, _ = on_a_node(tmp_path, PROGRAM, tmp_path)
     answers = json.loads(said)
     told = [at for at, *_ in answers]
@@ -361,7 +361,7 @@ print(json.dumps([mounted(check_mode=True), calls(), mounted(), calls()]))
     assert diff.index(f"{unit_dropins.UNITS_DIRECTORY}/{health_units.TIMER}") < diff.index("/etc/fstab")
 
 
-def test_a_volume_that_cannot_be_unmounted_keeps_its_health_check(tmp_path: Path) -> None:
+def test_a_volume_that_stays_mounted_keeps_its_health_check(tmp_path: Path) -> None:
     program = """
 over(None, volume)
 Path("/run/busy").touch()
@@ -410,7 +410,7 @@ def test_the_health_check_of_a_volume_that_is_the_owners_stays(tmp_path: Path) -
     assert (done["changed"], done["msg"], ran) == (False, "nothing to remove", [])
 
 
-def test_a_file_that_cannot_be_removed_is_an_error_by_name_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_a_file_that_stays_is_an_error_by_name(tmp_path: Path) -> None:
     def in_the_way(tree: Path) -> None:
         metrics = tree / "etc/prom" / health_units.METRICS[0]
         metrics.unlink()

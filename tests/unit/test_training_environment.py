@@ -133,7 +133,7 @@ def with_manifest(node: Node) -> dict[str, Any]:
     return document
 
 
-def test_it_is_made_proven_and_named_in_the_manifest_and_a_second_run_does_nothing(node: Node) -> None:
+def test_it_is_made_proven_and_named_once(node: Node) -> None:
     document = with_manifest(node)
     result = node.made()
     assert result["changed"]
@@ -153,7 +153,7 @@ def test_it_is_made_proven_and_named_in_the_manifest_and_a_second_run_does_nothi
     assert len(node.log.read_text().splitlines()) == 4
 
 
-def test_all_modules_are_compiled_at_once_unless_the_node_is_too_slow_for_that(node: Node) -> None:
+def test_all_modules_are_compiled_unless_the_node_is_too_slow(node: Node) -> None:
     def compiled() -> list[str]:
         """What nothing has imported yet."""
         return [path.name for path in node.current.resolve().rglob("unused*.pyc")]
@@ -207,7 +207,7 @@ def test_check_mode_names_the_wheels_that_the_node_lacks(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_lock_is_built_beside_and_a_running_job_keeps_its_files(node: Node, tmp_path: Path) -> None:
+def test_a_changed_lock_is_built_beside_a_running_job(node: Node, tmp_path: Path) -> None:
     node.libraries = tiny_wheels.libraries(node.wheels, more={"peft": "AGE = 1"})
     node.made()
     go = tmp_path / "go"
@@ -244,7 +244,7 @@ def test_a_changed_lock_is_built_beside_and_a_running_job_keeps_its_files(node: 
     assert not set(first) & set(node.environments())
 
 
-def test_a_wheel_with_another_hash_is_refused_by_name_and_what_is_in_use_stays(node: Node) -> None:
+def test_a_wheel_with_another_hash_is_refused_by_name(node: Node) -> None:
     node.made()
     before = node.state()
     node.libraries = tiny_wheels.libraries(node.wheels, more={"peft": "AGE = 2"})
@@ -291,7 +291,7 @@ def test_a_library_that_cannot_be_imported_is_named(node: Node) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["while pip installs", "before the switch"])
-def test_a_run_that_was_killed_leaves_the_old_one_in_use_and_the_next_run_mends(node: Node, moment: str) -> None:
+def test_a_killed_run_leaves_the_old_one_and_the_next_mends(node: Node, moment: str) -> None:
     node.made()
     target = node.current.readlink()
     waiting = node.base / "waiting"
@@ -366,7 +366,7 @@ def test_wheels_that_were_sent_together_are_taken(node: Node) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["cut", "another file"])
-def test_what_was_sent_together_and_is_no_archive_of_wheels_is_refused(node: Node, damaged: str) -> None:
+def test_a_damaged_or_foreign_archive_of_wheels_is_refused(node: Node, damaged: str) -> None:
     bundle = node.directory / "wheels/sent.tar"
     bundle.parent.mkdir(parents=True)
     if damaged == "cut":
@@ -381,7 +381,7 @@ def test_what_was_sent_together_and_is_no_archive_of_wheels_is_refused(node: Nod
     assert not (node.directory / "elsewhere.whl").exists()
 
 
-def test_a_file_that_was_lost_is_named_and_the_next_run_builds_again(node: Node) -> None:
+def test_a_lost_file_is_named_and_the_next_run_builds_again(node: Node) -> None:
     document = with_manifest(node)
     node.made()
     document = manifests.load(str(node.manifest))
@@ -434,7 +434,7 @@ def locked(path: Path) -> bool:
     return False
 
 
-def test_another_tunetool_is_another_environment_with_the_same_ops(node: Node) -> None:
+def test_another_tunetool_is_another_environment_with_equal_ops(node: Node) -> None:
     first = node.made()
     assert node.log.read_text().count("build") == 2
     second = node.made(tool_key="2")
@@ -444,7 +444,7 @@ def test_another_tunetool_is_another_environment_with_the_same_ops(node: Node) -
     assert node.log.read_text().count("build") == 2
 
 
-def test_an_index_that_does_not_answer_is_named_without_its_password(node: Node) -> None:
+def test_a_silent_index_is_named_without_its_password(node: Node) -> None:
     url = "http://name:secret@127.0.0.1:9/simple"
     said = node.refused(wheelhouse_manifest=None, index_url=url)
     assert "the index `http://127.0.0.1:9/simple` does not give what the lock asks for" in said
@@ -452,7 +452,7 @@ def test_an_index_that_does_not_answer_is_named_without_its_password(node: Node)
     assert node.environments() == []
 
 
-def test_an_environment_of_the_owners_is_checked_and_left_as_it_is(node: Node) -> None:
+def test_an_owners_environment_is_checked_and_left_as_it_is(node: Node) -> None:
     node.made()
     environment = node.base / "own"
     (node.current.resolve()).rename(environment)
@@ -484,7 +484,7 @@ def test_ops_of_an_equal_node_are_taken_and_not_compiled(node: Node) -> None:
     assert second["ops_archive"] == ""
 
 
-def test_ops_that_were_damaged_or_are_of_another_machine_are_refused(node: Node) -> None:
+def test_damaged_ops_and_those_of_another_machine_are_refused(node: Node) -> None:
     ops = {"ops": ["async_io", "gds"]}
     first = node.made(**ops)
     archive = Path(first["ops_archive"])
@@ -547,7 +547,7 @@ def test_the_driver_chooses_the_build_of_torch(driver: str, tag: str, default: b
     assert (build.tag, build.default) == (tag, default)
 
 
-def test_a_driver_that_is_too_old_is_named_with_the_newest_torch_that_fits() -> None:
+def test_a_driver_too_old_is_named_with_the_torch_that_fits() -> None:
     with pytest.raises(
         Refusal, match=r"`470\.57\.02` is too old for torch 2\.13\.0.*driver 525\.60\.13.*2\.7 \(CUDA 11\.8\)"
     ):
@@ -572,7 +572,7 @@ def test_a_driver_that_is_too_old_is_named_with_the_newest_torch_that_fits() -> 
         ),
     ],
 )
-def test_a_node_whose_driver_is_too_old_is_refused_before_anything_is_made(
+def test_a_driver_too_old_is_refused_before_anything_is_made(
     node: Node, driver: str, more: dict[str, Any], messages: list[str]
 ) -> None:
     lock_ = tiny_wheels.LOCK + "cuda-toolkit==13.0.3\n"
