@@ -1,8 +1,8 @@
 """What every benchmark promises: its help, wrong calls, its dry run, what is shown of its record, its documents.
 
 A new benchmark passes this by its entry in ``tunetool.bench.registry``, a line in ``DRY_RUNS`` and a record in
-tests/data/records. What is particular to one, such as the words of its errors, is tested with it. What is left of a real
-run that is stopped: tests/measurement/test_stopped_benchmarks.py.
+tests/data/records. What its own wrong calls are told: rows of test_wrong_calls.py. What is left of a real run that is
+stopped: tests/measurement/test_stopped_benchmarks.py.
 """
 
 from __future__ import annotations
