@@ -21,7 +21,7 @@ import pytest
 from calls import ROOT, TUNETOOL, call
 from parsed_page import Parsed
 from refusals import Refusals
-from shown_records import hostile
+from shown_records import all_kinds, hostile
 from tunetool import record as records
 from tunetool.bench.registry import BENCHMARKS, Benchmark
 from tunetool.cli import bench
@@ -161,32 +161,36 @@ def test_a_record_is_read_as_it_was_written(benchmark: Benchmark) -> None:
     assert records.parse(records.dumps(record), "again") == records.parse(records.dumps(record), "once")
 
 
+records_of_all = pytest.mark.parametrize(
+    "record", [*map(recorded, BENCHMARKS), *all_kinds()], ids=lambda record: str(record.kind)
+)
+"""Of every benchmark, and of what else has a view."""
 names = pytest.mark.parametrize("named", [False, True], ids=["texts", "names and labels too"])
 
 
-@every
+@records_of_all
 @names
-def test_no_text_of_a_record_is_markup_of_the_terminal(benchmark: Benchmark, named: bool) -> None:
+def test_no_text_of_a_record_is_markup_of_the_terminal(record: Record, named: bool) -> None:
     stream = io.StringIO()
-    print_record(hostile(recorded(benchmark), HOSTILE, named), None, PipeConsole(file=stream, width=WIDTH))
+    print_record(hostile(record, HOSTILE, named), None, PipeConsole(file=stream, width=WIDTH))
     assert HOSTILE in re.sub(r"\s+", "", stream.getvalue())
 
 
-@every
+@records_of_all
 @names
-def test_no_text_of_a_record_is_markup_of_the_page(benchmark: Benchmark, named: bool) -> None:
-    plain, spoiled = (Parsed(page_text(hostile(recorded(benchmark), text, named), None)) for text in ("x", HOSTILE))
+def test_no_text_of_a_record_is_markup_of_the_page(record: Record, named: bool) -> None:
+    plain, spoiled = (Parsed(page_text(hostile(record, text, named), None)) for text in ("x", HOSTILE))
     assert spoiled.shape() == plain.shape()
     # There is no page where no label is one that the kind knows.
     assert HOSTILE in re.sub(r"\s+", "", spoiled.words) or not plain.words
 
 
-@every
+@records_of_all
 @names
-def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: bool) -> None:
+def test_no_text_of_a_record_is_markup_of_markdown(record: Record, named: bool) -> None:
     def both(text: str) -> str:
-        record = hostile(recorded(benchmark), text, named)
-        return markdown(view_of(record, None), record) + markdown(figures.view(record), record)
+        made = hostile(record, text, named)
+        return markdown(view_of(made, None), made) + markdown(figures.view(made), made)
 
     spoiled = both(HOSTILE)
     assert spoiled.count("\n") == both("x").count("\n")
@@ -194,22 +198,22 @@ def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: 
     assert r"&lt;script&gt;\*x\*\|\[/red\]:smile:&lt;/td&gt;" in spoiled
 
 
-@every
-def test_no_text_of_a_record_commands_a_terminal(benchmark: Benchmark) -> None:
-    record = hostile(recorded(benchmark), COMMANDS)
+@records_of_all
+def test_no_text_of_a_record_commands_a_terminal(record: Record) -> None:
+    made = hostile(record, COMMANDS)
     stream = io.StringIO()
-    print_record(record, None, PipeConsole(file=stream, width=WIDTH))
-    for shown in (stream.getvalue(), page_text(record, None), markdown_of(record, None)):
+    print_record(made, None, PipeConsole(file=stream, width=WIDTH))
+    for shown in (stream.getvalue(), page_text(made, None), markdown_of(made, None)):
         assert not {*COMMANDS} & {*shown}
         assert r"\u202e" in shown
 
 
-@every
+@records_of_all
 @names
-def test_every_figure_is_one_row_of_the_csv(benchmark: Benchmark, named: bool) -> None:
-    record = hostile(recorded(benchmark), f'{HOSTILE},"\n', named)
-    titles, *rows = csv.reader(io.StringIO(record_csv(record)))
-    assert len(rows) == len(record.measurements)
+def test_every_figure_is_one_row_of_the_csv(record: Record, named: bool) -> None:
+    made = hostile(record, f'{HOSTILE},"\n', named)
+    titles, *rows = csv.reader(io.StringIO(record_csv(made)))
+    assert len(rows) == len(made.measurements)
     assert {len(row) for row in rows} <= {len(titles)}
 
 

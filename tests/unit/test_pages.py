@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -26,8 +25,7 @@ from tunetool.measure.session import Result
 from tunetool.record import Node, Record, Rung, host_file
 from tunetool.report import render_html
 from tunetool.report.html import code
-from tunetool.report.kinds import page_text, print_record, write_any_page, write_page
-from tunetool.report.page import WIDTH, PipeConsole
+from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.verdict import CEILING
 from tunetool.verify.ladder_view import ladder_picture
 from tunetool.verify.view import limits as limits_of_verify
@@ -78,14 +76,6 @@ def test_no_text_of_a_record_becomes_markup(kind: int, text: str, tmp_path: Path
     assert spoiled.shape() == plain.shape()
     lines = re.sub(r"\s+", " ", spoiled.words)
     assert re.sub(r"\s+", " ", text) in lines
-
-
-@pytest.mark.parametrize("names", [False, True], ids=["texts", "names of figures too"])
-@pytest.mark.parametrize("kind", range(len(all_kinds())), ids=lambda kind: str(all_kinds()[kind].kind))
-def test_no_text_of_a_record_becomes_markup_of_the_terminal(kind: int, names: bool) -> None:
-    stream = io.StringIO()
-    print_record(hostile(all_kinds()[kind], "[/red]:smile:", names), None, PipeConsole(file=stream, width=WIDTH))
-    assert "[/red]:smile:" in re.sub(r"\s+", "", stream.getvalue())
 
 
 @pytest.mark.parametrize(
