@@ -24,17 +24,13 @@ finally:
 """
 
 
-def call(*command: object, stdout: int = subprocess.PIPE, **more: Any) -> subprocess.CompletedProcess[str]:
+def call(
+    *command: object, stdout: int = subprocess.PIPE, timeout: float = PATIENCE, check: bool = False, **more: Any
+) -> subprocess.CompletedProcess[str]:
     """Run ``command`` until it ends. ``more``: further arguments of ``subprocess.run``."""
-    return subprocess.run(
-        [*map(str, command)],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        **more,
-    )
+    argv = [*map(str, command)]
+    pipes = {"stdout": stdout, "stderr": subprocess.PIPE}
+    return subprocess.run(argv, text=True, timeout=timeout, check=check, **pipes, **more)
 
 
 def imported_by(*arguments: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:

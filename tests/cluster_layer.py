@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from calls import call
 from programs import packages
 
 _INSTALLED = Path("/var/lib/dpkg/status")
@@ -83,9 +84,7 @@ def _planned(plan: str) -> list[tuple[str, str]]:
 def _run(argv: list[str], folder: Path) -> str:
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
-        done = subprocess.run(
-            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=True
-        )
+        done = call(*argv, cwd=folder, env=environment, timeout=_FETCH_SECONDS, check=True)
     except subprocess.TimeoutExpired:
         raise NoLayer(f"`{' '.join(argv[:2])}` did not end within {_FETCH_SECONDS} s") from None
     return done.stdout

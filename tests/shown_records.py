@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
 from collections.abc import Collection, Sequence
@@ -10,6 +11,8 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 import builders
 from tunetool import record as records
@@ -35,6 +38,8 @@ from tunetool.record import (
     Tool,
     Verdict,
 )
+from tunetool.report.kinds import print_record
+from tunetool.report.page import WIDTH
 from tunetool.tune.outcome import Work
 from tunetool.tune.outcome import conclude as conclude_search
 from tunetool.tune.request import Request
@@ -356,3 +361,10 @@ def all_kinds() -> Sequence[Record]:
 def evicted() -> Record:
     """A record without a figure."""
     return builders.record(kind="stage", checks=[check("stage.evicted", "pass")])
+
+
+def on_screen(record: Record, path: Path | None = None, width: int = WIDTH) -> str:
+    """What a terminal shows of a record."""
+    stream = io.StringIO()
+    print_record(record, path, Console(file=stream, width=width, highlight=False))
+    return stream.getvalue()

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from calls import call
 from tunetool.node.volume.unit_dropins import Change, ForeignDropIn, apply
 
 
 def complaints(units: Path, names: Sequence[str], *words: str) -> str:
     """What ``systemd-analyze verify`` prints of the units ``names`` in ``units``, of lines with one of ``words`` or of
     a cycle: other units of this machine may have other faults."""
-    done = subprocess.run(
-        ["systemd-analyze", "verify", *names],
-        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call("systemd-analyze", "verify", *names, env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"})
     return "\n".join(line for line in done.stderr.splitlines() if any(word in line for word in (*words, "cycle")))
 
 

@@ -48,9 +48,7 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
     dtype=st.sampled_from(DTYPES),
     shape=st.one_of(st.lists(st.integers(0, 5), max_size=6), st.tuples(st.integers(0, 70000))).map(tuple),
 )
-def test_torch_loads_the_same_and_would_have_written_the_same_pickle(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_torch_loads_the_same_and_would_write_the_same_pickle(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     count = math.prod(shape)
     # 0 and 1 are values of every dtype, bool too.
     tensor = torch.randint(0, 2, (count * dtype.itemsize,), dtype=torch.uint8).view(dtype).reshape(shape)

@@ -111,9 +111,7 @@ class Watch:
         yield lambda: None
 
 
-def test_files_of_ones_own_are_read_where_they_are_and_each_load_ends_all_that_it_started(
-    memory: Path, tmp_path: Path
-) -> None:
+def test_files_of_ones_own_are_read_in_place_and_loads_end(memory: Path, tmp_path: Path) -> None:
     model, watch = files(memory / "model"), Watch()
     before = {path.name: path.read_bytes() for path in model.iterdir()}
     runs = tmp_path / "runs"

@@ -76,7 +76,7 @@ def killed(directory: Path) -> list[str]:
     return [*left, saver_lock.NAME]
 
 
-def test_what_killed_saves_left_is_swept_before_the_next_one_writes(tmp_path: Path) -> None:
+def test_what_killed_saves_left_is_swept_before_the_next_write(tmp_path: Path) -> None:
     kept = save(tmp_path)
     # Data of torch's writer without metadata may be a checkpoint that was interrupted before its rename.
     for name in (*OTHER, "__1_0.distcp"):
@@ -100,7 +100,7 @@ def test_the_first_save_was_killed(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_what_another_nodes_metadata_may_name_stays_until_the_new_checkpoint_is_complete(tmp_path: Path) -> None:
+def test_files_of_another_nodes_metadata_stay_until_the_new_save(tmp_path: Path) -> None:
     """Node A's scratch has the metadata, and node B's a part of the data. Then B's rank becomes the coordinator."""
     old = "__7_0.0123456789abcdef.distcp"
     (tmp_path / old).touch()

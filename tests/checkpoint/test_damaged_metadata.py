@@ -84,7 +84,7 @@ def test_no_flipped_bit_of_metadata_changes_a_value(saved: Path, tmp_path: Path)
         dcp.load(state(), storage_reader=DirectReader(path))
 
 
-def test_no_flipped_bit_of_metadata_without_a_sum_leaves_a_tensor_as_it_was(tmp_path: Path) -> None:
+def test_no_flipped_bit_without_a_sum_leaves_a_tensor_as_it_was(tmp_path: Path) -> None:
     """As earlier versions, and torch, write it: a checkpoint of tensors, which have checksums. Every thirteenth bit."""
     path, expected = tmp_path / "step", {"w": torch.arange(1.0, 7.0), "v": torch.arange(7.0, 13.0)}
     dcp.save(expected, storage_writer=DirectWriter(path, checksums=True), planner=DirectSavePlanner(split_above=12))

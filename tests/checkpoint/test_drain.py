@@ -341,7 +341,7 @@ def test_a_step_that_no_drain_has_put_there_is_left_alone(tmp_path: Path, drains
     assert_loads(bulk / "step_3", 3, 1)
 
 
-def test_a_link_out_of_the_step_is_neither_drained_nor_resumed_from(tmp_path: Path) -> None:
+def test_a_link_out_of_the_step_is_not_drained_or_resumed_from(tmp_path: Path) -> None:
     step, bulk = save(tmp_path / "scratch", 3), tmp_path / "bulk"
     (data,) = step.glob("*.distcp")
     data.rename(tmp_path / "elsewhere")
@@ -383,9 +383,7 @@ def test_drains_give_way_to_our_own_writer_on_every_rank(tmp_path: Path) -> None
     assert not savers(tmp_path)
 
 
-def test_a_missing_shard_sends_the_job_to_the_next_tier_or_is_named(
-    tmp_path: Path, drains: Callable[..., Drain]
-) -> None:
+def test_a_missing_shard_is_taken_from_the_next_tier_or_named(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     step = save(scratch, 1, threads=2)
     assert latest([tmp_path / "nothing"]) is None

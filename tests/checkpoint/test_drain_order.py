@@ -60,9 +60,7 @@ def test_a_job_that_went_back_loses_nothing(tmp_path: Path, drains: Callable[...
     assert latest_of(bulk) == (3500, "bulk")
 
 
-def test_an_older_step_that_is_drained_late_stays_and_pushes_no_newer_out(
-    tmp_path: Path, drains: Callable[..., Drain]
-) -> None:
+def test_an_older_step_drained_late_pushes_no_newer_out(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     steps = {number: save(scratch / f"step_{number}", number) for number in (1, 2, 3)}
     options = {"max_to_keep": 1, "local_max_to_keep": 1}
@@ -77,7 +75,7 @@ def test_an_older_step_that_is_drained_late_stays_and_pushes_no_newer_out(
     assert latest_of(bulk) == (3, "bulk")
 
 
-def test_a_step_that_was_saved_anew_is_newer_than_those_before_it(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+def test_a_step_that_was_saved_anew_is_newer_than_those_before(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     for number in (1, 2, 3):
         drains(save(scratch / f"step_{number}", number), bulk).wait(PATIENCE)
@@ -116,9 +114,7 @@ def test_a_new_host_whose_clock_is_behind(tmp_path: Path, drains: Callable[..., 
     assert names(bulk) == ["step_2"]
 
 
-def test_what_is_not_whole_on_shared_storage_is_neither_counted_nor_deleted(
-    tmp_path: Path, drains: Callable[..., Drain]
-) -> None:
+def test_what_is_not_whole_is_neither_counted_nor_deleted(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     for number in (1, 2, 3):
         drains(save(scratch / f"step_{number}", number), bulk).wait(PATIENCE)
@@ -131,9 +127,7 @@ def test_what_is_not_whole_on_shared_storage_is_neither_counted_nor_deleted(
     assert values(bulk / "step_3") == (3, 3)
 
 
-def test_a_step_whose_shards_were_overwritten_since_it_was_drained_stays(
-    tmp_path: Path, drains: Callable[..., Drain]
-) -> None:
+def test_a_step_overwritten_since_its_drain_stays(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     """On a node without `.metadata` only the data files tell."""
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     for number in (1, 2):

@@ -108,7 +108,7 @@ def test_what_is_saved_comes_back_and_the_next_save_replaces_it(
     assert equal(states[0], loaded) is not None
 
 
-def test_the_process_is_handed_more_tensors_than_a_process_may_open_files(tmp_path: Path) -> None:
+def test_the_process_is_handed_more_tensors_than_open_files(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     engine = ENGINES["dcp-async-process"]()
     state = {f"{number}": torch.full((3,), float(number)) for number in range(300)}
@@ -188,9 +188,7 @@ def test_a_save_is_on_the_medium_with_its_names(
         assert ("fsync", tmp_path.stat().st_ino, tmp_path.stat().st_size) in synced
 
 
-def test_torch_alone_leaves_names_and_a_small_metadata_file_to_luck(
-    tmp_path: Path, synced: list[tuple[str, int, int]]
-) -> None:
+def test_torch_alone_leaves_names_and_metadata_to_luck(tmp_path: Path, synced: list[tuple[str, int, int]]) -> None:
     # Why `finish` in engines/dcp.py does more: when torch mends both, it may do less.
     dcp.save({"a": torch.zeros(3)}, storage_writer=dcp.FileSystemWriter(tmp_path / "step", sync_files=True))
     metadata = (tmp_path / "step" / ".metadata").stat()
@@ -219,7 +217,7 @@ def test_a_flipped_bit_on_the_medium_is_found_in_its_tensor(
 
 
 @pytest.mark.parametrize("name", ["dcp-async-thread", "dcp-async-process", "fsdp-consolidated", "torch-save-zip"])
-def test_an_engine_that_would_not_fit_into_memory_says_so_beforehand(name: str, tmp_path: Path) -> None:
+def test_an_engine_that_does_not_fit_into_memory_says_so_before(name: str, tmp_path: Path) -> None:
     reason = ENGINES[name]().unavailable(Context(0, 2, "cpu", tmp_path, 2**50))
     assert reason is None if name == "torch-save-zip" else "PiB" in str(reason)
 
@@ -253,7 +251,7 @@ def test_a_checkpoint_of_another_state_is_refused_by_name(states: list[State], t
         engine.load({"a": torch.zeros(4)}, tmp_path)
 
 
-def test_two_ranks_save_and_restore_shards_and_replicas_with_every_engine(model: str, tmp_path: Path) -> None:
+def test_two_ranks_save_and_restore_with_every_engine(model: str, tmp_path: Path) -> None:
     for rank in run_ranks(PAIR, model, str(tmp_path)):
         assert rank.code == 0, rank.stderr[-3000:]
         results = json.loads(rank.stdout.splitlines()[-1])

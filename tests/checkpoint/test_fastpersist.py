@@ -55,7 +55,7 @@ def files(ready: Probe) -> list[str]:
     return [str(ready.find(part)) for part in ready.parts("async_io")]
 
 
-def test_the_decoupled_mode_writes_in_a_process_and_is_loaded_without_zero(tmp_path: Path) -> None:
+def test_the_decoupled_mode_is_loaded_without_zero(tmp_path: Path) -> None:
     writer = {"type": "python", "data_parallel": "machine", "decoupled": True}
     for result in train(tmp_path, writer):
         assert result["failed"] == "", result
@@ -64,7 +64,7 @@ def test_the_decoupled_mode_writes_in_a_process_and_is_loaded_without_zero(tmp_p
         assert (result["changed"], result["loaded"], result["equal"]) == (True, True, True)
 
 
-def test_the_decoupled_mode_says_in_the_next_step_that_its_process_was_killed(tmp_path: Path) -> None:
+def test_the_decoupled_mode_says_that_its_process_was_killed(tmp_path: Path) -> None:
     writer = {"type": "python", "data_parallel": "machine", "decoupled": True, "kills": True}
     (result,) = train(tmp_path, writer, ranks=1)
     assert result["failed"] == "step", "the save itself says nothing"
@@ -80,9 +80,7 @@ def test_the_decoupled_mode_cannot_hand_over_the_state_of_zero(tmp_path: Path) -
         assert "serialize non-leaf tensor which requires_grad" in result["error"]
 
 
-def test_data_parallel_writers_each_write_everything_under_names_that_are_not_loaded(
-    tmp_path: Path, files: list[str]
-) -> None:
+def test_data_parallel_writers_use_names_that_are_not_loaded(tmp_path: Path, files: list[str]) -> None:
     for result in train(tmp_path, {"type": "fast", "data_parallel": "replica"}, files=files):
         assert (result["failed"], result["error"]) == ("load", "AssertionError: "), result
         stored = result["files"]

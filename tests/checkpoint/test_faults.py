@@ -230,9 +230,7 @@ def test_the_directory_is_renamed_during_a_save(tmp_path: Path, written: bool) -
 
 
 @pytest.mark.filterwarnings("ignore:.*process group")
-def test_the_directory_is_renamed_while_an_asynchronous_save_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_is_renamed_during_an_asynchronous_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, away = tmp_path / "step", tmp_path / "away"
     save(path, 1)
     sync = writer_module.fsync_directory
@@ -256,7 +254,7 @@ def test_the_directory_is_renamed_while_an_asynchronous_save_writes(
 
 
 @moments
-def test_another_checkpoint_takes_the_place_of_the_directory_during_a_save(tmp_path: Path, written: bool) -> None:
+def test_another_checkpoint_takes_the_directory_during_a_save(tmp_path: Path, written: bool) -> None:
     path, away, other = tmp_path / "step", tmp_path / "away", tmp_path / "other"
     save(path, 1)
     save(other, 4)

@@ -39,7 +39,7 @@ def test_orbax_saves_at_its_interval_and_keeps_the_newest(tmp_path: Path) -> Non
         assert list(kept.all_steps()) == [6, 9]
 
 
-def test_orbax_async_replaces_the_checkpoint_before_and_says_when_all_is_durable(tmp_path: Path) -> None:
+def test_orbax_async_replaces_a_checkpoint_and_says_when_durable(tmp_path: Path) -> None:
     engine, state = ENGINES["orbax-async"](), {"a": torch.arange(5000.0), "b": torch.ones(7, dtype=torch.bfloat16)}
     directory = tmp_path / "step"
     for number in range(3):

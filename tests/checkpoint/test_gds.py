@@ -129,7 +129,7 @@ def test_large_tensors_go_by_cufile_and_come_back_as_they_were(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("fault", "said"), [("refuses", "5027"), ("short", "No space left")])
-def test_a_file_or_write_that_cufile_refuses_leaves_the_old_checkpoint(
+def test_a_file_that_cufile_refuses_leaves_the_old_checkpoint(
     tmp_path: Path, cufile: Cufile, fault: str, said: str
 ) -> None:
     save(tmp_path, DirectWriter(tmp_path / "c"))
@@ -146,9 +146,7 @@ def test_checksums_need_the_host(tmp_path: Path, cufile: Cufile) -> None:
         DirectWriter(tmp_path, gds=True, checksums=True)
 
 
-def test_without_a_gpu_the_real_library_says_what_is_wrong_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_the_library_says_what_is_wrong_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # libcufile writes its log to the current directory
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a GPU here")

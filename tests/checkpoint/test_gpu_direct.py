@@ -277,7 +277,7 @@ def test_a_type_is_a_view_of_the_same_bytes(tmp_path: Path, device: str) -> None
         assert content(batch) == samples[2] + samples[1]
 
 
-def test_a_file_that_becomes_shorter_is_named_and_others_are_read_on(tmp_path: Path, device: str) -> None:
+def test_a_file_that_becomes_shorter_is_named(tmp_path: Path, device: str) -> None:
     paths, samples = made(tmp_path, [6, 6], 5000)
     with GpuDirectDataset(paths, 5000, device=device, threads=2, buffer_bytes=SMALL) as dataset:
         assert content(dataset.read([5])) == samples[5]
@@ -298,7 +298,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path, device: str, monkeypatch: 
         assert str(paths[1]) in caught.value.message
 
 
-def test_a_file_that_is_replaced_is_named_and_not_mixed_with_the_one_before(
+def test_a_file_that_is_replaced_is_named_and_not_mixed(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standing_reads, "_MOST_OPEN", 1)
@@ -569,7 +569,7 @@ def test_a_short_file_is_named_when_cufile_reads(tmp_path: Path, stand_in: Stand
     reads.close()
 
 
-def test_a_batch_that_nobody_waits_for_keeps_its_memory_until_it_is_read(tmp_path: Path, stand_in: StandIn) -> None:
+def test_a_batch_that_nobody_waits_for_keeps_its_memory(tmp_path: Path, stand_in: StandIn) -> None:
     files, samples = of(tmp_path, [3], 4096)
     reads = CuFileReads(files, CPU, 2)
     stand_in.delay = threading.Event()
@@ -582,7 +582,7 @@ def test_a_batch_that_nobody_waits_for_keeps_its_memory_until_it_is_read(tmp_pat
     assert content(memory) == samples[1]
 
 
-def test_a_batch_from_more_files_than_stay_open_keeps_all_of_them_until_it_is_read(
+def test_a_batch_from_very_many_files_keeps_all_of_them(
     tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cufile_reads, "_MOST_OPEN", 2)

@@ -95,7 +95,7 @@ def turned(value: float) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", ["save", "load"])
-def test_an_interruption_is_raised_once_no_thread_copies_any_more(
+def test_an_interruption_is_raised_once_no_thread_copies(
     tmp_path: Path, stuck: Stuck, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Python before 3.13 takes a thread for an ended one once the wait for it was interrupted."""
@@ -131,7 +131,7 @@ def test_an_interruption_is_raised_once_no_thread_copies_any_more(
     assert early == [False]
 
 
-def test_the_next_save_does_not_use_buffers_that_a_thread_still_fills(
+def test_the_next_save_uses_no_buffer_that_is_still_filled(
     tmp_path: Path, stuck: Stuck, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move, write = host_buffers._memmove, os.pwrite
@@ -189,7 +189,7 @@ def test_a_thread_that_still_reads_reads_from_its_file(
     assert set(names) == {str(file)}
 
 
-def test_a_save_that_begins_when_nobody_waits_for_it_any_more_is_refused(
+def test_a_save_that_nobody_waits_for_any_more_is_refused(
     tmp_path: Path, stuck: Stuck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training has gone on: the tensors are of several steps, or freed."""

@@ -327,7 +327,7 @@ def test_a_state_of_the_same_shape_is_planned_once(tmp_path: Path, planned: list
     assert_same(state, loaded(tmp_path / "again"), "again")
 
 
-def test_a_tensor_of_a_class_of_its_own_is_planned_anew_at_every_save(tmp_path: Path, planned: list[int]) -> None:
+def test_a_tensor_of_another_class_is_planned_at_every_save(tmp_path: Path, planned: list[int]) -> None:
     class Named(torch.Tensor):
         pass
 
@@ -349,7 +349,7 @@ def test_a_planner_of_another_class_plans_for_itself(tmp_path: Path) -> None:
         assert torch.equal(loaded(tmp_path)["a"], state["a"] * factor)
 
 
-def test_what_a_caller_does_to_the_metadata_it_got_reaches_no_later_save(tmp_path: Path) -> None:
+def test_changed_metadata_reaches_no_later_save(tmp_path: Path) -> None:
     state = {"a": torch.ones(4, 4), "b": torch.zeros(2)}
     got = save(state, tmp_path / "1")
     got.state_dict_metadata.clear()
@@ -414,7 +414,7 @@ def test_parts_that_another_thread_forgets_are_there() -> None:
     assert [item.index.fqn for item in interrupted(sent.parts, packed, sent.forget_parts)] == ["ours"]
 
 
-def test_a_process_that_joins_again_with_another_rank_plans_its_own_part() -> None:
+def test_a_process_with_another_rank_plans_its_own_part() -> None:
     """The mesh of the new group is equal to that of the old one."""
     offsets = []
     for rank in (0, 1):
@@ -488,7 +488,7 @@ def collections_of_a_first_save(count: int, directory: Path) -> int:
     return len(runs)
 
 
-def test_the_collector_does_not_run_for_the_tensors_of_a_first_save(tmp_path: Path) -> None:
+def test_the_collector_is_off_for_tensors_of_a_first_save(tmp_path: Path) -> None:
     """It would look at the new plans again and again, and once at everything in the process, while the loop waits."""
     collections_of_a_first_save(2, tmp_path / "warm")
     few, many = (collections_of_a_first_save(count, tmp_path / str(count)) for count in (2, 4000))

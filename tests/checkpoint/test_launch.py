@@ -52,7 +52,7 @@ def test_each_rank_has_its_log(tmp_path: Path) -> None:
     assert said == ["rank 0 of 2", "rank 1 of 2"]
 
 
-def test_the_rank_that_died_is_named_with_its_last_line_and_the_other_is_ended(tmp_path: Path) -> None:
+def test_the_dead_rank_is_named_with_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
         run(tmp_path, "die")
     assert caught.value.message == "rank 1 ended with exit status 1: the disk is on fire"

@@ -208,7 +208,7 @@ def test_no_python_pickler_is_asked_for_what_torch_makes(monkeypatch: pytest.Mon
     assert len(metadata.loads(content, PLACE).storage_data) == 2500
 
 
-def test_the_bytes_of_an_earlier_save_are_used_with_the_names_of_this_one() -> None:
+def test_the_bytes_of_an_earlier_save_get_the_names_of_this_one() -> None:
     plans, described = describe([SavePlan([shard("t", (0,), (4,), (4,))]), SavePlan([shard("u", (0,), (4,), (4,))])])
     kept: list[Described] = []
     packed = [Packed((item.index, 0, 64 * rank, 9) for item in plan.items) for rank, plan in enumerate(plans)]
@@ -383,7 +383,7 @@ def test_plans_that_arrive_again_are_answered_by_the_same() -> None:
     assert other[1].items[0].index.offset == (140_000, 0)
 
 
-def test_a_table_that_somebody_changed_is_written_with_the_change() -> None:
+def test_a_changed_table_is_written_with_the_change() -> None:
     described, results = saved_by_columns(2, 2)
     described.state_dict_metadata["t0"].properties.requires_grad = True
     described.state_dict_metadata["new"] = BytesStorageMetadata()
@@ -394,7 +394,7 @@ def test_a_table_that_somebody_changed_is_written_with_the_change() -> None:
     assert list(found.state_dict_metadata) == ["t0", "t1", "step", "new"]
 
 
-def test_what_torch_sends_to_every_rank_is_small_and_what_others_pickle_is_plain() -> None:
+def test_what_torch_sends_is_small_and_what_others_pickle_plain() -> None:
     described, results = saved_by_columns(4, 500)
     tables = described.state_dict_metadata
     assert type(pickle.loads(pickle.dumps(tables))) is dict

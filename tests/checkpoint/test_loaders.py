@@ -35,7 +35,7 @@ def test_a_sum_with_names_tells_which_tensor_has_which_bytes() -> None:
     assert one["named"] != other["named"]
 
 
-def test_the_checksum_changes_with_every_byte_and_with_their_order() -> None:
+def test_the_checksum_changes_with_every_byte_and_their_order() -> None:
     data = torch.arange(100, dtype=torch.uint8)
     sums = {checksum(data), checksum(data.flip(0)), checksum(torch.cat([data[8:16], data[:8], data[16:]]))}
     for position in range(100):

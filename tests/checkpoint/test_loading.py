@@ -477,7 +477,7 @@ def test_a_module_is_filled(net: Path, kept: str, device: str | None) -> None:
     assert module.frequencies.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_parameters_without_memory_get_it_and_others_are_converted_where_they_are(net: Path) -> None:
+def test_parameters_get_memory_or_are_converted_in_place(net: Path) -> None:
     saved = load_file(net)
     module = Net()
     for part in module.modules():
@@ -609,7 +609,7 @@ def test_two_different_tensors_for_a_tied_one_are_refused(
             same(stored(module), before)
 
 
-def test_two_tensors_that_rename_calls_alike_are_refused_if_they_differ(net: Path) -> None:
+def test_tensors_that_rename_calls_alike_must_not_differ(net: Path) -> None:
     saved = load_file(net)
     for other, fits in ((saved["first.bias"].clone(), True), (saved["first.bias"] + 1, False)):
         tensors = {f"old.{name}": tensor for name, tensor in saved.items()}

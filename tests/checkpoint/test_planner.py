@@ -47,9 +47,7 @@ def test_a_tensor_is_cut_into_rows_that_make_it_up(shape: tuple[int, ...], limit
     replicated=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 2000)), max_size=40),
     alone=st.lists(st.integers(1, 200), min_size=3, max_size=3),
 )
-def test_replicas_are_written_once_and_even_out_what_ranks_have_alone(
-    replicated: list[tuple[int, int]], alone: list[int]
-) -> None:
+def test_replicas_are_written_once_and_even_out_the_rest(replicated: list[tuple[int, int]], alone: list[int]) -> None:
     shared = [write_item(f"r{number}", shape) for number, shape in enumerate(replicated)]
     plans = [SavePlan([*shared, write_item(f"own{rank}", (rows, 100))]) for rank, rows in enumerate(alone)]
     limit = 40_000

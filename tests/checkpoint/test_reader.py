@@ -94,9 +94,7 @@ def found(path: Path, item: index.Item, *expected: items.Archive) -> Plain | Non
 
 
 @pytest.mark.parametrize(("one_tensor", "step"), [pytest.param(None, 7, id="disk"), MEMORY], indirect=["one_tensor"])
-def test_an_expected_header_is_believed_only_if_every_byte_of_it_is_there(
-    one_tensor: tuple[Path, index.Item], step: int
-) -> None:
+def test_an_expected_header_must_be_there_with_every_byte(one_tensor: tuple[Path, index.Item], step: int) -> None:
     path, item = one_tensor
     expected = items.archive("float32", (3, 4), 48)
     transposed = items.archive("float32", (4, 3), 48)

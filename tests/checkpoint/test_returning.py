@@ -15,7 +15,7 @@ SEED, MEGABYTES = 5, 6.0
 
 
 @pytest.mark.parametrize("process", ["program", "fork", "spawn"])
-def test_a_main_function_that_returns_during_a_save_keeps_the_checkpoint(
+def test_a_main_that_returns_during_a_save_keeps_the_checkpoint(
     process: str, forks: Ask, only_torch: Ask, tmp_path: Path
 ) -> None:
     given = {"path": str(tmp_path), "seed": SEED, "megabytes": MEGABYTES}

@@ -132,9 +132,7 @@ def test_ranks_that_cache_plans(forks: Ask, tmp_path: Path, planner: str) -> Non
     assert only_the_checkpoint(tmp_path / "same")
 
 
-def test_torch_alone_reads_the_pickles_of_what_a_save_returned_on_every_rank(
-    forks: Ask, only_torch: Ask, tmp_path: Path
-) -> None:
+def test_torch_alone_reads_the_pickles_of_a_save_on_every_rank(forks: Ask, only_torch: Ask, tmp_path: Path) -> None:
     """Some keep the metadata beside their training state, and look into it where tunetool is not installed."""
     answers = forks(
         do="keep_what_saves_return", world=2, **{"with": {"path": str(tmp_path), "meet": str(tmp_path / "meet")}}
@@ -150,9 +148,7 @@ def test_torch_alone_reads_the_pickles_of_what_a_save_returned_on_every_rank(
 
 
 @pytest.mark.parametrize("planner", [torch_s, ours])
-def test_a_planner_that_caches_goes_on_after_a_save_that_was_refused(
-    tmp_path: Path, planner: Callable[[], Any]
-) -> None:
+def test_a_planner_that_caches_goes_on_after_a_refused_save(tmp_path: Path, planner: Callable[[], Any]) -> None:
     held = Saving.open(tmp_path)
     with pytest.raises(CheckpointException, match="is being saved to by process"):
         plainly(planner(), DirectWriter(tmp_path), 1)
@@ -173,7 +169,7 @@ class Keeper(DefaultSavePlanner):
         return super().finish_plan(copy.deepcopy(plan) if self.copies else plan)
 
 
-def test_a_plan_of_another_save_brings_its_items_and_not_its_files(tmp_path: Path) -> None:
+def test_a_plan_of_another_save_brings_items_and_no_files(tmp_path: Path) -> None:
     class Mine(Keeper):
         pass
 
@@ -255,9 +251,7 @@ CAUSES = {"EFBIG": "File too large", "ENOSPC": "No space left"}
 
 
 @needs_root
-def test_a_failed_save_of_two_ranks_leaves_the_checkpoint_and_room_for_the_next_save(
-    forks: Ask, tmp_path: Path
-) -> None:
+def test_a_failed_save_of_two_ranks_leaves_the_old_and_room(forks: Ask, tmp_path: Path) -> None:
     with small_tmpfs(tmp_path / "scratch", FULL) as scratch:
         step, meet = scratch / "step_1", tmp_path / "meet"
         save_of_two(forks, [step, step], meet, 0)
@@ -292,7 +286,7 @@ def test_what_killed_ranks_left_goes_before_space_is_asked_for(forks: Ask, tmp_p
 
 
 @needs_root
-def test_nodes_with_storage_of_their_own_learn_from_the_next_save_what_failed(forks: Ask, tmp_path: Path) -> None:
+def test_nodes_learn_from_the_next_save_what_failed(forks: Ask, tmp_path: Path) -> None:
     """Node B has no lock and no metadata: its rank cannot know whether its files count."""
     with small_tmpfs(tmp_path / "a", 40) as a, small_tmpfs(tmp_path / "b", 40) as b:
         steps = [a / "step_1", b / "step_1"]
@@ -320,7 +314,7 @@ def test_the_lock_ends_with_a_save_that_another_rank_failed(forks: Ask, tmp_path
     assert UNFINISHED not in names(step)
 
 
-def test_a_save_that_fails_before_it_writes_ends_while_its_exception_is_kept(tmp_path: Path) -> None:
+def test_a_save_that_fails_first_ends_though_its_error_is_kept(tmp_path: Path) -> None:
     """And nobody looks at the stack of a thread that runs: with Python 3.11 that damages memory."""
     script = """
 import sys, time, warnings
@@ -347,7 +341,7 @@ print(len(looks))
     assert subprocess.run(run, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout == "0\n"
 
 
-def test_a_save_that_something_else_than_torch_calls_ends_with_its_thread(tmp_path: Path) -> None:
+def test_a_save_that_is_not_called_by_torch_ends_with_its_thread(tmp_path: Path) -> None:
     begun, end = threading.Event(), threading.Event()
 
     def call() -> None:

@@ -178,7 +178,7 @@ def test_adam_in_place_after_every_save_of_ours(alone: None, tmp_path: Path) -> 
         release_buffers()
 
 
-def test_torch_s_own_async_save_without_a_stager_is_held_to_the_same(rank: Rank, tmp_path: Path) -> None:
+def test_torchs_own_async_save_without_stager_is_held_to_it_too(rank: Rank, tmp_path: Path) -> None:
     """torch's ``async_save`` copies before it returns: an engine of nobody's making."""
 
     class Torch(Kept):

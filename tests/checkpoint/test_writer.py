@@ -131,9 +131,7 @@ def items_in_files(directory: Path) -> Iterator[tuple[str, bytes, int]]:
         yield index.fqn, content[info.offset : info.offset + info.length], info.offset
 
 
-def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raw_bytes_begin_at_whole_blocks_and_have_a_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several threads write the blocks of one tensor, and the first blocks take longest to fill."""
     xxhash = pytest.importorskip("xxhash")
     state = {"a": torch.randn(3_000_001), "b": torch.randn(2000, 1000).t(), "c": torch.randn(7)}
@@ -218,7 +216,7 @@ def test_thousands_of_small_tensors_take_few_writes(tmp_path: Path, monkeypatch:
     assert len(written) < 40
 
 
-def test_thousands_of_small_tensors_take_no_more_room_than_torchs(tmp_path: Path) -> None:
+def test_many_small_tensors_take_no_more_room_than_torchs(tmp_path: Path) -> None:
     state = {f"p{number}": torch.full((8,), float(number)) for number in range(1000)}
     dcp.save(state, storage_writer=DirectWriter(tmp_path / "ours"))
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "torch"))
@@ -229,7 +227,7 @@ def test_thousands_of_small_tensors_take_no_more_room_than_torchs(tmp_path: Path
     same(state, loaded(tmp_path / "ours"))
 
 
-def test_host_memory_of_a_synchronous_save_is_bounded_by_its_settings(tmp_path: Path) -> None:
+def test_host_memory_of_a_synchronous_save_is_bounded(tmp_path: Path) -> None:
     """Without aligned memory everything goes through the buffers, a transposed tensor piece by piece."""
     release_buffers()
     state = {"t": torch.randn(3000, 8001).t(), "u": torch.randn(4_000_001)[1:]}
@@ -272,7 +270,7 @@ def small_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_a_failed_save_names_file_and_cause_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+def test_a_failed_save_names_file_and_cause_and_keeps_the_old(tmp_path: Path) -> None:
     old = {"x": torch.ones(100)}
     writer = DirectWriter(tmp_path)
     dcp.save(old, storage_writer=writer)
@@ -291,7 +289,7 @@ def test_a_failed_save_names_file_and_cause_and_leaves_the_old_checkpoint(tmp_pa
 
 
 @pytest.mark.parametrize(("kept", "message"), [(4096, None), (100, "short write: 100 of"), (0, "short write: 0 of")])
-def test_a_short_write_is_continued_at_a_whole_block_and_else_an_error(
+def test_a_short_write_goes_on_at_a_whole_block_or_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, message: str | None
 ) -> None:
     state = {"x": torch.arange(300_000)}
@@ -332,7 +330,7 @@ def test_an_error_of_the_medium_stops_all_threads(tmp_path: Path, monkeypatch: p
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tunetool-write")]
 
 
-def test_a_file_system_without_direct_io_is_written_through_the_page_cache(
+def test_a_file_system_without_direct_io_is_written_buffered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 1))
@@ -377,7 +375,7 @@ def test_the_loop_goes_on_once_its_tensors_are_copied(
     assert writer.last.stall_seconds <= writer.last.write_seconds
 
 
-def test_an_async_save_that_fails_lets_the_loop_go_and_tells_by_its_future(tmp_path: Path) -> None:
+def test_a_failing_async_save_tells_by_its_future(tmp_path: Path) -> None:
     class Broken(dcp.DefaultSavePlanner):
         def create_local_plan(self) -> Any:
             raise RuntimeError("no plan")
@@ -391,7 +389,7 @@ def test_an_async_save_that_fails_lets_the_loop_go_and_tells_by_its_future(tmp_p
 
 
 @pytest.mark.parametrize("cause", ["a warning that is an error", "an identifier that is no path"])
-def test_an_async_save_that_fails_before_it_begins_says_why_at_once(tmp_path: Path, cause: str) -> None:
+def test_an_async_save_that_cannot_begin_says_why_at_once(tmp_path: Path, cause: str) -> None:
     """torch raises in its thread before it calls the writer: only the future has the error."""
     writer, state = DirectWriter(tmp_path / "step"), {"x": torch.ones(3)}
     given: Any = {"checkpoint_id": 5} if cause == "an identifier that is no path" else {}

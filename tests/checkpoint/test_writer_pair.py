@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from calls import call
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_a_rank_that_fails_fails_this_save_and_not_the_next(tmp_path: Path) -> None:
     directory, meet = tmp_path / "step", tmp_path / "meet"
     program = str(Path(__file__).with_name("writer_pair.py"))
     ranks = [
@@ -57,11 +58,9 @@ def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_process_saves_what_torch_staged_and_our_stager_says_that_it_is_for_a_thread(tmp_path: Path) -> None:
+def test_a_process_saves_what_torch_staged_and_not_our_stager(tmp_path: Path) -> None:
     program = str(Path(__file__).with_name("writer_process.py"))
-    done = subprocess.run(
-        [sys.executable, program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
+    done = call(sys.executable, program, str(tmp_path), check=True)
     assert done.stdout.splitlines() == [
         "saved",
         "UsageProblem the stager of DirectWriter supports `AsyncCheckpointerType.THREAD` only",

@@ -22,6 +22,7 @@ import pytest
 
 import container
 import skips
+from calls import call
 from machines import RECORDED
 from tunetool.user_directories import cache
 from waiting import PATIENCE
@@ -50,14 +51,7 @@ class Node:
     work: Path
 
     def run(self, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.runtime, "exec", "--interactive", self.name, *argv],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return call(self.runtime, "exec", "--interactive", self.name, *argv, input=stdin)
 
     def output(self, *argv: str, stdin: str = "") -> str:
         done = self.run(*argv, stdin=stdin)
@@ -82,11 +76,9 @@ class Node:
         task = {"name": "Make it", "ansible.builtin.import_role": {"name": "tunetool.node.training_environment"}}
         play = [{"name": "Make it", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": [task]}]
         (self.work / "play.yml").write_text(json.dumps(play))
-        return subprocess.run(
-            [
-                *(str(Path(sys.executable).with_name("ansible-playbook")), str(self.work / "play.yml")),
-                *("-i", f"{self.name},", *options),
-            ],
+        return call(
+            *(str(Path(sys.executable).with_name("ansible-playbook")), str(self.work / "play.yml")),
+            *("-i", f"{self.name},", *options),
             cwd=ROOT,
             env={
                 **os.environ,
@@ -94,10 +86,7 @@ class Node:
                 "ANSIBLE_CONNECTION_PLUGINS": str(ROOT / "molecule/default/connection_plugins"),
                 "ANSIBLE_NOCOLOR": "1",
             },
-            capture_output=True,
-            text=True,
             timeout=12 * PATIENCE,
-            check=False,
         )
 
     def part(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from calls import call
 from cluster_layer import NoLayer, layer
 from tunetool.node.common.check_result import Check
 from tunetool.report.prometheus import of_checks
@@ -79,9 +80,7 @@ def programs() -> Path:
 
 
 def promtool(programs: Path, *arguments: object, content: str = "") -> str:
-    done = subprocess.run(
-        [programs / "promtool", *map(str, arguments)], input=content, capture_output=True, text=True, check=False
-    )
+    done = call(programs / "promtool", *map(str, arguments), input=content)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

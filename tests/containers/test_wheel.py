@@ -110,7 +110,7 @@ def control(house: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow  # its base and its steps take a minute; the other tests install the same wheel
-def test_the_image_of_a_control_machine_lacks_nothing_to_provision(control: list[str]) -> None:
+def test_the_control_machines_image_lacks_nothing_to_provision(control: list[str]) -> None:
     done = container.call([*control, "doctor", "provision", "--json", "-"], PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["commands"] == {"provision": {"lacks": []}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,27 +12,19 @@ import pytest
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
+from calls import TUNETOOL, call
 from cluster import NODES, Cluster
 from tunetool.record import parse
-from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow  # Ansible starts ranks twice in it: half a minute
-TUNETOOL = [sys.executable, "-m", "tunetool"]
 
 
 def bench(cluster: Cluster, runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     common = ["--model", "tiny", "--images", "16", "--device", "cpu", "-i", str(cluster.inventory), "--allow-busy"]
-    return subprocess.run(
-        [*TUNETOOL, "bench", "finetune", *common, "--runs-dir", str(runs), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env=os.environ,
-    )
+    return call(*TUNETOOL, "bench", "finetune", *common, "--runs-dir", str(runs), *arguments, env=os.environ)
 
 
-def test_model_and_data_are_made_on_the_nodes_and_one_run_spans_them(cluster: Cluster, tmp_path: Path) -> None:
+def test_model_and_data_are_made_on_nodes_that_one_run_spans(cluster: Cluster, tmp_path: Path) -> None:
     target = cluster.shared / "bulk"
     done = bench(cluster, tmp_path / "runs", "--target", str(target), "--steps", "4", "--json", "-")
     assert done.returncode == 0, done.stderr + done.stdout

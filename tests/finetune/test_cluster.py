@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from calls import call
 from cluster import CONTROL, NODES, ROOT, Cluster
 from waiting import PATIENCE, until
 
@@ -54,21 +55,17 @@ def test_nodes_are_apart_and_share_one_directory(cluster: Cluster) -> None:
     assert not any(Path(at, "tunetool-mark").exists() for at in ("/dev/shm", "/tmp", "/run", "/etc"))
 
 
-def test_the_inventory_leads_to_both_and_nodes_reach_each_other_by_name(cluster: Cluster) -> None:
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ansible")),
-            "all",
-            "-i",
-            str(cluster.inventory),
-            "-m",
-            "command",
-            "-a",
-            "hostname",
-        ],
+def test_the_inventory_leads_to_both_nodes_by_name(cluster: Cluster) -> None:
+    done = call(
+        str(Path(sys.executable).with_name("ansible")),
+        "all",
+        "-i",
+        str(cluster.inventory),
+        "-m",
+        "command",
+        "-a",
+        "hostname",
         env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert [name for name in NODES if f"{name} | CHANGED | rc=0 >>\n{name}" in done.stdout] == list(NODES)
@@ -157,9 +154,7 @@ with cluster_of_two(Path(sys.argv[1])) as cluster:
 
 
 @pytest.mark.parametrize("how", [pytest.param("fail", marks=pytest.mark.slow), "kill"])
-def test_nothing_is_left_of_a_cluster_whose_owner_failed_or_was_killed(
-    cluster: Cluster, tmp_path: Path, how: str
-) -> None:
+def test_nothing_is_left_of_a_cluster_without_its_owner(cluster: Cluster, tmp_path: Path, how: str) -> None:
     owner = [sys.executable, "-c", _OWNER, str(tmp_path), how]
     with subprocess.Popen(
         owner,

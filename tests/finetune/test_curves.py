@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from calls import call
 from programs import need_program
 from tunetool.training.rank import gpu_reading
 from tunetool.training.rank.curve_files import Curve, gather, read_about, read_curve
@@ -117,9 +118,7 @@ print(len(opened) / curves.samples)
 def test_a_sample_looks_at_little(sampled: Path, tmp_path: Path) -> None:
     """Assert that it reads some files of the kernel per device, and none per process or thread."""
     assert read_about(sampled)["cpu_seconds"] > 0
-    done = subprocess.run(
-        [sys.executable, "-c", OPENED, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = call(sys.executable, "-c", OPENED, str(tmp_path))
     assert done.returncode == 0, done.stderr
     devices = [path for kind in ("block", "net", "infiniband") for path in Path("/sys/class", kind).glob("*")]
     assert 0 < float(done.stdout) < 20 + 4 * len(devices)
@@ -231,7 +230,7 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) ->
     }
 
 
-def test_without_tensorboard_and_without_nvml_the_files_are_there(tmp_path: Path) -> None:
+def test_without_tensorboard_and_nvml_the_files_are_there(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
@@ -244,9 +243,7 @@ def test_without_tensorboard_and_without_nvml_the_files_are_there(tmp_path: Path
         heavy = {"torch", "tensorflow", "numpy"} & set(sys.modules)
         print(sorted(heavy), curves.left_out)
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = call(sys.executable, "-c", program, str(tmp_path))
     reasons = {
         "tensorboard": "TensorBoard is not installed (`pip install tensorboard`)",
         "gpu": "NVML's Python binding is not installed (`pip install nvidia-ml-py`)",
@@ -295,14 +292,7 @@ def test_a_rank_watches_its_own_gpu(tmp_path: Path) -> None:
                 gpu.close()
     """)
     asked = [("cuda", 1, None), ("cuda", 1, "6,2"), ("cuda:0", 1, "6,2"), ("cuda", 0, "MIG-5"), ("cuda", 9, None)]
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(asked)],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = call(sys.executable, "-c", program, json.dumps(asked), env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     clocks = {"gpu.sm_clock": 1980.0, "gpu.memory_clock": 3201.0}
     assert [json.loads(line) for line in done.stdout.splitlines()] == [

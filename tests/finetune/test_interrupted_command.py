@@ -22,7 +22,7 @@ def _ended(cluster: Cluster, name: str) -> bool:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_stopped_verify_stops_measuring_on_every_host_and_removes_its_files(
+def test_a_stopped_verify_stops_on_every_host_and_cleans_up(
     cluster: Cluster, tmp_path: Path, how: signal.Signals
 ) -> None:
     target = "/tmp/measured"

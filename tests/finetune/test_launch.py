@@ -55,7 +55,7 @@ def foreign(*names: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def test_a_rank_knows_its_place_and_what_it_wrote_stays_while_what_it_left_behind_does_not(tmp_path: Path) -> None:
+def test_a_rank_knows_its_place_and_only_what_it_wrote_stays(tmp_path: Path) -> None:
     before = time.time()
     with foreign("torch_1_2_3", "nccl-of-tests"):
         launcher("auto", None, None, Said()).run(job(tmp_path / "run", "work", "leave"), lambda: None)
@@ -73,7 +73,7 @@ def test_a_rank_knows_its_place_and_what_it_wrote_stays_while_what_it_left_behin
     assert (tmp_path / "run/rank-1/stdout.log").read_text() == "I am 1\n"
 
 
-def test_ranks_that_hang_are_ended_and_the_one_that_never_came_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
         launcher("local", None, None, Said()).run(job(tmp_path, "gather", "away", stall=10.0), lambda: None)
     assert caught.value.rank == 1
@@ -86,13 +86,13 @@ def test_ranks_that_hang_are_ended_and_the_one_that_never_came_is_named_with_its
 
 
 @pytest.mark.slow  # longer than the stall time
-def test_ranks_that_wait_for_a_compiler_are_not_taken_for_ones_that_hang(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_a_compiler_do_not_hang(tmp_path: Path) -> None:
     launcher("local", None, None, Said()).run(job(tmp_path, "compiling", "30", stall=10.0), lambda: None)
     assert [reported(tmp_path, rank)["RANK"] for rank in (0, 1)] == ["0", "1"]
 
 
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
-def test_interrupted_or_killed_outright_nothing_is_left_on_this_machine(tmp_path: Path, how: signal.Signals) -> None:
+def test_interrupted_or_killed_nothing_is_left_on_this_machine(tmp_path: Path, how: signal.Signals) -> None:
     with _control("local", "", str(tmp_path), "wait", log=tmp_path / "log") as control:
         until(lambda: len(list(tmp_path.glob("rank-*/told.json"))) == 2, "both ranks", control)
         ranks = [reported(tmp_path, rank) for rank in (0, 1)]
@@ -109,7 +109,7 @@ def test_interrupted_or_killed_outright_nothing_is_left_on_this_machine(tmp_path
 
 
 @pytest.mark.slow
-def test_deepspeeds_shared_buffers_are_removed_when_a_rank_dies_and_another_runs_are_not(tmp_path: Path) -> None:
+def test_deepspeeds_buffers_go_with_a_dead_rank_and_others_stay(tmp_path: Path) -> None:
     if not find_spec("deepspeed"):
         pytest.skip("deepspeed is not installed")
     name = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_1_0"
@@ -144,9 +144,7 @@ def directory(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
     return cluster.shared / request.node.name[:40]
 
 
-def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_its_host(
-    cluster: Cluster, directory: Path
-) -> None:
+def test_over_ssh_the_rank_that_dies_is_named_with_its_host(cluster: Cluster, directory: Path) -> None:
     # Debian's entry, by which gloo and every server on the first node would use the wrong address.
     edited = cluster.run("node1", ["sed", "-i.bak", r"s/^\S* node1$/127.0.1.1 node1/", "/etc/hosts"])
     assert "127.0.1.1 node1" in cluster.run("node1", ["cat", "/etc/hosts"]).stdout, edited
@@ -170,9 +168,7 @@ def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_it
 
 
 @pytest.mark.slow
-def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_with_the_name_of_a_node_that_it_lost(
-    cluster: Cluster, directory: Path
-) -> None:
+def test_of_two_runs_one_is_interrupted_and_one_loses_a_node(cluster: Cluster, directory: Path) -> None:
     directory.mkdir()
     try:
         with (
@@ -195,7 +191,7 @@ def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_wit
 
 
 @pytest.mark.slow
-def test_killed_outright_nothing_is_left_on_any_node_nor_of_ansible(cluster: Cluster, directory: Path) -> None:
+def test_killed_outright_nothing_is_left_on_any_node(cluster: Cluster, directory: Path) -> None:
     directory.mkdir()
     before = set(Path("/tmp").glob("tunetool-fleet-*"))
     with _over_ssh(cluster, directory, "1") as launcher_process:
@@ -233,7 +229,7 @@ def _from_control(cluster: Cluster, directory: Path, *what: str) -> subprocess.C
 
 
 @pytest.mark.slow
-def test_deepspeeds_launcher_runs_ranks_of_a_hostfile_and_they_come_home(cluster: Cluster, directory: Path) -> None:
+def test_deepspeeds_launcher_runs_ranks_that_come_home(cluster: Cluster, directory: Path) -> None:
     if not find_spec("deepspeed"):
         pytest.skip("deepspeed is not installed")
     done = _from_control(cluster, directory, "gather")
@@ -249,9 +245,7 @@ def test_deepspeeds_launcher_runs_ranks_of_a_hostfile_and_they_come_home(cluster
 
 
 @pytest.mark.slow
-def test_a_rank_of_deepspeeds_launcher_that_dies_is_named_and_nothing_is_left(
-    cluster: Cluster, directory: Path
-) -> None:
+def test_a_dead_rank_of_deepspeeds_launcher_is_named(cluster: Cluster, directory: Path) -> None:
     if not find_spec("deepspeed"):
         pytest.skip("deepspeed is not installed")
     done = _from_control(cluster, directory, "gather", "die")
@@ -261,7 +255,7 @@ def test_a_rank_of_deepspeeds_launcher_that_dies_is_named_and_nothing_is_left(
 
 
 @pytest.mark.slow
-def test_a_host_without_the_program_ends_the_run_before_any_rank_starts(cluster: Cluster, directory: Path) -> None:
+def test_a_host_without_the_program_ends_the_run_before_any_rank(cluster: Cluster, directory: Path) -> None:
     with pytest.raises(RankFailed, match="host `node1`: `/nowhere/python` does not exist"):
         launcher("ssh", cluster.inventory, None, Said()).run(
             job(directory, "wait", python="/nowhere/python"), lambda: None

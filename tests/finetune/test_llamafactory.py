@@ -121,7 +121,7 @@ def own_data(target: Path, directory: Path) -> Path:
     return directory
 
 
-def test_one_rank_trains_all_parameters_on_a_dataset_of_the_users(
+def test_one_rank_trains_everything_on_the_users_dataset(
     installed: dict[str, str], target: Path, tmp_path: Path
 ) -> None:
     data = own_data(target, tmp_path / "my data")

@@ -77,7 +77,7 @@ def test_transformers_takes_a_built_model_without_a_word(made: Made) -> None:
 
 
 @pytest.mark.parametrize("size", ["7b", "3b"])
-def test_the_true_sizes_are_those_that_transformers_makes_of_them(size: str) -> None:
+def test_the_true_sizes_are_those_of_transformers(size: str) -> None:
     config = Qwen2_5_VLForConditionalGeneration.config_class(**CONFIGURATIONS[size])
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(config)
@@ -175,7 +175,7 @@ def test_text_becomes_what_transformers_makes_of_it(made: Made, samples: Samples
     assert Tokenizer(made.model).decode(Tokenizer(made.model).encode("é\n\0 日")) == "é\n\0 日"
 
 
-def test_the_true_vocabulary_has_every_token_at_its_published_number(tmp_path: Path) -> None:
+def test_the_true_vocabulary_has_the_published_numbers(tmp_path: Path) -> None:
     from tunetool.training.model import tokenizer
 
     tokenizer.write(tmp_path, CONFIGURATIONS["7b"])
@@ -201,7 +201,7 @@ def test_a_batch_is_filled_up_at_the_end(samples: Samples) -> None:
     assert batch["image_grid_thw"].shape == (2, 3)
 
 
-def test_pictures_have_the_size_that_is_said_and_depend_on_the_seed(made: Made, tmp_path: Path) -> None:
+def test_pictures_have_their_size_and_depend_on_the_seed(made: Made, tmp_path: Path) -> None:
     make_pictures(tmp_path / "full", 2)
     files = sorted((tmp_path / "full/images").iterdir())
     for file in files:

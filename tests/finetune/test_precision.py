@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,11 +10,11 @@ import pytest
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
+from calls import TUNETOOL, call
 from skips import a_gpu
 from tunetool.errors import CannotJudge
 from tunetool.record import Record, parse
 from tunetool.training.trainers.deepspeed import lowest_scale_named
-from waiting import PATIENCE
 
 on_a_gpu = pytest.mark.skipif(not a_gpu(), reason="a GPU computes in fp16")
 
@@ -33,15 +31,15 @@ def test_gradients_that_overflow_at_every_scale_are_named() -> None:
 
 def trained(directory: Path, *options: str) -> Record:
     common = ["--model", "tiny", "--images", "48", "--device", "cuda", "--ranks-per-node", "1", "--allow-busy"]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tunetool", "bench", "finetune", *common, *options, "--json", "-"),
-            *("--target", str(directory / "bulk"), "--runs-dir", str(directory / "runs"), "--steps", "20"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
+    done = call(
+        *TUNETOOL,
+        "bench",
+        "finetune",
+        *common,
+        *options,
+        "--json",
+        "-",
+        *("--target", str(directory / "bulk"), "--runs-dir", str(directory / "runs"), "--steps", "20"),
     )
     assert done.returncode in (0, 3), done.stderr + done.stdout
     record = parse(done.stdout, "stdout")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
+from calls import TUNETOOL, call
 from tunetool.record import read
-from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +22,7 @@ def reference(target: Path, runs: Path, *arguments: str) -> subprocess.Completed
     small = ["--model", "tiny", "--images", "16", "--steps", "3", "--device", "cpu"]
     small += ["--checkpoint-model", "tiny", "--state-bytes", "20MB"]
     common = ["--rounds", "1", "--duration", "1s", "--allow-busy", "--target", str(target), "--runs-dir", str(runs)]
-    return subprocess.run(
-        [sys.executable, "-m", "tunetool", "bench", "reference", *small, *common, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return call(*TUNETOOL, "bench", "reference", *small, *common, *arguments)
 
 
 def test_every_part_has_its_record_and_one_is_over_all(tmp_path: Path) -> None:

@@ -109,12 +109,3 @@ def test_every_cell_that_fits_is_predicted_run_and_told(
     assert checks["strategies.1x2.z3.losses"].status == "pass"
     assert "2x8.z3: left out, it needs 2 nodes, and there is one" in done.stdout
     assert "1x2:z3" in done.stdout
-
-
-def test_a_dry_run_makes_nothing_and_says_what_would_be_run(tmp_path: Path) -> None:
-    done = bench(tmp_path, "--matrix", "1x1:z2,1x8:z3,2x8:z3", "--ranks-per-node", "2", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "1x8:z3 -> 1x2:z3" in done.stderr
-    assert "2x8:z3 is left out: it needs 2 nodes" in done.stderr
-    assert not (tmp_path / "made").exists()
-    assert not (tmp_path / "runs").exists()

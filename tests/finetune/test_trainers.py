@@ -22,6 +22,7 @@ from tunetool.training.workload import RankResult, Workload, as_environment, rea
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
+from calls import call
 from tunetool.launch.local import RankFailed, run_ranks
 from waiting import PATIENCE
 
@@ -47,14 +48,7 @@ def results(out: Path) -> list[RankResult]:
 
 def one_rank(workload: Workload, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TUNETOOL_OUT": str(out)}
-    return subprocess.run(
-        [sys.executable, *WORKER, workload.to_json()],
-        env={**os.environ, **alone, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return call(sys.executable, *WORKER, workload.to_json(), env={**os.environ, **alone, **environment})
 
 
 WATCHED = """
@@ -73,7 +67,7 @@ sys.exit(worker.main(sys.argv[1:]))
 
 
 @pytest.mark.slow  # a whole fine-tune of one step
-def test_what_a_model_is_made_by_is_imported_before_its_bytes_are_counted(material: Path, tmp_path: Path) -> None:
+def test_what_makes_a_model_is_imported_before_bytes_are_counted(material: Path, tmp_path: Path) -> None:
     program = tmp_path / "watched.py"
     program.write_text(WATCHED)
     asked = workload(material, steps=1)
@@ -202,9 +196,7 @@ def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tm
     assert ("data_time", 0) not in series
 
 
-def test_a_lock_of_a_dead_build_is_removed_and_that_of_a_running_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_of_a_dead_build_goes_and_a_running_ones_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = tmp_path / "named/deepspeed_shm_comm/lock"
     built, other = (
         tmp_path / "cache/torch_extensions" / name / "lock"

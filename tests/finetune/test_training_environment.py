@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 
 import skips
 import tiny_wheels
+import training_module
+from calls import call
 from programs import need_program
 from tunetool.node.common.control_pip import package_wheel
 
@@ -22,40 +24,25 @@ pytest.importorskip("deepspeed", reason="DeepSpeed is an extra of the package: `
 pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 ROOT = Path(__file__).parents[2]
-DRIVER = """
-import functools, json, sys
-from pathlib import Path
-from ansible.module_utils.testing import patch_module_args
-order = json.loads(Path(sys.argv[1]).read_text())
-from ansible_collections.tunetool.node.plugins.modules import training_environment as module
-module.only_one = functools.partial(module.only_one, order["lock_file"])
-with patch_module_args(order["arguments"]):
-    module.main()
-"""
 LOADS = """
 from deepspeed.ops.op_builder import AsyncIOBuilder
 print("handle", hasattr(AsyncIOBuilder().load(), "aio_handle"))
 """
 
 
-def call(base: Path, **arguments: Any) -> dict[str, Any]:
-    order = base / "order.json"
-    order.write_text(json.dumps({"arguments": arguments, "lock_file": str(base / "lock")}))
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(order)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".ansible/collections")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stderr
-    result: dict[str, Any] = json.loads(lines[-1])
+def made(base: Path, **arguments: Any) -> dict[str, Any]:
+    result = training_module.result(training_module.start(base, arguments, os.environ))
     assert not result.get("failed"), result["msg"]
     return result
 
 
-def test_real_torch_and_deepspeed_are_installed_compiled_and_proven(tmp_path: Path) -> None:
+def loads(python: str, environment: Mapping[str, str]) -> bool:
+    done = call(python, "-c", LOADS, env=environment)
+    assert "handle True" in done.stdout, done.stderr
+    return True
+
+
+def test_torch_and_deepspeed_are_installed_compiled_and_proven(tmp_path: Path) -> None:
     need_program("c++")
     if skips.a_gpu():
         pytest.skip("there is a GPU here: this test is about the CPU's build")
@@ -72,23 +59,21 @@ def test_real_torch_and_deepspeed_are_installed_compiled_and_proven(tmp_path: Pa
         "received": str(wheels),
         "manifest": str(tmp_path / "node.json"),
     }
-    first = call(tmp_path, **arguments)
+    first = made(tmp_path, **arguments)
     part = first["training"]
     assert part["ops"] == {"async_io": "ready", "utils": "ready"}
     assert part["accelerator"] == "cpu"
     assert {"torch", "deepspeed", "tunetool", "transformers", "peft"} <= part["packages"].keys()
-    assert not call(tmp_path, **arguments)["changed"]
+    assert not made(tmp_path, **arguments)["changed"]
     python = part["python"]
     environment = {**os.environ, **part["environment"], "DS_ACCELERATOR": "cpu"}
     environment.pop("PYTHONPATH", None)
     # DeepSpeed's own loader takes the op as it is, whatever it is told of a directory to compile in.
     environment["TORCH_EXTENSIONS_DIR"] = "/proc/nowhere"
-    loaded = subprocess.run([python, "-c", LOADS], env=environment, capture_output=True, text=True, check=False)
-    assert "handle True" in loaded.stdout, loaded.stderr
+    assert loads(python, environment)
     # The same after the ops came from an equal node.
     archive = tmp_path / "ops.tar"
     Path(first["ops_archive"]).rename(archive)
     subprocess.run(["rm", "-rf", part["ops_directory"]], check=True)
-    assert call(tmp_path, **arguments, ops_archive=str(archive))["training"] == part
-    loaded = subprocess.run([python, "-c", LOADS], env=environment, capture_output=True, text=True, check=False)
-    assert "handle True" in loaded.stdout, loaded.stderr
+    assert made(tmp_path, **arguments, ops_archive=str(archive))["training"] == part
+    assert loads(python, environment)

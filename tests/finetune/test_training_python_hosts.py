@@ -125,9 +125,7 @@ def test_the_chain_needs_no_option_but_the_inventory(cluster: Cluster, built: Pa
     assert {line.split()[0] for line in built.read_text().splitlines()} == set(NODES)
 
 
-def test_a_node_that_is_lost_in_a_part_is_named_and_the_next_goes_on(
-    cluster: Cluster, built: Path, tmp_path: Path
-) -> None:
+def test_a_node_lost_in_a_part_is_named_and_the_next_goes_on(cluster: Cluster, built: Path, tmp_path: Path) -> None:
     process = start(cluster, tmp_path, *CHAIN, "--matrix", "1x1:z2,2x1:z2")
     try:
         # A rank of node2 has started, with the variable that its manifest sets.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
+from calls import call
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
-from waiting import PATIENCE
 
 if not find_spec("deepspeed"):
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
@@ -41,14 +40,7 @@ json.dump(found, sys.stdout)
 def test_deepspeed_reads_every_stage_as_it_is_meant() -> None:
     stages = (0, 1, 2, 3)
     documents = [ds_config(Workload("m", "d", zero_stage=stage, batch_size=3), 1, stage != 1) for stage in stages]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", READS],
-        input=json.dumps(documents),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = call(sys.executable, "-W", "ignore", "-c", READS, input=json.dumps(documents))
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     for stage, read in zip(stages, answers, strict=True):

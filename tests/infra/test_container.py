@@ -66,7 +66,7 @@ def test_no_huge_pages_were_asked_for(host: Host) -> None:
     assert not host.file("/etc/tmpfiles.d/60-tunetool-hugepages.conf").exists
 
 
-def test_io_settings_of_the_machine_that_runs_the_container_are_left_alone(host: Host) -> None:
+def test_io_settings_of_the_containers_host_are_left_alone(host: Host) -> None:
     assert host.run("systemctl is-enabled fstrim.timer").stdout.strip() == "disabled"
     assert "enabled" in host.file("/etc/tunetool/io-tuning.json").content_string
     for path in ("udev/rules.d/90-tunetool-io.rules", "sysctl.d/90-tunetool-io.conf", "tmpfiles.d/60-tunetool-io.conf"):
@@ -110,7 +110,7 @@ def test_inspect_knows_that_it_is_a_container(host: Host) -> None:
     assert "--shm-size=" in {finding["id"]: finding["remedy"] for finding in seen["findings"]}["container.shm"]
 
 
-def test_the_health_check_runs_and_says_that_nothing_is_known_without_a_manifest(host: Host) -> None:
+def test_without_a_manifest_the_health_check_knows_nothing(host: Host) -> None:
     assert host.check_output("systemctl is-active tunetool-health.timer tunetool-health.socket") == "active\nactive"
     assert host.check_output("systemctl is-enabled tunetool-health.timer tunetool-health.socket") == "enabled\nenabled"
     host.check_output("systemctl start tunetool-health.service")

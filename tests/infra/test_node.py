@@ -136,7 +136,7 @@ def test_nothing_failed_at_the_boot(host: Host) -> None:
     assert host.check_output("systemctl --failed --no-legend") == ""
 
 
-def test_one_screen_shows_what_was_built_and_its_recording_shows_the_same(host: Host) -> None:
+def test_one_screen_and_its_recording_show_what_was_built(host: Host) -> None:
     done = host.run("cd /tmp && tunetool inspect --json seen.json && tunetool inspect --capture kept.json")
     assert done.rc == 0, done.stdout + done.stderr
     again = host.run("tunetool inspect --root /tmp/kept.json --json /tmp/again.json; rm /tmp/kept.json")

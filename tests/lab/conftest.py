@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from calls import call
 from tunetool.lab.guest import marker as marker_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -60,16 +61,7 @@ class Lab:
         }
 
     def run(self, *command: str, timeout: float = 3600) -> Done:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-        )
+        done = call(*command, cwd=ROOT, env=self.environment, timeout=timeout, stdin=subprocess.DEVNULL)
         print(f"$ {' '.join(command)}  -> {done.returncode}\n{done.stdout}\n{done.stderr}")
         return Done(done.returncode, done.stdout, done.stdout + done.stderr)
 

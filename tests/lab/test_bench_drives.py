@@ -44,7 +44,7 @@ def freed(lab: Lab) -> None:
     lab.ssh("node1", f'$(dirname $(readlink -f /opt/tunetool/bin/tunetool))/python -c "{wipe}"')
 
 
-def test_a_built_node_is_read_drive_by_drive_and_nothing_of_it_changes(built: Lab) -> None:
+def test_a_built_node_is_read_drive_by_drive_and_unchanged(built: Lab) -> None:
     before = checksums(built), built.ssh("node1", LEFT)
     done, record = bench(built, f"--target {POINT} --bytes-per-drive 64MiB")
     assert done.code == 0, done.text
@@ -65,7 +65,7 @@ def test_a_built_node_is_read_drive_by_drive_and_nothing_of_it_changes(built: La
     assert checksums(built) == before[0]
 
 
-def test_every_layout_is_made_on_blank_drives_which_are_blank_afterwards(built: Lab) -> None:
+def test_layouts_are_made_on_blank_drives_and_leave_them_blank(built: Lab) -> None:
     freed(built)
     before = built.ssh("node1", LEFT)
     layouts = "--layout raid0-xfs,raid0-ext4,xfs-per-drive,ext4-per-drive --bytes-per-drive 64MiB"

@@ -104,7 +104,7 @@ def test_what_can_be_mended_is_named_and_mended_beside_the_data(node: Lab) -> No
 
 
 @pytest.mark.slow
-def test_what_cannot_be_mended_stops_the_run_with_everything_named(node: Lab) -> None:
+def test_what_cannot_be_mended_stops_the_run_and_is_all_named(node: Lab) -> None:
     before = checksum(node)
     node.ssh("node1", "echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
     wrong = {

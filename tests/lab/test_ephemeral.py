@@ -72,7 +72,7 @@ def start_times(lab: Lab, *units: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_drives_that_come_back_blank_are_built_before_anything_needs_them(cloud: Lab) -> None:
+def test_drives_that_come_back_blank_are_built_before_use(cloud: Lab) -> None:
     before = identity(cloud)
     members = cloud.ssh("node1", "grep serial /etc/tunetool/node.json")
     cloud.ssh("node1", f"touch {POINT}/lost")

@@ -111,7 +111,7 @@ def on_the_node(lab: Lab, script: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow  # where the bytes lie is in tests/unit/test_extents.py and test_stripe.py, that nothing is written in tests/measurement
-def test_every_byte_of_a_file_is_found_on_the_members_and_reading_them_writes_nothing(built: Lab) -> None:
+def test_every_byte_is_found_on_the_members_without_a_write(built: Lab) -> None:
     answer = on_the_node(built, RAW)
     assert answer["drives"] == 8
     assert answer["extents"] >= 2

@@ -67,7 +67,7 @@ def wait(lab: Lab, holds: str) -> None:
     lab.ssh("node1", f"n=0; until {holds}; do n=$((n+1)); [ $n -lt 1200 ] || exit 1; sleep 0.2; done")
 
 
-def test_drives_that_come_a_minute_after_the_boot_are_mounted_and_their_services_start(built: Lab) -> None:
+def test_late_drives_are_mounted_and_their_services_start(built: Lab) -> None:
     lab = built
     lab.ssh("node1", INSTALL)
     absent = boot_without_data_drives(lab)
@@ -106,7 +106,7 @@ def test_drives_that_come_a_minute_after_the_boot_are_mounted_and_their_services
     assert states(lab) == ["inactive"] * 4
 
 
-def test_an_array_whose_start_was_tried_too_early_is_assembled_by_the_next_run(built: Lab) -> None:
+def test_an_array_that_was_started_too_early_is_assembled(built: Lab) -> None:
     """As Debian's initramfs tries it where the root file system is late. Such an array takes no more members."""
     lab = built
     lab.ssh("node1", INSTALL)

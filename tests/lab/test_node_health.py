@@ -78,7 +78,7 @@ def switched_on(built: Lab) -> None:
     assert done.code == 0, done.text
 
 
-def test_a_fault_and_its_end_are_in_the_next_result_and_the_check_outlasts_a_reboot(built: Lab, tmp_path: Path) -> None:
+def test_a_fault_and_its_end_are_in_the_next_result(built: Lab, tmp_path: Path) -> None:
     switched_on(built)
     assert changed_tasks(built.site(*ON).stdout) == []
     result = next_result(built)
@@ -115,7 +115,7 @@ def throttle(lab: Lab, serial: str, bytes_per_second: int) -> None:
         qmp.command("block_set_io_throttle", {"id": drive.device_id, "bps": bytes_per_second, **limits})
 
 
-def test_a_volume_that_no_job_can_use_fails_by_its_cause_and_holds_no_check(built: Lab) -> None:
+def test_a_volume_that_no_job_can_use_fails_by_its_cause(built: Lab) -> None:
     switched_on(built)
     assert next_result(built)["status"] == "pass"
     assert built.ssh("node1", LEFT) == ""
@@ -156,7 +156,7 @@ def test_a_volume_that_no_job_can_use_fails_by_its_cause_and_holds_no_check(buil
     assert built.ssh("node1", f"rm {POINT}/big; {LEFT}") == ""
 
 
-def test_a_drive_that_is_gone_is_named_and_nothing_is_left_of_a_check_that_is_switched_off(built: Lab) -> None:
+def test_a_lost_drive_is_named_and_a_check_that_is_off_is_gone(built: Lab) -> None:
     switched_on(built)
     built.lab("fault", "node1", "remove-drive", "--drive", "LAB1NV3")
     gone = next_result(built)

@@ -40,7 +40,7 @@ def reboot_required(lab: Lab) -> bool:
 
 
 @pytest.mark.slow
-def test_pages_of_one_gib_come_with_the_reboot_and_go_when_nobody_asks(roomy: Lab) -> None:
+def test_pages_of_one_gib_come_and_go_with_the_reboot(roomy: Lab) -> None:
     lab = roomy
     lab.ssh("node1", FILL)
     first = boot_id(lab)

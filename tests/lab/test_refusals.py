@@ -166,7 +166,7 @@ def test_whatever_a_drive_is_is_refused_by_name(blank: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_lines_mend_odd_blocks_and_the_count_must_be_right(blank: Lab) -> None:
+def test_the_printed_lines_mend_odd_blocks_if_the_count_is_right(blank: Lab) -> None:
     newer = '{"schema": "tunetool.manifest/2", "array": {}}'
     blank.ssh("node1", f"mkdir -p /etc/tunetool && echo '{newer}' > /etc/tunetool/node.json")
     output = refused(blank)
@@ -200,7 +200,7 @@ NAMES = "lsblk -dno SERIAL,NAME | grep NV | sort"
 
 
 @pytest.mark.slow
-def test_names_that_moved_to_other_drives_change_nothing_but_where_they_are_said_to_be(built: Lab) -> None:
+def test_names_that_moved_to_other_drives_change_nothing_else(built: Lab) -> None:
     before = built.ssh("node1", NAMES)
     built.reboot("node1", "--shuffle")
     assert built.ssh("node1", NAMES) != before
@@ -218,7 +218,7 @@ FOREIGN_ARRAY = "ARRAY /dev/md/vendor metadata=1.2 UUID=01234567:89abcdef:012345
 
 
 @pytest.mark.slow
-def test_drives_of_4096_are_built_over_what_a_node_s_files_already_said(blank: Lab) -> None:
+def test_drives_of_4096_are_built_over_what_files_already_said(blank: Lab) -> None:
     for number in range(1, 9):
         blank.lab("fault", "node1", "4k-sectors", "--drive", f"LAB1NV{number}")
     blank.ssh(

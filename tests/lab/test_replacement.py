@@ -91,7 +91,7 @@ def give_up(lab: Lab, plan: Path) -> Done:
 
 
 @pytest.mark.slow
-def test_a_node_that_was_torn_down_is_built_anew_and_the_old_plan_is_stale(built: Lab, tmp_path: Path) -> None:
+def test_a_node_is_built_after_its_teardown_and_the_plan_stale(built: Lab, tmp_path: Path) -> None:
     first = built.ssh("node1", f"findmnt -no UUID {POINT}")
     done = give_up(built, tmp_path / "plan.json")
     assert done.code == 0, done.text
@@ -111,7 +111,7 @@ $(for n in 1 2 4 5 6 7 8; do dev LAB1NV$n; done) 2>&1 >/dev/null && wipefs -n /d
 
 
 @pytest.mark.slow
-def test_a_broken_volume_is_torn_down_and_nothing_of_it_comes_back(built: Lab, tmp_path: Path) -> None:
+def test_a_broken_volume_is_torn_down_and_does_not_come_back(built: Lab, tmp_path: Path) -> None:
     done = built.site("--tags", "health", "-e", '{"node_health_enabled": true}')
     assert done.code == 0, done.text
     built.lab("fault", "node1", "remove-drive", "--drive", "LAB1NV3")
@@ -126,7 +126,7 @@ def test_a_broken_volume_is_torn_down_and_nothing_of_it_comes_back(built: Lab, t
 
 
 @pytest.mark.slow
-def test_a_wrong_drive_is_refused_and_a_power_cut_before_the_build_is_survived(built: Lab, tmp_path: Path) -> None:
+def test_a_wrong_drive_is_refused_and_a_power_cut_survived(built: Lab, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     built.lab("fault", "node1", "swap-drive", "--drive", "LAB1NV3")
     built.lab("fault", "node1", "mixed-size", "--drive", "LAB1NV3R")

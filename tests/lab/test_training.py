@@ -78,7 +78,7 @@ def test_one_record_has_every_part_of_both_nodes(reference: Path) -> None:
     assert {each.host for each in saved} == set(NODES)
 
 
-def test_ranks_of_both_nodes_used_the_environment_of_the_manifest(trained: Lab, reference: Path) -> None:
+def test_ranks_of_both_nodes_used_the_manifests_environment(trained: Lab, reference: Path) -> None:
     strategies = parts_of(reference)["strategies"]
     steps = [each for each in strategies.measurements if each.name.startswith("strategies.step.")]
     versions = json.loads(trained.ssh("node1", "cat /etc/tunetool/node.json"))["training"]["packages"]

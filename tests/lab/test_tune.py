@@ -26,7 +26,7 @@ def variables(lab: Lab) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_eight_settings_by_fio_and_their_way_through_the_inventory(built: Lab, variables: Path) -> None:
+def test_eight_settings_by_fio_go_through_the_inventory(built: Lab, variables: Path) -> None:
     node = built
     node.ssh("node1", f"echo '{json.dumps(SPACE)}' > /root/space.json && mkdir -p /root/vars")
     more = "--driver fio --space /root/space.json --budget 240s -o /root/aio.json --store-vars /root/vars"

@@ -65,7 +65,7 @@ def test_a_drive_that_warns_is_named_to_root(built: Lab) -> None:
     assert {status for status, _ in checks(built).values()} == {"pass"}
 
 
-def test_an_unmounted_volume_cannot_be_written_and_comes_back_with_its_service(built: Lab) -> None:
+def test_an_unmounted_volume_cannot_be_written_and_comes_back(built: Lab) -> None:
     assert service(built, f"systemctl start {UNIT}") == "active"
     assert built.ssh("node1", f"umount {POINT}; touch {POINT}/x 2>&1 || true") == REFUSED
     assert service(built, f"systemctl stop {UNIT}") == "inactive"
@@ -75,7 +75,7 @@ def test_an_unmounted_volume_cannot_be_written_and_comes_back_with_its_service(b
     built.ssh("node1", f"mountpoint {POINT}")
 
 
-def test_without_its_array_the_node_boots_and_nothing_starts_or_is_written(built: Lab) -> None:
+def test_without_its_array_the_node_boots_and_nothing_starts(built: Lab) -> None:
     built.lab("fault", "node1", "remove-drive", "--drive", "LAB1NV3")
     # This fails if ssh does not answer in time: a boot that waits for the array would hang here.
     built.reboot("node1")

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from calls import TUNETOOL, call
 from judged import lied, undisturbed
 from programs import need_program
 from pythons import bare_python, has_deepspeed, python_that
@@ -58,13 +59,13 @@ class Bench:
         if "--require" not in arguments:  # DeepSpeed's rung is no part of these
             verify += ["--python", str(bare_python(self.directory))]
         line = shlex.join([*verify, "--expect", expect, "--duration", "1s", *arguments])
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-euc", f"{script}\nexec {line}"],
+        done = call(
+            "unshare",
+            "--mount",
+            "sh",
+            "-euc",
+            f"{script}\nexec {line}",
             env={**os.environ, "T": str(self.target), "P": str(self.directory), **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
             stdin=subprocess.DEVNULL,
         )
         kept = sorted(runs.glob("*/record.json"), key=lambda path: path.stat().st_mtime)
@@ -103,9 +104,7 @@ def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Pa
         assert figure["value"] < 1000 * GB
     (path,) = (bench.directory / "runs").glob("*/record.json")
     path.write_text(path.read_text().replace('"value": 1', '"value": 2', 1))
-    shown = subprocess.run(
-        [sys.executable, "-m", "tunetool", "report", "show", str(path)], capture_output=True, text=True, check=False
-    )
+    shown = call(*TUNETOOL, "report", "show", str(path))
     assert shown.returncode == 2
     assert shown.stdout == ""
     assert "is damaged: its checksum does not match" in shown.stderr

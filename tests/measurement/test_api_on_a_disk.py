@@ -108,7 +108,7 @@ def test_storage_that_keeps_other_bytes_fails(disk: Path, tmp_path: Path) -> Non
     assert list(disk.iterdir()) == []
 
 
-def test_ops_with_a_cpp_runtime_of_their_own_fail_with_their_cure(disk: Path, tmp_path: Path, ready: Probe) -> None:
+def test_ops_with_another_cpp_runtime_fail_with_their_cure(disk: Path, tmp_path: Path, ready: Probe) -> None:
     # What the compiler of the ops made, linked as by one that has no libstdc++.so.
     for part in ready.parts("async_io"):
         folder = Path(shutil.copytree(ready.folder(part), tmp_path / "ops" / part))

@@ -17,25 +17,28 @@ from judged import proven, undisturbed
 from programs import need_program
 from tunetool.bench.dataset.engines import DaliEngine, missing_for_images
 from tunetool.measure.process_reads import counted_reads
-from tunetool.record import parse
+from tunetool.record import Record, parse
 
 pytest_plugins = ["disks"]
 ENGINES = ("mmap-shuffled", "direct-shuffled", "tar-2-workers")
+
+
+def bench(target: Path, tmp_path: Path, *arguments: object) -> Record:
+    """One round, as long as it may take. Where the kernel counts, its figures are proven."""
+    places = ("--target", target, "--runs-dir", tmp_path / "runs", "--allow-busy", "--rounds", 1, "--duration", "1m")
+    done = call(*TUNETOOL, "bench", "dataset", *places, *arguments, "--json", "-", env=os.environ)
+    record = parse(done.stdout, done.stderr[-2000:])
+    if counted_reads() is not None:
+        undisturbed(done.returncode, record)
+    return record
 
 
 def test_tokens_and_images_from_a_disk_and_from_the_page_cache(disk: Path, tmp_path: Path) -> None:
     (disk / "theirs").write_text("keep")
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"{number} " * 40}) + "\n" for number in range(20_000)))
-    done = call(
-        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--jsonl", corpus, "--runs-dir", tmp_path / "runs"),
-        *("--images", 40, "--image-side", 64, "--num-workers", "2", "--threads", 2, "--rounds", 1, "--duration", "1m"),
-        *("--engines", ",".join(ENGINES), "--allow-busy", "--json", "-"),
-        env=os.environ,
-    )
-    record = parse(done.stdout, "stdout")
-    if counted_reads() is not None:
-        undisturbed(done.returncode, record)
+    few = ("--images", 40, "--image-side", 64, "--num-workers", "2", "--threads", 2)
+    record = bench(disk, tmp_path, "--jsonl", corpus, *few, "--engines", ",".join(ENGINES))
     images = "pass" if missing_for_images() is None else "skip"
     assert {check.id: check.status for check in record.checks} == {
         "dataset.cold.mmap-shuffled": "pass",
@@ -57,32 +60,21 @@ def test_tokens_and_images_from_a_disk_and_from_the_page_cache(disk: Path, tmp_p
     assert "advice: " in call(*TUNETOOL, "report", "show", kept).stdout
 
 
-def test_a_made_corpus_with_fewer_documents_than_expected_is_read_to_its_end(disk: Path, tmp_path: Path) -> None:
-    done = call(
-        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
-        *("--size", "400kB", "--seed", 1, "--sequence-length", 16, "--rounds", 1, "--duration", "1m"),
-        *("--engines", "mmap-sequential", "--json", "-"),
-        env=os.environ,
+def test_a_made_corpus_with_few_documents_is_read_to_its_end(disk: Path, tmp_path: Path) -> None:
+    record = bench(
+        disk, tmp_path, *("--size", "400kB", "--seed", 1, "--sequence-length", 16), *("--engines", "mmap-sequential")
     )
-    record = parse(done.stdout, "stdout")
-    if counted_reads() is not None:
-        undisturbed(done.returncode, record)
     assert {check.status for check in record.checks} == {"pass"}
     # The number of documents of a made corpus is random: 66 are expected, which have one sample more than these 62.
     assert {each.parameters["documents"] for each in record.measurements} == {62}
 
 
 @pytest.mark.skipif(counted_reads() is None, reason="this kernel does not count what a process reads")
-def test_shuffled_samples_do_not_come_from_what_the_kernel_read_ahead(disk: Path, tmp_path: Path) -> None:
+def test_shuffled_samples_do_not_come_from_read_ahead(disk: Path, tmp_path: Path) -> None:
     # However long a pass may take: else the whole file would be in the page cache soon, and its rate be the figure.
-    done = call(
-        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
-        *("--size", "60MB", "--rounds", 1, "--duration", "1m", "--json", "-"),
-        *("--engines", "mmap-sequential,mmap-shuffled,mmap-shuffled-random"),
-        env=os.environ,
+    record = bench(
+        disk, tmp_path, *("--size", "60MB"), *("--engines", "mmap-sequential,mmap-shuffled,mmap-shuffled-random")
     )
-    record = parse(done.stdout, "stdout")
-    undisturbed(done.returncode, record)
     found = {each.name.removeprefix("dataset."): each for each in record.measurements}
     cut = {name for name, each in found.items() if each.parameters["passes_ended_by_read_ahead"]}
     assert cut == {f"cold.mmap-shuffled.{figure}" for figure in ("samples", "read", "fetched")}
@@ -96,20 +88,13 @@ def test_shuffled_samples_do_not_come_from_what_the_kernel_read_ahead(disk: Path
 
 def test_samples_that_were_announced_do_not_end_a_pass(disk: Path, tmp_path: Path) -> None:
     # The 64 samples that are announced first are more than a tenth of so small a corpus.
-    done = call(
-        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
-        *("--size", "4MB", "--rounds", 1, "--states", "cold", "--duration", "1m", "--json", "-"),
-        *("--engines", "mmap-shuffled-willneed,direct-shuffled"),
-        env=os.environ,
-    )
-    assert {
-        each.parameters["samples_of_a_pass"]
-        for each in parse(done.stdout, "stdout").measurements
-        if each.name.endswith(".read")
-    } == {4_000_000 // 8192}
+    engines = ("--engines", "mmap-shuffled-willneed,direct-shuffled")
+    figures = bench(disk, tmp_path, "--size", "4MB", "--states", "cold", *engines).measurements
+    passes = {each.parameters["samples_of_a_pass"] for each in figures if each.name.endswith(".read")}
+    assert passes == {4_000_000 // 8192}
 
 
-def test_a_tensorflow_that_cannot_be_imported_fails_its_rows_alone(disk: Path, tmp_path: Path) -> None:
+def test_a_tensorflow_that_cannot_be_imported_fails_alone(disk: Path, tmp_path: Path) -> None:
     (tmp_path / "broken/tensorflow").mkdir(parents=True)
     (tmp_path / "broken/tensorflow/__init__.py").write_text("raise ImportError('libtensorflow.so: no such symbol')\n")
     paths = [str(tmp_path / "broken"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -127,18 +112,10 @@ def test_a_tensorflow_that_cannot_be_imported_fails_its_rows_alone(disk: Path, t
     assert list(disk.iterdir()) == []
 
 
-def test_tensorflow_reads_the_samples_of_a_disk_and_of_the_page_cache(disk: Path, tmp_path: Path) -> None:
+def test_tensorflow_reads_samples_of_disk_and_page_cache(disk: Path, tmp_path: Path) -> None:
     if not find_spec("tensorflow"):
         pytest.skip("TensorFlow is not installed")
-    done = call(
-        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
-        *("--size", "20MB", "--sequence-length", 500, "--rounds", 1, "--duration", "1m"),
-        *("--engines", "tf-data*", "--json", "-"),
-        env=os.environ,
-    )
-    record = parse(done.stdout, "stdout")
-    if counted_reads() is not None:
-        undisturbed(done.returncode, record)
+    record = bench(disk, tmp_path, *("--size", "20MB", "--sequence-length", 500), *("--engines", "tf-data*"))
     assert {check.id: check.status for check in record.checks} == {
         f"dataset.{state}.{name}": "pass" for state in ("cold", "warm") for name in ("tf-data", "tf-data-interleaved")
     }
@@ -152,14 +129,12 @@ def test_tensorflow_reads_the_samples_of_a_disk_and_of_the_page_cache(disk: Path
 def test_dali_reads_the_images_of_a_disk_and_of_the_page_cache(disk: Path, tmp_path: Path) -> None:
     if DaliEngine("").missing("cpu"):
         pytest.skip("NVIDIA DALI is not installed")
-    done = call(
-        *(*TUNETOOL, "bench", "dataset", "--target", disk, "--runs-dir", tmp_path / "runs", "--allow-busy"),
-        *("--size", "2MB", "--images", 70, "--image-side", 64, "--rounds", 1, "--duration", "1m", "--device", "cpu"),
-        *("--engines", "dali", "--json", "-"),
-        env=os.environ,
+    record = bench(
+        disk,
+        tmp_path,
+        *("--size", "2MB", "--images", 70, "--image-side", 64, "--device", "cpu"),
+        *("--engines", "dali"),
     )
-    record = parse(done.stdout, "stdout")
-    undisturbed(done.returncode, record)
     assert {check.id: check.status for check in record.checks} == {
         f"dataset.{state}.dali": "pass" for state in ("cold", "warm")
     }
@@ -174,15 +149,12 @@ def test_batches_come_from_a_disk_and_from_memory(medium: str, request: pytest.F
     pytest.importorskip("torch")
     need_program("fio")
     target: Path = request.getfixturevalue(medium)
-    done = call(
-        *(*TUNETOOL, "bench", "dataset", "--target", target, "--runs-dir", tmp_path / "runs", "--allow-busy"),
-        *("--size", "2MB", "--sequence-length", 512, "--rounds", 1, "--duration", "1m", "--threads", 2),
-        *("--device", "cpu", "--engines", "gpu-direct,kvikio,fio", "--json", "-"),
-        env=os.environ,
+    record = bench(
+        target,
+        tmp_path,
+        *("--size", "2MB", "--sequence-length", 512, "--threads", 2),
+        *("--device", "cpu", "--engines", "gpu-direct,kvikio,fio"),
     )
-    record = parse(done.stdout, "stdout")
-    if counted_reads() is not None:
-        undisturbed(done.returncode, record)
     states = ("cold", "warm") if medium == "disk" else ("warm",)
     checks = {check.id: check for check in record.checks if not check.id.endswith("-workers")}
     assert {name: check.status for name, check in checks.items()} == {
@@ -203,7 +175,7 @@ def test_batches_come_from_a_disk_and_from_memory(medium: str, request: pytest.F
     assert list(target.iterdir()) == []
 
 
-def test_the_start_and_the_end_of_workers_are_no_part_of_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_and_end_of_workers_are_no_part_of_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from tunetool.bench.dataset import loader_child
 

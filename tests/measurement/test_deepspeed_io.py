@@ -170,7 +170,7 @@ def test_a_disk_that_is_full(disk: Path, ready: Probe) -> None:
     assert "has too little space" in done.stdout
 
 
-def test_an_op_that_is_not_built_is_named_and_nothing_is_compiled(disk: Path, tmp_path: Path) -> None:
+def test_an_unbuilt_op_is_named_and_nothing_compiled(disk: Path, tmp_path: Path) -> None:
     empty = tmp_path / "extensions"
     done = ds_io(disk, "--io_size", "64M", TORCH_EXTENSIONS_DIR=str(empty))
     assert done.returncode == 3

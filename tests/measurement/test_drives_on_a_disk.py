@@ -80,7 +80,7 @@ def only(record: Record | None) -> Record:
     return record
 
 
-def test_layouts_on_virtual_drives_are_measured_drive_by_drive_and_taken_down(place: Path, tmp_path: Path) -> None:
+def test_virtual_layouts_are_measured_and_taken_down(place: Path, tmp_path: Path) -> None:
     (place / "theirs").write_text("keep")
     layouts = ["xfs-per-drive", "ext4-per-drive"]
     wanted = virtual(place, tmp_path / "runs", layouts=["raid0-xfs", *layouts], counts=[1, 2])
@@ -112,9 +112,7 @@ def test_layouts_on_virtual_drives_are_measured_drive_by_drive_and_taken_down(pl
     assert "1 drive 2 drives" in " ".join(call(*TUNETOOL, "report", "show", result.path.parent).stdout.split())  # type: ignore[union-attr]
 
 
-def test_deepspeed_s_handle_moves_a_file_on_each_drive_and_every_byte_is_compared(
-    place: Path, tmp_path: Path, ready: Probe
-) -> None:
+def test_deepspeeds_handle_moves_and_compares_every_byte(place: Path, tmp_path: Path, ready: Probe) -> None:
     fields = {"engines": ("deepspeed-*",), "layouts": ["xfs-per-drive"], "counts": [2], "python": Path(ready.python)}
     record = only(bench_drives(virtual(place, tmp_path / "runs", **fields), PlainProgress()).record)
     assert record.verdict is not None
@@ -145,9 +143,7 @@ def test_a_failure_within_a_run_is_a_record_and_leaves_nothing(
     assert list(place.iterdir()) == []
 
 
-def test_an_ordinary_user_gets_a_skip_for_each_layout_and_no_pass(
-    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ordinary_user_gets_skips_and_no_pass(disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunetool.bench.drives.preflight.os.geteuid", lambda: 1000)
     result = bench_drives(virtual(disk, tmp_path / "runs", layouts=["xfs-per-drive"]), PlainProgress())
     record = only(result.record)
@@ -159,7 +155,7 @@ def test_an_ordinary_user_gets_a_skip_for_each_layout_and_no_pass(
     assert list(disk.iterdir()) == []
 
 
-def test_without_an_engine_that_works_here_no_drive_is_made_or_written(
+def test_without_an_engine_no_drive_is_made_or_written(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunetool.bench.drives.run.virtual_drives", lambda *_: pytest.fail("drives are made"))
@@ -193,7 +189,7 @@ def unchanged(drive: BareDrive) -> bytes:
 
 
 @pytest.mark.parametrize("held", ["ext4", "second superblock", "data", "in use"])
-def test_a_drive_that_holds_anything_is_refused_and_not_one_of_the_others_is_written(
+def test_a_drive_that_holds_anything_is_refused_with_all_others(
     two: tuple[Made, list[BareDrive]], place: Path, held: str
 ) -> None:
     made, drives = two
@@ -230,9 +226,7 @@ def test_a_drive_that_holds_anything_is_refused_and_not_one_of_the_others_is_wri
     assert mounts_below(place) == []
 
 
-def test_a_drive_is_blank_again_by_the_same_judgement_whatever_was_made(
-    two: tuple[Made, list[BareDrive]], place: Path
-) -> None:
+def test_a_drive_is_blank_again_whatever_was_made(two: tuple[Made, list[BareDrive]], place: Path) -> None:
     made, drives = two
     # Each begins with the look that refuses what is not blank: what one leaves, the next one finds.
     for layout in ("xfs-per-drive", "ext4-per-drive", "xfs-per-drive"):
@@ -260,9 +254,7 @@ def test_what_somebody_else_put_on_a_drive_meanwhile_stays(place: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["ext4-per-drive", "xfs-per-drive"])
-def test_what_comes_to_a_drive_while_another_gets_its_file_system_stays(
-    place: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_what_comes_to_a_drive_meanwhile_stays(place: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     run = volume_module.run
     problems: list[str] = []
     with Made(problems.append) as made:
@@ -326,7 +318,7 @@ def test_a_drive_that_was_given_back_is_not_written_again(two: tuple[Made, list[
 
 
 @pytest.mark.parametrize("name", ["line\nbreaks\rin it", "tab\t and blank ", os.fsdecode(b"no \xff text")])
-def test_a_directory_of_any_name_gets_virtual_drives_of_which_nothing_is_left(place: Path, name: str) -> None:
+def test_a_directory_of_any_name_gets_drives_that_go(place: Path, name: str) -> None:
     directory = place / name
     directory.mkdir()
     problems: list[str] = []
@@ -342,9 +334,7 @@ def test_a_directory_of_any_name_gets_virtual_drives_of_which_nothing_is_left(pl
     shutil.rmtree(directory)
 
 
-def test_a_mount_in_a_directory_that_is_named_by_a_link_is_taken_down(
-    two: tuple[Made, list[BareDrive]], place: Path
-) -> None:
+def test_a_mount_in_a_directory_named_by_a_link_is_taken_down(two: tuple[Made, list[BareDrive]], place: Path) -> None:
     made, (drive, _) = two
     (place / "there").mkdir()
     (place / "link").symlink_to("there")
@@ -375,14 +365,6 @@ def test_a_standing_disk_is_measured_through_files_alone(disk: Path, tmp_path: P
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
 
 
-def test_a_dry_run_makes_nothing(disk: Path, tmp_path: Path) -> None:
-    done = call(*command(disk, tmp_path / "runs", "--virtual", 2, "--layout", "ext4-per-drive", "--dry-run"))
-    assert done.returncode == 0, done.stderr
-    assert "makes 2 sparse files of 1.074 GB" in done.stderr
-    assert list(disk.iterdir()) == []
-    assert not (tmp_path / "runs").exists()
-
-
 def test_raw_reads_have_a_null_target_too(disk: Path) -> None:
     fio = find_fio(dict(os.environ))
     spans = [Span("drive", 0, 1 << 23), Span("drive", 1 << 24, 1 << 23)]
@@ -401,7 +383,7 @@ def test_without_torch_fio_measures(disk: Path, tmp_path: Path) -> None:
     assert "by fio-libaio\n" in done.stderr
 
 
-def test_a_handle_that_does_not_work_here_is_left_out_and_the_others_are_measured(
+def test_a_handle_that_does_not_work_here_is_left_out(
     place: Path, tmp_path: Path, ready: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As cuFile does where it takes no file of this file system: the process runs, and the first transfer fails.

@@ -115,14 +115,6 @@ def test_a_file_that_cannot_be_written_whole_is_removed(disk: Path, tmp_path: Pa
     assert list(disk.iterdir()) == []
 
 
-def test_a_dry_run_writes_nothing(disk: Path, tmp_path: Path) -> None:
-    done = call(*command(disk, tmp_path / "runs", "--dry-run"))
-    assert done.returncode == 0
-    assert "33.55 MB, removed afterwards" in done.stderr
-    assert list(disk.iterdir()) == []
-    assert not (tmp_path / "runs").exists()
-
-
 def test_storage_that_gives_other_bytes_than_were_written_fails(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

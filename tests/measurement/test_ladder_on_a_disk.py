@@ -145,7 +145,7 @@ def context(disk: Path, python: Path) -> Context:  # noqa: F811
     return made
 
 
-def test_a_torch_checkpoint_is_saved_durably_and_comes_back_equal(disk: Path, with_torch: Path) -> None:  # noqa: F811
+def test_a_torch_checkpoint_is_durable_and_comes_back_equal(disk: Path, with_torch: Path) -> None:  # noqa: F811
     outcome = TorchCheckpoint().run(context(disk, with_torch))
     figures = {measurement.name: measurement for measurement in outcome.measurements}
     assert figures.keys() == {"checkpoint.save", "checkpoint.load"}

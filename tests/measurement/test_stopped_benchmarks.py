@@ -271,7 +271,7 @@ def test_of_a_killed_run_nothing_is_left(run: Run, point: str) -> None:
 
 
 @stops("work")
-def test_of_a_run_that_is_killed_while_it_cleans_up_nothing_is_left(run: Run, point: str) -> None:
+def test_nothing_is_left_of_a_run_killed_while_it_cleans_up(run: Run, point: str) -> None:
     if run.stop.next_call is not None:
         last = "remove /.qwen2.5-vl-tiny.tunetool-stage.lock"
     else:

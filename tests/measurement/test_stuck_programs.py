@@ -88,7 +88,7 @@ def test_a_fio_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -
     until(lambda: reaped(int(match[1])))
 
 
-def test_a_worker_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -> None:
+def test_a_worker_that_survives_its_kill_is_named(frozen: Frozen) -> None:
     code = f"import sys; sys.stdin.readline(); open({str(frozen.mount_point / 'file')!r}, 'w')"
     with worker.Worker([sys.executable, "-c", code], "the worker", os.environ, wait_until_stuck) as child:
         with pytest.raises(worker.Failed, match=r"said nothing for 0 s and process .* is left behind") as caught:

@@ -61,9 +61,7 @@ def bench(model: Path, runs: Path, *arguments: object, **more: Any) -> tuple[sub
     return done, parse(done.stdout, done.stderr[-2000:])
 
 
-def test_steps_on_a_disk_and_in_memory_are_split_proven_and_as_in_dram(
-    disk: Path, memory: Path, model: Path, tmp_path: Path
-) -> None:
+def test_steps_on_disk_and_in_memory_are_as_in_dram(disk: Path, memory: Path, model: Path, tmp_path: Path) -> None:
     (disk / "theirs").write_text("keep")
     places = ("--target", disk, "--memory-target", memory, "--parameters", "nvme")
     done, record = bench(model, tmp_path / "runs", *places, "--rounds", 2)

@@ -98,7 +98,7 @@ def test_a_call_that_cannot_be_done_writes_nothing(ready: Probe, disk: Path, tmp
     assert list(disk.iterdir()) == []
 
 
-def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe, disk: Path) -> None:
+def test_what_is_written_trains_with_everything_on_disk(ready: Probe, disk: Path) -> None:
     done = ds_config(disk, "zero3-nvme", "--model", "llama-tiny", "--world-size", "2", "--nvme-space", "2GB")
     assert done.returncode == 0, done.stderr
     assert "settings as written; 16 MiB written and read by its handle, equal" in done.stdout

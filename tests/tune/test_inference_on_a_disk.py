@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from calls import TUNETOOL, call
-from judged import leaves_nothing, proven, undisturbed
+from judged import proven, undisturbed
 from tunetool.advise.qwen2_5_vl import published_name
 from tunetool.bench.inference import preflight, run
 from tunetool.bench.inference.model import describe
@@ -22,7 +20,6 @@ from tunetool.measure.aio import Probe
 from tunetool.measure.session import Result
 from tunetool.record import Record, parse
 from tunetool.report.progress import PlainProgress
-from waiting import until
 
 pytest_plugins = ["disks"]
 
@@ -145,7 +142,7 @@ def answer(order):
 """
 
 
-def test_weights_that_come_back_wrong_fail_and_a_killed_process_is_named(
+def test_weights_that_come_back_wrong_fail(
     ready: Probe, disk: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = bench_with(WRONG, disk, model, tmp_path, monkeypatch, "*")
@@ -184,16 +181,3 @@ def test_swap_files_that_cannot_be_written_whole_stop_the_run(
 def checked(record: Record | None) -> Record:
     assert record is not None
     return record
-
-
-def swap_files(disk: Path) -> Callable[[], list[Path]]:
-    return lambda: list(disk.glob(".tunetool-*/zero_stage_3/*/*/*.swp"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_leaves_nothing(ready: Probe, disk: Path, model: Path, tmp_path: Path, number: int) -> None:
-    runs = tmp_path / "runs"
-    arguments = ("--weights", "nvme", "--rounds", 1000)
-    with leaves_nothing(command(disk, runs, model, *arguments), number, disk, runs) as (process, _):
-        until(swap_files(disk), "the swap files", process)

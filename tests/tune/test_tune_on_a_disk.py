@@ -78,7 +78,7 @@ def assert_limits_of_the_tester(record: Record) -> None:
         assert float(parameters[TESTER_CPU_SHARE]) > 0
 
 
-def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, few: Path, tmp_path: Path) -> None:
+def test_a_block_for_deepspeed_is_written_with_its_evidence(disk: Path, few: Path, tmp_path: Path) -> None:
     output, store = tmp_path / "aio.json", tmp_path / "vars"
     store.mkdir()
     more = ("--budget", "30s", "-o", str(output), "--store-vars", str(store), "--explain", str(tmp_path / "why"))
@@ -136,7 +136,7 @@ def test_fio_in_the_place_of_deepspeed(disk: Path, few: Path, tmp_path: Path) ->
         (("--target", "/proc"), 3, "has no block device"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_before_anything_is_written(
+def test_what_cannot_be_tuned_is_refused_before_a_write(
     disk: Path, tmp_path: Path, arguments: tuple[str, str], code: int, said: str
 ) -> None:
     name, value = arguments
@@ -151,7 +151,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_op_that_is_not_built_or_locked_is_named_and_nothing_is_compiled(disk: Path, ready: Probe) -> None:
+def test_an_unbuilt_or_locked_op_is_named_and_nothing_compiled(disk: Path, ready: Probe) -> None:
     empty = disk.parent / "extensions"
     done = tune(disk, TORCH_EXTENSIONS_DIR=str(empty))
     assert done.returncode == 3

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from refusals import Refusals
 from tunetool.lab.state import Lab
 
 
@@ -17,3 +20,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     lab = Lab(tmp_path / "state dir")
     lab.prepare()
     return lab
+
+
+@pytest.fixture
+def refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refusals]:
+    """Wrong calls from an empty directory; this process goes on as it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+    yield Refusals(tmp_path, monkeypatch, capsys)
+    signal.signal(signal.SIGTERM, before)

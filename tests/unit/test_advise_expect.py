@@ -61,7 +61,7 @@ def kept(directory: Path, *records_: Record) -> list[str]:
     return paths
 
 
-def test_the_best_node_less_the_margin_is_proposed_and_a_slow_node_shows(tmp_path: Path) -> None:
+def test_the_best_node_less_the_margin_is_proposed(tmp_path: Path) -> None:
     slow = verified("slow", 41e9, 22e9)
     paths = kept(tmp_path, verified("middle", 48e9, 26e9), verified("best", 50e9, 25e9), slow)
     document = answered(*paths)
@@ -105,7 +105,7 @@ def test_a_record_that_fell_short_of_an_expectation_still_counts() -> None:
     ("reason", "counts"),
     [("random read 4k 1 MIOPS is below 5 MIOPS: see x", True), ("array.members: one is gone", False)],
 )
-def test_of_a_record_of_schema_1_the_words_say_what_a_reason_is_about(reason: str, counts: bool) -> None:
+def test_a_reason_of_a_record_of_schema_1_is_read_by_its_words(reason: str, counts: bool) -> None:
     document = to_document(verified("n1", 50e9, 25e9, verdict=Verdict(status="fail", reasons=[NO_EXPECTATION, reason])))
     document["schema"] = FIRST_SCHEMA
     for each in document["measurements"]:

@@ -13,6 +13,7 @@ import pytest
 
 import advised
 from advised import refused
+from calls import call
 from tunetool.errors import UsageProblem
 
 run = partial(advised.run, "io")
@@ -26,9 +27,7 @@ def started(script: str, tmp_path: Path, **environment: str) -> tuple[list[str],
     torchrun.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n')
     torchrun.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-s"], input=script, env={"PATH": path, **environment}, capture_output=True, text=True, check=False
-    )
+    done = call("bash", "-s", input=script, env={"PATH": path, **environment})
     return done.stdout.splitlines(), done
 
 
@@ -45,7 +44,7 @@ def value(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
-def test_the_job_of_eight_ranks_for_each_copy_has_the_models_own_shape(tmp_path: Path) -> None:
+def test_the_job_of_eight_ranks_a_copy_has_the_models_shape(tmp_path: Path) -> None:
     script = run("--model", "70b", "--tp", "4", "--pp", "2", "--dp", "4", "--batch", "128", "--megatron", "-")
     words, done = started(script, tmp_path, **NAMED, **NODE)
     assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ def test_the_published_what_if() -> None:
     assert "ZeRO-3 sends 238 times the bytes of ZeRO-2 in 865 collectives" in text
 
 
-def test_a_step_s_time_tells_how_many_times_as_long_an_epoch_takes() -> None:
+def test_a_steps_time_tells_how_much_longer_an_epoch_takes() -> None:
     by_stage = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--step", "4.6s")
     low, high = by_stage[3]["epoch_over_one_gpu"]
     # The published three times, of a step that takes 4.6 s on one GPU.
@@ -71,7 +71,7 @@ def test_a_step_s_time_tells_how_many_times_as_long_an_epoch_takes() -> None:
         run("--bandwidth", "1Gb/s", "--gpus", "2", "--step", "0s")
 
 
-def test_with_all_parameters_trained_both_stages_send_about_as_much() -> None:
+def test_with_all_trained_both_stages_send_about_as_much() -> None:
     by_stage = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--full")
     assert by_stage[3]["sent_bytes"] == pytest.approx(by_stage[2]["sent_bytes"], rel=0.05)
 

@@ -91,15 +91,6 @@ def test_what_is_not_passed_on(words: list[str], said: str, inventory: Path, mon
     assert "\n" not in done.exception.message
 
 
-def test_they_need_the_two_dashes_and_an_inventory(inventory: Path) -> None:
-    for arguments in (("verify", "-i", inventory, "x"), ("stage", "copy", "/a", "/b", "c"), ("verify", "x", "--", "y")):
-        with pytest.raises(click.UsageError, match="unexpected extra argument"):
-            raise call(*arguments).exception or AssertionError(arguments)
-    done = call("verify", "--", "-K")
-    assert isinstance(done.exception, UsageProblem)
-    assert done.exception.message == "what follows `--` is for Ansible, and there is no inventory"
-
-
 def test_names_that_begin_with_a_dash_are_still_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("-source").mkdir()
@@ -250,7 +241,7 @@ def test_pdsh_gets_the_user_and_the_key() -> None:
     assert 'IdentityFile "/k"' in config
 
 
-def test_pdsh_comes_by_the_way_of_ssh_where_the_hosts_reach_each_other_by_another() -> None:
+def test_pdsh_comes_as_ssh_does_where_hosts_meet_elsewhere() -> None:
     hosts = [Host("n1", "10.0.0.1"), Host("n2", "10.0.0.2")]
     config, _ = ssh_settings(hosts, {"n1": {"ansible_host": "127.0.0.1"}, "n2": {}})
     assert [line.split()[1] for line in config.splitlines() if "HostName" in line] == ['"127.0.0.1"', '"n2"']

@@ -24,7 +24,7 @@ ASSEMBLED = Array("md127", UUID, "nvme_raid0", "raid0", 2**20, 8, "clean", NAMES
 
 
 @pytest.mark.parametrize("blank", ["", "echo 'mdadm: No md superblock detected on /dev/nvme1n1.' >&2; exit 1"])
-def test_a_device_that_mdadm_cannot_open_is_none_without_a_superblock(
+def test_a_device_that_mdadm_cannot_open_is_no_blank_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str
 ) -> None:
     """Answers of mdadm 4.2: its exit status is 1 for a blank device, and for one that it cannot open."""
@@ -64,7 +64,7 @@ def test_an_array_that_is_not_assembled_is_assembled() -> None:
         ("clean", {"nvme1n1"}, False),
     ],
 )
-def test_what_udev_began_with_some_members_is_stopped_before_all_are_assembled(
+def test_what_udev_began_is_stopped_before_all_are_assembled(
     monkeypatch: pytest.MonkeyPatch, state: str, disks: set[str], stopped: bool
 ) -> None:
     ran: list[list[str]] = []
@@ -113,7 +113,7 @@ def test_a_broken_array_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("state", "cure"), ARRAY_CURES.items())
-def test_an_array_that_cannot_be_written_is_refused_with_cause_and_cure(state: str, cure: str) -> None:
+def test_an_array_that_cannot_be_written_names_cause_and_cure(state: str, cure: str) -> None:
     array = replace(ASSEMBLED, state=state)
     step = decide(WANTED, SUPERBLOCKS, [array])
     assert step.action == "refuse"

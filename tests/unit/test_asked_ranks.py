@@ -116,7 +116,7 @@ with AskedRanks(pathlib.Path(sys.argv[1]), 2, os.environ) as ranks:
 """
 
 
-def test_they_and_what_they_started_die_with_one_that_is_killed_outright(tmp_path: Path) -> None:
+def test_they_and_what_they_started_die_with_a_killed_one(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TUNETOOL_TESTS": str(tmp_path)}

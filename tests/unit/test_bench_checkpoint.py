@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
 import builders
+from shown_records import on_screen
 from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
 from tunetool.bench.checkpoint.figures import FEWEST_PAIRS, best_other
@@ -32,7 +31,7 @@ from tunetool.measure.rounds import drawn_order, ratio
 from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
-from tunetool.report.kinds import page_text, print_record, write_any_page, write_page
+from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, exit_code, judge
 from tunetool.view.plots import Bar, bars
 from waiting import until
@@ -104,12 +103,10 @@ def judged(*matrices: Matrix, errors: Sequence[str] = (), doubts: Sequence[str] 
 
 
 def text_of(record: Record) -> str:
-    stream = io.StringIO()
-    print_record(record, None, Console(file=stream, width=100, highlight=False))
-    return stream.getvalue()
+    return on_screen(record, None, 100)
 
 
-def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_round() -> None:
+def test_speed_is_held_against_others_of_the_same_round() -> None:
     by_name = {each.name: each for each in record_of(usual()).measurements}
     versus = by_name["checkpoint.direct.versus_torch_save"]
     assert versus.value == pytest.approx(4.2, abs=0.3)
@@ -124,7 +121,7 @@ def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_
     assert by_name["checkpoint.fio.write"].parameters["files"] == 4
 
 
-def test_the_size_of_a_checkpoint_is_a_figure_with_its_compression() -> None:
+def test_the_size_of_a_checkpoint_has_its_compression() -> None:
     packed = row("orbax", [1.0, 1.0])
     packed.samples = {
         number: replace(sample, write=replace(sample.write, bytes=STATE * 9 // 10))
@@ -176,7 +173,7 @@ def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
     assert "do not decide" in view(record_of(once)).advice[0], "one round is no reason to use an engine"
 
 
-def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -> None:
+def test_an_engine_that_brings_back_something_else_fails() -> None:
     liar = row("safetensors", [0.1, 0.1])
     liar.samples[2] = Sample(0.1, moved(0.1), 0, moved(0.1), "rank 1: `model.norm.weight` differs from byte 0 of 512")
     measured = matrix(row("torch-save-zip", [1.0, 1.0]), liar)
@@ -192,7 +189,7 @@ def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -
     assert best_other(measured, row("direct", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
 
 
-def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
+def test_an_async_engine_that_was_overtaken_fails_too() -> None:
     late = row("direct-async", [0.1], first=Sample(0.01, moved(0.1), 0, moved(0.1), "rank 0: `x` differs"))
     assert judged(matrix(late)).status == "fail"
 
@@ -293,7 +290,7 @@ def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:
     assert write_page(record_of(), tmp_path / "none.json") is None
 
 
-def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:
+def test_every_round_has_an_order_that_the_seed_repeats() -> None:
     names = [f"engine-{number}" for number in range(8)]
     orders = [drawn_order(names, 3, number) for number in range(6)]
     assert all(sorted(order) == names for order in orders)

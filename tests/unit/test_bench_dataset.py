@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
-from tunetool import training_python
+from shown_records import on_screen
 from tunetool.bench.dataset import engines as known
 from tunetool.bench.dataset import figures, files, fio_child, huge_pool, preflight, token_child
 from tunetool.bench.dataset.corpus import measure_corpus, read_documents, write_made_corpus
@@ -38,14 +36,13 @@ from tunetool.bench.dataset.request import Request
 from tunetool.bench.dataset.run import plain_sum
 from tunetool.bench.dataset.samples import EngineRow, Pass, StateTable
 from tunetool.bench.dataset.view import view
-from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page, write_page
+from tunetool.report.kinds import write_any_page, write_page
 from tunetool.verdict import judge
 from tunetool.view.model import Table
 from waiting import until
@@ -335,9 +332,7 @@ def record_of(*tables: StateTable) -> Record:
 
 
 def shown(record: Record) -> str:
-    out = io.StringIO()
-    print_record(record, None, Console(file=out, width=200))
-    return " ".join(out.getvalue().split())
+    return " ".join(on_screen(record, None, 200).split())
 
 
 def test_figures_have_rates_bytes_and_ratios(tmp_path: Path) -> None:
@@ -414,7 +409,7 @@ def test_a_table_and_a_page_end_with_one_sentence_of_advice(tmp_path: Path) -> N
     assert write_page(builders.record(kind="bench.dataset"), tmp_path / "none.json") is None
 
 
-def test_passes_that_ended_before_the_page_cache_answered_are_named(tmp_path: Path) -> None:
+def test_passes_before_the_page_cache_answered_are_named(tmp_path: Path) -> None:
     table = cold(tmp_path)
     assert "ended before the time" not in shown(record_of(table))
     table.rows["mmap-shuffled"].passes = passes(4.0, ended_by_read_ahead=True)
@@ -486,7 +481,7 @@ def test_what_is_left_out_or_failed_has_its_reason(tmp_path: Path) -> None:
     assert any("`files-0-workers` from the drives could not be measured" in reason for reason in record.verdict.reasons)
 
 
-def test_gpudirect_with_workers_is_named_and_libraries_have_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpudirect_with_workers_and_libraries_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_is_there", lambda module: False)
     rows = rows_with_workers((0, 4))
     assert list(rows) == ["gpu-direct-4-workers", "kvikio-4-workers"]
@@ -533,43 +528,6 @@ def test_a_pool_of_huge_pages_is_one_more_engine_for_each_order() -> None:
     assert more == {"mmap-sequential-nr-hugepages", "mmap-shuffled-nr-hugepages"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--engines nothing", "`nothing` is not an engine"),
-        ("--states warm,tepid", "`--states warm,tepid`: not all are known"),
-        ("--states warm --engines direct-shuffled", "has nothing to read for these engines"),
-        ("--image-side 10", "`--image-side 10` is too small"),
-        ("--threads 99999999999", "`--threads 99999999999` is too many"),
-        ("--num-workers 0,9999", "`--num-workers 9999` is too many"),
-        ("--size 1kB", "fewer than one sample of 4096"),
-        ("--jsonl {}/none", "none` cannot be read"),
-        ("--jsonl {}/empty", "empty` is empty"),
-        ("--jsonl {}/broken", "broken` line 2: it is not JSON"),
-    ],
-)
-def test_a_wrong_call_is_refused_before_any_work(
-    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Wherever the temporary directory of this machine lies.
-    on_drives = replace(read_stack(str(tmp_path)), in_memory=False)
-    monkeypatch.setattr(preflight, "read_stack", lambda directory: on_drives)
-    # On a node, the command would go on under the Python of its manifest, in the place of this process.
-    monkeypatch.setattr(training_python, "MANIFEST_PATH", str(tmp_path / "no-manifest"))
-    (tmp_path / "empty").touch()
-    (tmp_path / "broken").write_text('{"text": "a"}\nthe second line\n')
-    before = sorted(tmp_path.iterdir())
-    words_of_call = [each.format(tmp_path) for each in arguments.split()]
-    done = CliRunner().invoke(
-        cli,
-        ["bench", "dataset", "--target", str(tmp_path), "--runs-dir", str(tmp_path / "runs"), *words_of_call],
-        standalone_mode=False,
-    )
-    assert isinstance(done.exception, UsageProblem), done.output
-    assert words in done.exception.message
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_a_target_in_memory_is_never_cold() -> None:
     with pytest.raises(UsageProblem, match="`/dev/shm` with `--states cold,warm` has nothing to read"):
         preflight.check_call(Request(target=Path("/dev/shm"), engines=("direct-shuffled",)))
@@ -577,7 +535,7 @@ def test_a_target_in_memory_is_never_cold() -> None:
     assert preflight.states(Request(target=Path("/dev/shm")), read_stack("/dev/shm")) == ["warm"]
 
 
-def test_figures_from_a_tmpfs_are_not_called_those_of_the_page_cache(tmp_path: Path) -> None:
+def test_figures_from_a_tmpfs_are_not_of_the_page_cache(tmp_path: Path) -> None:
     table = cold(tmp_path)
     table.state, table.stack = "warm", replace(table.stack, in_memory=True, medium="tmpfs")
     for row in table.rows.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -13,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from rich.console import Console
 
 import builders
 from parsed_page import pictures
+from shown_records import on_screen
 from tunetool.bench.drives import calls, figures, made, preflight
 from tunetool.bench.drives.layouts import CHUNK, LAYOUTS, counts, mkfs
 from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.samples import Cell, Reading, Row
 from tunetool.bench.drives.view import view
 from tunetool.bench.drives.volume import BareDrive, as_they_are, stack_of
-from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge
 from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
@@ -36,7 +33,7 @@ from tunetool.node.machine import held_drives
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page, write_page
+from tunetool.report.kinds import write_any_page, write_page
 from tunetool.verdict import CEILING, judge
 
 GB = 10**9
@@ -48,7 +45,7 @@ def test_counts_are_powers_of_two_and_all() -> None:
     assert [counts(number) for number in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def test_file_systems_over_an_array_are_aligned_to_it_and_never_forced() -> None:
+def test_file_systems_over_an_array_are_aligned_and_not_forced() -> None:
     xfs, ext4 = (mkfs(each, "/dev/md127", UUID, 8) for each in ("xfs", "ext4"))
     assert xfs[:5] == ["mkfs.xfs", "-q", "-K", "-d", f"su={CHUNK},sw=8"]
     assert "su=262144" in xfs, "more is no legal stripe unit of a log"
@@ -67,7 +64,7 @@ def test_the_medium_says_what_was_made() -> None:
     assert single.medium(4, "nvme") == "4 x nvme, ext4 on each"
 
 
-def test_files_of_all_drives_are_one_fio_with_a_null_target_for_all_of_them() -> None:
+def test_files_of_all_drives_are_one_fio_with_a_null_target() -> None:
     job = calls.file_job("read", 2**24, 1.0, "io_uring")
     argv = calls.files(FIO, job, [Path("/mnt/a:b"), Path("/mnt/c")])
     assert argv[-4:] == ["--name=drive-1", "--directory=/mnt/a\\:b", "--name=drive-2", "--directory=/mnt/c"]
@@ -90,33 +87,6 @@ def on_a_drive(monkeypatch: pytest.MonkeyPatch) -> None:
         return stack_of([made.virtual_drive("sda", "SERIAL", 2**40)], "disk", Path(directory))
 
     monkeypatch.setattr(preflight, "read_stack", one_drive)
-
-
-@pytest.mark.usefixtures("on_a_drive")
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("", "there is nothing to measure"),
-        ("--target /nonexistent", "does not exist"),
-        ("--target /dev/shm", "on no drive"),
-        ("--drives A,B --target {}", "`--drives` is for blank drives alone"),
-        ("--drives A,A", "names a serial twice"),
-        ("--target {} --layout raid0-xfs", "`--layout` makes file systems"),
-        ("--target {} --virtual 2 --layout raid5-xfs", "`--layout raid5-xfs` is not a layout"),
-        ("--target {} --virtual 2 --counts 1,3", "`--counts 3`: there are 2 drives"),
-        ("--target {} --virtual 65", "`--virtual 65` is too many"),
-        ("--target {} --virtual 1 --engines nope", "`nope` is not an engine"),
-        ("--target {} --virtual 1 --bytes-per-drive 1MiB", "does not fit"),
-        ("--target {} --bytes-per-drive 0", "`--bytes-per-drive 0 B` does not fit"),
-        ("--virtual 2", "there is nothing to measure"),
-    ],
-)
-def test_a_wrong_call_is_one_line_and_writes_nothing(arguments: str, words: str, tmp_path: Path) -> None:
-    given = [word.format(tmp_path) for word in arguments.split()]
-    done = CliRunner().invoke(cli, ["bench", "drives", "--runs-dir", str(tmp_path / "runs"), *given])
-    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
-    assert words in str(done.exception) + done.output
-    assert list(tmp_path.iterdir()) == []
 
 
 def request(**fields: Any) -> Request:
@@ -152,9 +122,7 @@ def blank_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **of_the_seco
     return asked
 
 
-def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drives_are_taken_by_serial_when_blank_and_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = blank_machine(monkeypatch, tmp_path)
     monkeypatch.setattr(preflight, "find", lambda program: f"/sbin/{program}")
     monkeypatch.setattr(preflight, "_loads", lambda module: True)
@@ -176,7 +144,7 @@ def test_drives_are_taken_by_serial_when_they_are_blank_and_alike(
 
 
 @pytest.mark.usefixtures("on_a_drive")
-def test_virtual_drives_that_are_too_small_are_named_by_the_option_that_makes_them(tmp_path: Path) -> None:
+def test_too_small_virtual_drives_are_named_by_their_option(tmp_path: Path) -> None:
     with pytest.raises(CannotJudge, match="there is room for 0 B") as caught:
         preflight.plan(request(virtual=2, target=tmp_path, virtual_bytes=0), os.environ)
     assert "`--virtual-size`: 268.4 MB or more" in str(caught.value.hint)
@@ -254,7 +222,7 @@ def full() -> dict[Cell, Row]:
     )
 
 
-def test_efficiency_is_the_share_of_so_many_drives_alone_in_pairs_of_a_round() -> None:
+def test_efficiency_is_the_share_of_drives_alone_in_a_round() -> None:
     by_name = {each.name: each for each in figures.measurements(full(), {})}
     share = by_name["scaling.raid0-xfs.4.fio-libaio.read.efficiency"]
     assert share.value == pytest.approx(0.75)
@@ -296,13 +264,10 @@ def test_nothing_measured_is_no_pass() -> None:
 
 
 def shown(record: Record) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    print_record(record, None, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return " ".join(text.split())
+    return " ".join(on_screen(record, None, 100).split())
 
 
-def test_the_table_has_the_published_rows_beside_and_ends_with_advice() -> None:
+def test_the_table_has_published_rows_and_advice() -> None:
     checks = [preflight.skip("engine.deepspeed-cuda", "it is measured", "torch sees no GPU", "use one")]
     text = shown(record_of(full(), checks=checks))
     assert "raid0-xfs, fio-libaio 2.00 6.00 75%" in text
@@ -365,7 +330,7 @@ class Recorded:
         return None
 
 
-def test_what_cannot_be_taken_down_is_named_and_left_to_the_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_taken_down_is_left_to_the_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
     problems: list[str] = []
     undo = Recorded(stuck=lambda entry: entry["kind"] == "mount")
     monkeypatch.setattr(made, "undone", undo)
@@ -431,9 +396,7 @@ def test_data_that_nobody_labelled_is_left_as_it_is(tmp_path: Path, monkeypatch:
     assert image.read_bytes() == before
 
 
-def test_an_array_of_somebody_else_over_the_same_drives_is_not_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_elses_array_over_the_drives_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "md7/md").mkdir(parents=True)
     monkeypatch.setattr(made, "_SYS_BLOCK", tmp_path)
     monkeypatch.setattr(made, "disks_under", lambda root, device: {"nvme1n1", "nvme2n1"})
@@ -454,7 +417,7 @@ def test_an_array_of_somebody_else_over_the_same_drives_is_not_stopped(
     assert ran[-1] == ["mdadm", "--stop", "/dev/md7"]
 
 
-def test_a_drive_that_came_under_another_name_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drive_that_came_under_another_name_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     drives = [builders.nvme_drive(1), builders.nvme_drive(2)]
     bare = [BareDrive(drive) for drive in drives]
     monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: drives)

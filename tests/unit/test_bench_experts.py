@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections import Counter
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
 import expert_models
+from shown_records import on_screen
 from tunetool.advise.expert_decoder import FAMILIES
 from tunetool.bench.experts import figures, preflight
 from tunetool.bench.experts.blocks import block_bytes, write
@@ -28,12 +26,11 @@ from tunetool.bench.experts.request import Request
 from tunetool.bench.experts.samples import Reading, Row
 from tunetool.bench.experts.trace import Demand, Pattern
 from tunetool.bench.experts.view import view
-from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page
+from tunetool.report.kinds import write_any_page
 from tunetool.verdict import judge
 
 GB = 10**9
@@ -309,9 +306,7 @@ def test_a_pass_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) -> No
 
 
 def shown(made: list[Row]) -> str:
-    out = io.StringIO()
-    print_record(record_of(made), None, Console(file=out, width=100))
-    return " ".join(out.getvalue().split())
+    return " ".join(on_screen(record_of(made), None, 100).split())
 
 
 def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
@@ -333,34 +328,6 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
     assert view(record_of(made[4:])).advice == []
     page = write_any_page(record_of(rows(tmp_path)), tmp_path / "record.json")
     assert "experts.uniform.cached-32" in page.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("", "--target"),
-        ("--target /nonexistent", "does not exist"),
-        ("--target /dev/shm", "in memory"),
-        ("--target {} --experts 9999", "`--experts 9999` is too many"),
-        ("--target {} --threads 1000", "`--threads 1000` is too many"),
-        ("--target {} --expert-bytes 0", "`--expert-bytes 0` is not the size of an expert"),
-        ("--target {} --expert-bytes 1kB", "`--expert-bytes 1000` is not the size of an expert"),
-        ("--target {} --top-k 65", "a step cannot want 65 of 64 experts"),
-        ("--target {} --cached 64", "`--cached 64`: the cache holds"),
-        ("--target {} --cached 4", "`--cached 4`: the cache holds"),
-        ("--target {} --zipf 5", "`--zipf 5.0` is not an exponent"),
-        ("--target {} --zipf nan", "`--zipf nan` is not an exponent"),
-        ("--target {} --config /nonexistent", "`/nonexistent` cannot be read"),
-        ("--target {} --config {}/config.json", "no experts that are known"),
-    ],
-)
-def test_a_wrong_call_is_one_line_and_writes_nothing(arguments: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    called = [argument.format(tmp_path) for argument in arguments.split()]
-    done = CliRunner().invoke(cli, ["bench", "experts", *called, "--runs-dir", str(tmp_path / "runs")])
-    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
-    assert words in str(done.exception) + done.output
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
-from calls import TUNETOOL, benchmark, call
+from calls import benchmark
+from shown_records import on_screen
 from tunetool.bench.inference import figures, preflight, sglang
 from tunetool.bench.inference.figures import Measured, Rung
 from tunetool.bench.inference.model import describe
@@ -33,7 +33,7 @@ from tunetool.measure.evidence import Counted
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record, chosen
-from tunetool.report.kinds import page_text, print_record
+from tunetool.report.kinds import page_text
 from tunetool.verdict import code_of, judge
 
 DISK = BlockStack(
@@ -71,10 +71,7 @@ def record_of(run: Measured, conditions: Mapping[str, Any] = CONDITIONS) -> Reco
 
 
 def shown(record: Record) -> str:
-    console = Console(width=100, record=True, file=None)
-    with console.capture() as captured:
-        print_record(record, None, console)
-    return " ".join(captured.get().split())
+    return " ".join(on_screen(record, None, 100).split())
 
 
 # The model.
@@ -148,7 +145,7 @@ def test_the_batch_from_which_computing_takes_longer() -> None:
     assert replace(work, next_floor=0.0).balanced_batch(2e9) is None
 
 
-def test_what_was_published_stands_beside_what_its_own_bandwidth_predicts() -> None:
+def test_the_published_stands_beside_what_its_bandwidth_predicts() -> None:
     assert [(each.tokens, each.read) for each in RESULTS] == [(7, 10e9), (17, 27e9), (26, 48e9)]
     # 141.1 GB for each of 32 passes, and 96 x 32 tokens.
     assert [each.predicted for each in RESULTS] == pytest.approx([6.80, 18.37, 32.66], abs=0.01)
@@ -290,7 +287,7 @@ CLOSE = [[[1], [2], [3], [4]], [[5], [6], [7, 11], [8]]]
 """The third token of the second sequence is one of two that score the same but for rounding."""
 
 
-def test_a_tie_between_two_tokens_is_rounding_and_nothing_else_is() -> None:
+def test_a_tie_between_two_tokens_is_rounding() -> None:
     def judged(*sequences: Sequence[int]) -> tuple[str, str]:
         trusted = replace(generation(1.0), close=CLOSE)
         record = record_of(
@@ -435,13 +432,3 @@ def test_without_sglang_the_line_that_installs_it_is_said(machine: dict[str, int
     assert why.why.startswith("sglang is not installed")
     assert "zero-inference" in why.remedy
     assert sglang.knows_option() is False
-
-
-def test_a_wrong_call_ends_with_2_before_any_work(tmp_path: Path) -> None:
-    for arguments, words in (
-        (("--target", tmp_path / "none"), "does not exist"),
-        (("--target", tmp_path, "--model", "huge"), "neither a decoder"),
-    ):
-        done = call(*TUNETOOL, "bench", "inference", *arguments)
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from rich.console import Console
 
 import builders
+from shown_records import on_screen
 from tunetool.bench.engine_choice import choose
 from tunetool.bench.loading import figures, preflight
 from tunetool.bench.loading.engines import ENGINES, Engine
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
 from tunetool.bench.loading.view import sections, view
-from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import print_record, write_any_page
+from tunetool.report.kinds import write_any_page
 from tunetool.verdict import exit_code, judge
 from tunetool.view.model import Table, cell
 
@@ -53,9 +50,7 @@ def record_of(made: Matrix) -> Record:
 
 
 def shown(made: Matrix) -> str:
-    out = io.StringIO()
-    print_record(record_of(made), None, Console(file=out, width=200))
-    return out.getvalue()
+    return on_screen(record_of(made), None, 200)
 
 
 def test_figures_have_rates_and_ratios_of_one_round(tmp_path: Path) -> None:
@@ -92,7 +87,7 @@ def test_a_cold_load_that_the_drives_did_not_see_proves_nothing(tmp_path: Path) 
     assert judge(figures.case([made], CONDITIONS)).status == "unproven"
 
 
-def test_a_load_from_memory_that_the_drives_answered_proves_nothing(tmp_path: Path) -> None:
+def test_a_load_from_memory_that_drives_answered_proves_nothing(tmp_path: Path) -> None:
     made = matrix(tmp_path, "cached")
     made.stack = replace(made.stack, in_memory=False, medium="disk")
     assert figures.unproven_reasons(made) == []
@@ -122,24 +117,6 @@ def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
     assert "these rounds do not decide" in shown(made), "four rounds are too few"
     page = write_any_page(record_of(made), tmp_path / "record.json")
     assert "first load of a process" in page.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--engines", "nothing"], "`nothing` is not an engine"),
-        (["--gpus", "0"], "`--gpus 0` is not a list of numbers"),
-        ([], "no directory to make the model in"),
-        (["--model", "/nonexistent"], "is neither a size nor a directory"),
-        (["--model", "{}", "--target", "{}"], "is read where it is"),
-        (["--target", "/nonexistent"], "does not exist"),
-    ],
-)
-def test_a_wrong_call_is_named(arguments: list[str], words: str, tmp_path: Path) -> None:
-    called = [argument.format(tmp_path) for argument in arguments]
-    done = CliRunner().invoke(cli, ["bench", "loading", *called, "--runs-dir", str(tmp_path / "runs")])
-    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
-    assert words in str(done.exception) + done.output
 
 
 def test_more_processes_than_memory_has_room_for_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import builders
-from shown_records import node
+from shown_records import node, on_screen
 from tunetool.advise import zero
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import Model, Tensor
@@ -30,12 +27,11 @@ from tunetool.bench.offload.request import Request
 from tunetool.bench.offload.samples import DRAM, Moved, Place, Row, Rung, Step, moved_in
 from tunetool.bench.offload.swap_handles import CountedHandle, Ledger, SwapHandles, union
 from tunetool.bench.offload.view import view
-from tunetool.cli.main import cli
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.record import Record
-from tunetool.report.kinds import page_text, print_record
+from tunetool.report.kinds import page_text
 from tunetool.tune.check import Facts
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.verdict import judge
@@ -129,7 +125,7 @@ class Handle:
         return True
 
 
-def test_a_counted_handle_counts_bytes_and_the_time_that_is_waited() -> None:
+def test_a_counted_handle_counts_bytes_and_waiting() -> None:
     clock, ledger = Clock(), Ledger()
     handle = CountedHandle(Handle(clock), lambda: ledger, clock)
     assert handle.is_pinned(Buffer(1)), "all other calls go through"
@@ -422,9 +418,7 @@ def test_bytes_that_the_drives_did_not_see_prove_nothing(tmp_path: Path) -> None
 
 
 def shown(made: list[Row], found: list[Place] | None = None) -> str:
-    out = io.StringIO()
-    print_record(record_of(made, found), None, Console(file=out, width=120))
-    return " ".join(out.getvalue().split())
+    return " ".join(on_screen(record_of(made, found), None, 120).split())
 
 
 def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
@@ -470,34 +464,3 @@ def test_without_deepspeed_everything_is_left_out() -> None:
     verdict = judge(case)
     assert verdict.status == "unproven"
     assert "`pip install ...`" in verdict.reasons[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--target {}", "--model"),
-        ("--model tiny", "no directory to offload to"),
-        ("--model tiny --target /nonexistent", "does not exist"),
-        ("--model tiny --target /dev/shm", "in memory"),
-        ("--model huge --target {}", "neither a known model nor a path"),
-        ("--model mixtral-8x7b --target {}", "of a family that `bench offload` does not train"),
-        ("--model {}/config.json --target {}", "type `gpt2`"),
-        ("--model tiny --target {} --sequence-length 4", "`--sequence-length 4` is too short"),
-        ("--model tiny --target {} --aio /nonexistent", "`/nonexistent` cannot be read"),
-        ("--model tiny --target {} --aio {}/gds.json", "`use_gds` in the `aio` block"),
-        ("--model tiny --target {} --aio {}/config.json", "unknown: model_type"),
-    ],
-)
-@pytest.mark.usefixtures("on_a_disk")
-def test_a_wrong_call_is_one_line_and_writes_nothing(
-    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "/dev/shm" in arguments:
-        monkeypatch.setattr(media, "read_stack", read_stack)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    (tmp_path / "gds.json").write_text(json.dumps({"aio": {**TUNED.block(), "use_gds": True}}))
-    called = [argument.format(tmp_path) for argument in arguments.split()]
-    done = CliRunner().invoke(cli, ["bench", "offload", *called, "--runs-dir", str(tmp_path / "runs")])
-    assert isinstance(done.exception, UsageProblem) or done.exit_code == ExitCode.USAGE
-    assert words in str(done.exception) + done.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "gds.json"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from builders import measurement, record
-from calls import benchmark
+from calls import benchmark, call
+from shown_records import on_screen
 from staged import Quiet
 from tunetool import record as records
 from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX
@@ -28,10 +27,9 @@ from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.node.common import documents
 from tunetool.record import Measurement, Part, Status, Verdict
-from tunetool.report.kinds import print_record, write_page
+from tunetool.report.kinds import write_page
 from tunetool.report.page import WIDTH
 from tunetool.view.plots import Bar, bars
-from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -166,9 +164,7 @@ def test_a_part_that_cannot_run_is_a_line_and_the_others_go_on(tmp_path: Path, e
     assert result.record is not None
     assert result.path is not None
     assert [part.status for part in result.record.parts or []] == ["pass", "error", "pass"]
-    stream = io.StringIO()
-    print_record(result.record, result.path, Console(file=stream, width=WIDTH, highlight=False))
-    shown = stream.getvalue()
+    shown = on_screen(result.record, result.path)
     assert all(len(line) <= WIDTH for line in shown.splitlines())
     said = str(error) if not isinstance(error, OSError) else "`/mnt/x`: Input/output error"
     assert said[:30] in " ".join(shown.split())
@@ -283,7 +279,7 @@ def test_a_part_whose_record_is_not_beside_is_refused(run: str) -> None:
         records.parse(json.dumps(document), "record.json")
 
 
-def test_no_page_is_written_where_a_link_leads_or_for_a_chain_that_names_itself(tmp_path: Path) -> None:
+def test_no_page_is_written_through_a_link_or_for_a_circle(tmp_path: Path) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     _, there = made(elsewhere, "strategies", "pass")()
     assert there is not None
@@ -336,7 +332,7 @@ def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
         steps(request(tmp_path, skip=("verify", "checkpoint", "staging", "strategies")), Quiet())
 
 
-def test_a_state_that_no_checkpoint_can_be_made_of_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_an_impossible_state_is_refused_before_measuring(tmp_path: Path) -> None:
     small = request(tmp_path, state_bytes=20_000_000)
     with pytest.raises(UsageProblem, match="`--state-bytes 20000000` is too little for `--model phi3-mini`"):
         steps(small, Quiet())
@@ -359,14 +355,7 @@ def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
 
 def ansible(*arguments: object) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
-    return subprocess.run(
-        [str(BIN / "ansible-playbook"), *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    return call(str(BIN / "ansible-playbook"), *map(str, arguments), cwd=ROOT)
 
 
 @pytest.mark.skipif(not (BIN / "tunetool").exists(), reason="tunetool is not installed as a program here")

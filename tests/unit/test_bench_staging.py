@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import builders
+from shown_records import on_screen
 from staged import Quiet
 from tunetool import record as records
 from tunetool.bench.staging import figures, published
@@ -23,7 +22,6 @@ from tunetool.bench.staging.rounds import Rounds
 from tunetool.bench.staging.samples import Row, Sample, Staged, compare_losses
 from tunetool.bench.staging.scenarios import LeftOut, Planned, parse, scale
 from tunetool.errors import UsageProblem
-from tunetool.report.kinds import print_record
 from tunetool.report.page import WIDTH
 from tunetool.stage.room import Limit
 from tunetool.training.workload import Material, RankResult, Workload
@@ -76,7 +74,7 @@ def test_stage_where_it_pays_within_the_run() -> None:
     assert "0.8 GB/s" in advice.sentence
 
 
-def test_too_large_for_memory_says_what_is_needed_and_what_the_control_group_allows() -> None:
+def test_too_large_for_memory_says_what_the_group_allows() -> None:
     group = "the memory limit of `/sys/fs/cgroup/job` leaves"
     advice = advise(Room(116 * GB, [Limit(60 * GB, group), Limit(100 * GB, "`/dev/shm` has")]), TIMES)
     assert advice.stage is False
@@ -203,7 +201,7 @@ def sample(path: str, load: float, data: float, losses: list[float] = LOSSES, im
     )
 
 
-def test_the_spread_of_batches_is_that_of_the_least_steady_rank_without_its_first_batch() -> None:
+def test_the_spread_is_that_of_the_least_steady_rank() -> None:
     steady = sample("memory", 1, 1.0)
     assert steady.batch_spread is None
     steady.ranks[0].load_seconds[:] = [9.0] + [0.5] * 20
@@ -273,7 +271,7 @@ def test_a_warm_cache_proves_nothing() -> None:
     assert judge(figures.case([row], figures.checks(row, bulk_in_memory=True))).status == "pass"
 
 
-def test_a_scenario_that_failed_is_an_error_and_one_left_out_is_not() -> None:
+def test_a_failed_scenario_is_an_error_and_a_skipped_one_not() -> None:
     good = measured({"memory": sample("memory", 1, 0.1), "bulk": sample("bulk", 10, 2.0)})
     out = Row("nodes", 0, 0, GB, GB, left_out="one machine alone")
     failed = Row("node", 1, 2, GB, GB, failed="rank 1 was killed by SIGKILL")
@@ -297,9 +295,7 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
         verdict=judge(figures.case([row, out], checks)),
     )
     record = records.parse(records.dumps(record), "it")
-    stream = io.StringIO()
-    print_record(record, Path("/runs/record.json"), Console(file=stream, width=WIDTH, highlight=False))
-    shown = stream.getvalue()
+    shown = on_screen(record, Path("/runs/record.json"))
     assert all(len(line) <= WIDTH for line in shown.splitlines()), shown
     lines = {" ".join(line.split()) for line in shown.splitlines()}
     assert "Model load time 6.77 s 72.05 s 1.00 s 10.00 s 10.00" in lines
@@ -313,7 +309,7 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
     assert words.endswith("PASS")
 
 
-def test_a_kernel_that_counts_nothing_does_not_make_a_shard_of_a_model() -> None:
+def test_a_kernel_that_counts_nothing_makes_no_shard() -> None:
     uncounted = replace(result(0, 1, 0.1, LOSSES, 0, GB), read_bytes={})
     (read,) = Sample([uncounted], 8, 2).reads()
     assert (read.model, read.model_storage, read.data) == (GB, 0, 0)
@@ -338,7 +334,7 @@ class Interrupting:
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
-def test_ctrl_c_while_memory_is_given_back_ends_the_run_afterwards(tmp_path: Path, times: int) -> None:
+def test_ctrl_c_while_memory_is_given_back_ends_it_afterwards(tmp_path: Path, times: int) -> None:
     staged = tmp_path / "staged"
     (staged / "model" / "sub").mkdir(parents=True)
     (staged / "model" / "sub" / "file").write_bytes(b"x")

@@ -1,8 +1,8 @@
 """What every benchmark promises: its help, wrong calls, its dry run, what is shown of its record, its documents.
 
 A new benchmark passes this by its entry in ``tunetool.bench.registry``, a line in ``DRY_RUNS`` and a record in
-tests/data/records. What is particular to one, such as the words of its errors, is tested with it. What is left of a real
-run that is stopped: tests/measurement/test_stopped_benchmarks.py.
+tests/data/records. What its own wrong calls are told: rows of test_wrong_calls.py. What is left of a real run that is
+stopped: tests/measurement/test_stopped_benchmarks.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import csv
 import io
 import re
 import shlex
-import signal
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -21,12 +20,11 @@ import pytest
 
 from calls import ROOT, TUNETOOL, call
 from parsed_page import Parsed
-from shown_records import hostile
+from refusals import Refusals
+from shown_records import all_kinds, hostile
 from tunetool import record as records
 from tunetool.bench.registry import BENCHMARKS, Benchmark
 from tunetool.cli import bench
-from tunetool.cli import main as entry
-from tunetool.errors import ExitCode
 from tunetool.record import Record
 from tunetool.report.flat import record_csv
 from tunetool.report.kinds import VIEWS, markdown_of, page_text, print_record, view_of
@@ -36,21 +34,32 @@ from tunetool.view import figures
 
 HELP_WIDTH = 80
 DRY_RUNS: Mapping[str, str] = {
-    "checkpoint": "--model tiny --engines torch-save*",
+    "checkpoint": "--model tiny --engines dcp-t?-multi",
     "loading": "--model tiny",
     "offload": "--model tiny",
     "dataset": "--size 1MiB",
-    "finetune": "--model tiny",
-    "staging": "--model tiny",
+    "finetune": "--model tiny --target {target}/new",
+    "staging": "--model tiny --device cpu --images 8 --target {target}/new",
     "reference": "--skip strategies",
-    "strategies": "--model tiny",
+    "strategies": "--model tiny --matrix 1x1:z2,1x8:z3,2x8:z3 --ranks-per-node 2 --target {target}/new",
     "ds-io": "--io_size 1MiB",
-    "experts": "",
+    "experts": "--expert-bytes 4MiB --experts 8 --top-k 2",
     "inference": "--model llama-tiny",
     "api": "--size 1MiB",
-    "drives": "",
+    "drives": "--virtual 2 --layout ext4-per-drive",
 }
 """By benchmark, options beside ``--target`` that make a call complete, and small."""
+ANNOUNCED: Mapping[str, Sequence[str]] = {
+    "checkpoint": ["6 rounds of 4 engines", "B in all", "{target}"],
+    "staging": [
+        "made first: `{target}/new/qwen2.5-vl-tiny` and `{target}/new/colours-8x448x280`",
+        "left out: many nodes: only one machine",
+    ],
+    "strategies": ["1x8:z3 -> 1x2:z3", "2x8:z3 is left out: it needs 2 nodes"],
+    "experts": ["33.55 MB, removed afterwards"],
+    "drives": ["makes 2 sparse files of 1.074 GB"],
+}
+"""What such a call, with torch and on a drive, says that it would do."""
 HOSTILE = "<script>*x*|[/red]:smile:</td>"
 """Markup of a page, of Markdown and of a terminal."""
 COMMANDS = "\x1b\x9b\u202e\u2066"
@@ -90,39 +99,10 @@ def test_the_help_fits_and_says_what_each_exit_code_means(benchmark: Benchmark) 
     assert "2 the call was wrong" in codes[0]
 
 
-@pytest.fixture
-def refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refusals]:
-    """Calls in this process; it goes on as it was."""
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
-    yield Refusals(tmp_path, monkeypatch, capsys)
-    signal.signal(signal.SIGTERM, before)
-
-
-class Refusals:
-    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, output: pytest.CaptureFixture[str]) -> None:
-        self.directory, self.patch, self.output = directory, patch, output
-
-    def refused(self, *words: str) -> str:
-        """The error of a call that is wrong: one line, a hint, exit code 2, and nothing is written."""
-        with self.patch.context() as patched:
-            # A call that is not refused must not begin.
-            patched.setattr(sys, "argv", ["tunetool", "bench", *words, "--dry-run"])
-            # To be as it was afterwards.
-            patched.setattr(sys, "stdout", sys.stdout)
-            with pytest.raises(SystemExit) as left:
-                entry.main()
-        shown = self.output.readouterr()
-        lines = shown.err.splitlines()
-        assert (left.value.code, shown.out) == (ExitCode.USAGE, ""), (words, shown)
-        assert [line.partition(": ")[0] for line in lines] == ["error", "hint"], (words, lines)
-        assert below(self.directory) == [], words
-        return lines[0]
-
-
 @every
 def test_an_unknown_option_is_refused(benchmark: Benchmark, refusals: Refusals) -> None:
-    assert refusals.refused(benchmark.name, "--nonsense") == "error: `--nonsense` is not an option"
+    said = refusals.refused("bench", benchmark.name, "--nonsense", "--dry-run")
+    assert said.startswith("error: `--nonsense` is not an option\n")
 
 
 def wrong_values(command: click.Command) -> Iterator[tuple[str, str]]:
@@ -146,15 +126,18 @@ def test_a_wrong_value_is_refused_and_named(benchmark: Benchmark, refusals: Refu
     wrong = list(wrong_values(command_of(benchmark)))
     assert len(wrong) > 3
     for option, text in wrong:
-        error = refusals.refused(benchmark.name, option, text)
+        # A call that is not refused must not begin.
+        error, _ = refusals.refused("bench", benchmark.name, option, text, "--dry-run").splitlines()
         assert option in error or f"`{text}`" in error, (option, text)
 
 
 @every
-def test_a_dry_run_writes_nothing(benchmark: Benchmark, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(benchmark: Benchmark, tmp_path: Path) -> None:
     for name in ("target", "temporary", "home"):
         (tmp_path / name).mkdir()
-    given = ["--target", tmp_path / "target", "--runs-dir", tmp_path / "runs", *shlex.split(DRY_RUNS[benchmark.name])]
+    target = tmp_path / "target"
+    options = DRY_RUNS[benchmark.name].format(target=target)
+    given = ["--target", target, "--runs-dir", tmp_path / "runs", *shlex.split(options)]
     places = f"env -u XDG_STATE_HOME TMPDIR={tmp_path}/temporary HOME={tmp_path}/home".split()
     done = call(*places, *TUNETOOL, "bench", benchmark.name, "--dry-run", *given, cwd=tmp_path)
     assert done.stdout == ""
@@ -162,6 +145,9 @@ def test_a_dry_run_writes_nothing(benchmark: Benchmark, tmp_path: Path) -> None:
     no_drive = any(words in done.stderr for words in ("in memory", "on no drive"))
     assert done.returncode in (0, 3) or no_drive, done.stderr
     assert done.stderr
+    if find_spec("torch") and not no_drive:
+        said = [words.format(target=target) for words in ANNOUNCED.get(benchmark.name, [])]
+        assert [words for words in said if words not in done.stderr] == [], done.stderr
     assert below(tmp_path) == ["home", "target", "temporary"]
 
 
@@ -175,32 +161,36 @@ def test_a_record_is_read_as_it_was_written(benchmark: Benchmark) -> None:
     assert records.parse(records.dumps(record), "again") == records.parse(records.dumps(record), "once")
 
 
+records_of_all = pytest.mark.parametrize(
+    "record", [*map(recorded, BENCHMARKS), *all_kinds()], ids=lambda record: str(record.kind)
+)
+"""Of every benchmark, and of what else has a view."""
 names = pytest.mark.parametrize("named", [False, True], ids=["texts", "names and labels too"])
 
 
-@every
+@records_of_all
 @names
-def test_no_text_of_a_record_is_markup_of_the_terminal(benchmark: Benchmark, named: bool) -> None:
+def test_no_text_of_a_record_is_markup_of_the_terminal(record: Record, named: bool) -> None:
     stream = io.StringIO()
-    print_record(hostile(recorded(benchmark), HOSTILE, named), None, PipeConsole(file=stream, width=WIDTH))
+    print_record(hostile(record, HOSTILE, named), None, PipeConsole(file=stream, width=WIDTH))
     assert HOSTILE in re.sub(r"\s+", "", stream.getvalue())
 
 
-@every
+@records_of_all
 @names
-def test_no_text_of_a_record_is_markup_of_the_page(benchmark: Benchmark, named: bool) -> None:
-    plain, spoiled = (Parsed(page_text(hostile(recorded(benchmark), text, named), None)) for text in ("x", HOSTILE))
+def test_no_text_of_a_record_is_markup_of_the_page(record: Record, named: bool) -> None:
+    plain, spoiled = (Parsed(page_text(hostile(record, text, named), None)) for text in ("x", HOSTILE))
     assert spoiled.shape() == plain.shape()
     # There is no page where no label is one that the kind knows.
     assert HOSTILE in re.sub(r"\s+", "", spoiled.words) or not plain.words
 
 
-@every
+@records_of_all
 @names
-def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: bool) -> None:
+def test_no_text_of_a_record_is_markup_of_markdown(record: Record, named: bool) -> None:
     def both(text: str) -> str:
-        record = hostile(recorded(benchmark), text, named)
-        return markdown(view_of(record, None), record) + markdown(figures.view(record), record)
+        made = hostile(record, text, named)
+        return markdown(view_of(made, None), made) + markdown(figures.view(made), made)
 
     spoiled = both(HOSTILE)
     assert spoiled.count("\n") == both("x").count("\n")
@@ -208,22 +198,22 @@ def test_no_text_of_a_record_is_markup_of_markdown(benchmark: Benchmark, named: 
     assert r"&lt;script&gt;\*x\*\|\[/red\]:smile:&lt;/td&gt;" in spoiled
 
 
-@every
-def test_no_text_of_a_record_moves_a_terminal_or_turns_what_stands_beside_it(benchmark: Benchmark) -> None:
-    record = hostile(recorded(benchmark), COMMANDS)
+@records_of_all
+def test_no_text_of_a_record_commands_a_terminal(record: Record) -> None:
+    made = hostile(record, COMMANDS)
     stream = io.StringIO()
-    print_record(record, None, PipeConsole(file=stream, width=WIDTH))
-    for shown in (stream.getvalue(), page_text(record, None), markdown_of(record, None)):
+    print_record(made, None, PipeConsole(file=stream, width=WIDTH))
+    for shown in (stream.getvalue(), page_text(made, None), markdown_of(made, None)):
         assert not {*COMMANDS} & {*shown}
         assert r"\u202e" in shown
 
 
-@every
+@records_of_all
 @names
-def test_every_figure_is_one_row_of_the_csv(benchmark: Benchmark, named: bool) -> None:
-    record = hostile(recorded(benchmark), f'{HOSTILE},"\n', named)
-    titles, *rows = csv.reader(io.StringIO(record_csv(record)))
-    assert len(rows) == len(record.measurements)
+def test_every_figure_is_one_row_of_the_csv(record: Record, named: bool) -> None:
+    made = hostile(record, f'{HOSTILE},"\n', named)
+    titles, *rows = csv.reader(io.StringIO(record_csv(made)))
+    assert len(rows) == len(made.measurements)
     assert {len(row) for row in rows} <= {len(titles)}
 
 

@@ -76,7 +76,7 @@ def test_not_decided_fails_nothing_and_each_program_has_its_line() -> None:
 
 
 @pytest.mark.parametrize(("end", "word"), [((1, [BAD]), MISSED), ((1, [GOOD]), BROKE), ((5, []), BROKE)])
-def test_a_missed_goal_or_a_broken_program_fails_and_the_next_one_runs(end: tuple[int, list[str]], word: str) -> None:
+def test_a_missed_goal_or_a_broken_program_fails_alone(end: tuple[int, list[str]], word: str) -> None:
     code, shown = ran(script("first", *end), script("second", 0, [GOOD]))
     assert code == 1
     assert [line.split("  ")[0].strip() for line in shown if "  perf/" in line] == [word, HELD]
@@ -117,7 +117,7 @@ def test_the_target_is_given_to_the_programs_that_have_one() -> None:
     assert stage.command("/mnt/x")[-6:-4] == ["--source", "/mnt/x"]
 
 
-def test_every_goal_has_a_command_and_make_bench_runs_those_without_a_gpu() -> None:
+def test_every_goal_has_a_command_and_make_bench_runs_it() -> None:
     table = (ROOT / "perf/README.md").read_text()
     listed = re.findall(r"^\|.*\| `[^`]*?perf/(\w+)\.py[^`]*` \|([^|\n]*)\|", table, re.MULTILINE)
     sources = {path.stem: path.read_text() for path in (ROOT / "perf").glob("*.py")}

@@ -215,20 +215,22 @@ def test_the_real_time_device_of_an_xfs_counts_too(tmp_path: Path) -> None:
     assert (stack.medium, stack.counts) == ("xfs (3 x nvme)", ("nvme0n1", "nvme1n1", "nvme2n1"))
 
 
-def test_loop_device_counts_where_its_file_lies(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("root", "image", "medium", "counts"),
+    [
+        ("259:0 / / rw - xfs /dev/nvme0n1 rw", "/var/image", "loop device on nvme disk", ("nvme0n1",)),
+        ("0:1 / / rw - tmpfs tmpfs rw", "/image", "loop device on tmpfs", ()),
+    ],
+    ids=["disk", "memory"],
+)
+def test_loop_device_is_where_its_file_lies(
+    tmp_path: Path, root: str, image: str, medium: str, counts: tuple[str, ...]
+) -> None:
     nvme(tmp_path, 0)
-    disk(tmp_path, "loop0", "7:0", "virtual/block", **{"loop/backing_file": "/var/image"})
-    mounts(tmp_path, "1 0 259:0 / / rw - xfs /dev/nvme0n1 rw", "2 1 7:0 / /mnt rw - xfs /dev/loop0 rw")
+    disk(tmp_path, "loop0", "7:0", "virtual/block", **{"loop/backing_file": image})
+    mounts(tmp_path, f"1 0 {root}", "2 1 7:0 / /mnt rw - xfs /dev/loop0 rw")
     stack = read_stack("/mnt", str(tmp_path))
-    assert (stack.medium, stack.counts) == ("loop device on nvme disk", ("nvme0n1",))
-
-
-def test_loop_device_on_tmpfs_is_memory(tmp_path: Path) -> None:
-    disk(tmp_path, "loop0", "7:0", "virtual/block", **{"loop/backing_file": "/image"})
-    mounts(tmp_path, "1 0 0:1 / / rw - tmpfs tmpfs rw", "2 1 7:0 / /mnt rw - xfs /dev/loop0 rw")
-    stack = read_stack("/mnt", str(tmp_path))
-    assert stack.in_memory
-    assert stack.counts == ()
+    assert (stack.medium, stack.counts, stack.in_memory) == (medium, counts, not counts)
 
 
 def test_compressed_memory_is_no_disk(tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_nvme_over_loop_is_what_lies_behind_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/ram0", "/dev/shm/image", None], ids=["RAM disk", "file in memory", "unknown"])
-def test_nvme_over_loop_on_memory_or_on_what_nobody_knows_is_no_disk(tmp_path: Path, path: str | None) -> None:
+def test_nvme_over_loop_on_memory_or_the_unknown_is_no_disk(tmp_path: Path, path: str | None) -> None:
     nvme(tmp_path, 0)
     disk(tmp_path, "ram0", "1:0", "virtual/block")
     over_loop(tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from calls import TUNETOOL, call
 from tunetool.measure.marked_processes import marked
 from waiting import PATIENCE, until
 
@@ -74,13 +75,15 @@ def test_a_stopped_build_leaves_no_compiler_and_no_lock(
 
 
 def test_a_dry_run_says_what_would_be_built_and_makes_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tunetool", _COMMAND, "--op", "utils", "--op", "cpu_adam", "--dry-run"],
+    done = call(
+        *TUNETOOL,
+        _COMMAND,
+        "--op",
+        "utils",
+        "--op",
+        "cpu_adam",
+        "--dry-run",
         env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [
@@ -90,7 +93,7 @@ def test_a_dry_run_says_what_would_be_built_and_makes_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.slow  # one real build
-def test_of_two_side_by_side_one_builds_and_the_other_takes_what_it_built(tmp_path: Path) -> None:
+def test_of_two_side_by_side_one_builds_for_both(tmp_path: Path) -> None:
     compiler, compiled = tmp_path / "c++", tmp_path / "compiled"
     compiler.write_text(
         '#!/bin/sh\nfor word; do case $word in *.cpp) echo "$word" >> "$COMPILED";; esac; done\nexec g++ "$@"\n'
@@ -123,13 +126,14 @@ def test_a_cpp_runtime_of_its_own_is_named_with_what_mends_it(tmp_path: Path) ->
     compiler.chmod(0o755)
 
     def build(by: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tunetool", _COMMAND, "--op", "utils", "--rebuild"],
+        return call(
+            *TUNETOOL,
+            _COMMAND,
+            "--op",
+            "utils",
+            "--rebuild",
             env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops"), "CXX": by},
-            capture_output=True,
-            text=True,
             timeout=3 * PATIENCE,
-            check=False,
         )
 
     own = build(str(compiler))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from calls import call
 from tunetool import system_packages
 from tunetool.measure.aio import build_ops, ops
 from tunetool.measure.worker import Missing
-from waiting import PATIENCE
 
 REFUSES = """
 class AsyncIOBuilder:
@@ -56,14 +56,7 @@ def run(tmp_path: Path, libraries: Path, *words: str) -> subprocess.CompletedPro
         "packages.find = lambda program: None if 'libaio' in program else '/usr/bin/true'\n"
         "from tunetool.cli.main import main\nsys.exit(main())\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", script, "build-ops", *words],
-        env={**os.environ, **changes},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return call(sys.executable, "-c", script, "build-ops", *words, env={**os.environ, **changes})
 
 
 @pytest.mark.parametrize("words", [(), ("--op", "async_io")])

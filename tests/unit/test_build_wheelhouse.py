@@ -118,7 +118,7 @@ def test_it_is_filled_once_and_the_second_call_fetches_nothing(house: House) -> 
     assert times == {path.name: path.stat().st_mtime_ns for path in house.directory.glob("*.whl")}
 
 
-def test_a_set_without_a_trainer_that_is_asked_for_is_filled_again(filled: House) -> None:
+def test_a_set_that_lacks_a_trainer_is_filled_again(filled: House) -> None:
     done = filled.call("--trainer", "lightning")
     assert "10 files" in done.stdout, done.stderr
     assert "1 fetched" in done.stdout
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_fetched_again_and_named(filled: House) -> None:
     assert wheel.read_bytes() == whole
 
 
-def test_an_index_that_gives_another_file_than_it_names_is_refused_by_name(house: House) -> None:
+def test_an_index_that_gives_another_file_is_refused(house: House) -> None:
     house.publish(tiny_wheels.libraries(house.base / "published"), wrong="peft")
     done = house.call()
     assert done.returncode == 3
@@ -176,26 +176,6 @@ def test_a_dry_run_fetches_nothing(house: House) -> None:
     done = house.call("--dry-run")
     assert done.returncode == 0, done.stderr
     assert "would be fetched" in done.stdout
-    assert not house.directory.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--build", "cuda"], "`--build cuda` is not a build of torch"),
-        (["--python-version", "3.9"], "`--python-version 3.9` is not 3.10 or newer"),
-        (["--source", "/nowhere"], "`/nowhere` is not a copy of the collection"),
-        (["--source", "OTHER"], "pyproject.toml has no `deepspeed`"),
-    ],
-)
-def test_a_wrong_call_is_refused(house: House, options: list[str], message: str) -> None:
-    other = house.base / "other"
-    other.mkdir()
-    (other / "constraints.txt").touch()
-    (other / "pyproject.toml").write_text("dependencies = []\n")
-    done = house.call(*(option.replace("OTHER", str(other)) for option in options))
-    assert done.returncode == 2
-    assert message in done.stderr
     assert not house.directory.exists()
 
 

@@ -86,7 +86,7 @@ CONTENTS = st.lists(
 
 
 @given(CONTENTS)
-def test_items_lie_one_after_another_with_their_raw_bytes_at_whole_blocks(contents: list[Archive | int]) -> None:
+def test_items_lie_in_turn_with_raw_bytes_at_whole_blocks(contents: list[Archive | int]) -> None:
     placed, size = place(contents)
     end = 0
     for content, at in zip(contents, placed, strict=True):

@@ -144,7 +144,7 @@ def test_a_clock_that_goes_back_turns_nothing_round(
     assert drained_ones == sorted(drained_ones)
 
 
-def test_a_step_saved_before_the_clock_went_back_and_drained_after_is_no_newer() -> None:
+def test_a_step_from_before_the_clock_went_back_is_no_newer() -> None:
     known = [Stamp(0, 1000 * SECOND), Stamp(1, 500 * SECOND)]
     assert stamp(1001 * SECOND, known, (), 510 * SECOND) == Stamp(0, 1001 * SECOND)
     assert stamp(505 * SECOND, known, (), 510 * SECOND) == Stamp(1, 505 * SECOND)
@@ -452,7 +452,7 @@ def test_two_saves_of_one_step_are_never_mixed() -> None:
     assert "the ranks have different saves of it" in refused.value.message
 
 
-def test_no_step_at_all_is_a_new_beginning_and_unreadable_ones_are_not() -> None:
+def test_no_step_is_a_new_beginning_and_an_unreadable_one_not() -> None:
     assert agree([Survey(0, "a"), Survey(1, "b")]) is None
     with pytest.raises(CannotJudge) as refused:
         agree([Survey(0, "a", (step_copy(300, "local"),)), Survey(1, "b"), Survey(2, "b")])
@@ -484,7 +484,7 @@ def test_the_last_saved_step_is_taken_whatever_its_number() -> None:
     assert agreed.step == 1500
 
 
-def test_a_step_saved_anew_under_its_number_is_told_from_the_old_one() -> None:
+def test_a_step_saved_anew_is_told_from_the_old_one() -> None:
     old = StepCopy(3, "/bulk/step_3", "old", None, Stamp(0, 10))
     other = StepCopy(4, "/bulk/step_4", "four", None, Stamp(0, 20))
     new = StepCopy(3, "/local/step_3", "new", None, None, 30)

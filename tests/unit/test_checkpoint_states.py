@@ -27,7 +27,7 @@ from tunetool.origin import install_hint
     ("model", "parameters"),
     [("llama2-7b", 6_738_415_616), ("13b", 13_015_864_320), ("phi3-mini", 3_821_079_552), ("70b", 70_553_706_496)],
 )
-def test_a_state_has_the_published_number_of_parameters_at_14_bytes(model: str, parameters: int) -> None:
+def test_a_state_has_the_published_parameters_at_14_bytes(model: str, parameters: int) -> None:
     assert shape(model).bytes == 14 * parameters
     assert shape(model).tensors == 4 * len(preset(model).tensors)
 
@@ -63,7 +63,7 @@ def test_64_shards_are_the_70b_model_to_the_byte() -> None:
 
 
 @given(st.integers(3 * 10**9, 10**11))
-def test_whole_layers_are_dropped_from_the_end_and_no_more_than_needed(bound: int) -> None:
+def test_no_more_whole_layers_are_dropped_than_needed(bound: int) -> None:
     full, bounded = shape("llama2-7b"), shape("llama2-7b", bound)
     assert bounded.bytes <= bound
     left = [tensor for tensor in full.parameters if tensor.layer is None or int(tensor.layer) < bounded.layers]
@@ -81,7 +81,7 @@ def test_a_bound_below_one_layer_is_refused_with_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize(("model", "more"), [("70b-shard", False), ("70b", True)])
-def test_the_hint_for_too_small_a_bound_is_something_else_that_works(model: str, more: bool) -> None:
+def test_the_hint_for_too_small_a_bound_works(model: str, more: bool) -> None:
     with pytest.raises(UsageProblem) as caught:
         shape(model, 10**7)
     hint = str(caught.value.hint)
@@ -108,7 +108,7 @@ def test_a_state_is_cut_into_so_many_tensors_of_the_same_bytes(parameters: int) 
 
 
 @pytest.mark.parametrize(("tensors", "hint"), [(1, "ask for 84"), (1343, "ask for 1340"), (10**9, "ask for")])
-def test_a_number_of_tensors_that_no_cuts_give_is_refused_with_one_that_they_do(tensors: int, hint: str) -> None:
+def test_an_impossible_number_of_tensors_names_a_possible_one(tensors: int, hint: str) -> None:
     with pytest.raises(UsageProblem, match=f"`--tensors {tensors}`") as caught:
         shape("llama-tiny", tensors=tensors)
     assert str(caught.value.hint).startswith(hint)
@@ -153,7 +153,7 @@ def test_engines_are_chosen_by_globs_in_one_order() -> None:
     assert "torch-save-zip" in str(caught.value.hint)
 
 
-def test_an_engine_whose_library_is_absent_is_named_with_the_line_that_installs_it(
+def test_an_absent_library_is_named_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engines, "find_spec", lambda _: None)

@@ -99,7 +99,7 @@ def test_a_mount_over_the_offload_directory_fails(built: Path, line: str, found:
     assert (check.status, check.found) == ("fail", found)
 
 
-def test_the_offload_directory_mounted_over_itself_is_the_same_directory(built: Path) -> None:
+def test_the_offload_directory_mounted_over_itself_is_the_same(built: Path) -> None:
     """As a container's or a unit's bind mount with options of its own."""
     text = f"91 216 9:127 /deepspeed_offload {MANIFEST['offload_dir']} rw,nodev - xfs /dev/md127 rw\n"
     edit(built, "proc/self/mountinfo", lambda before: before + text)
@@ -107,7 +107,7 @@ def test_the_offload_directory_mounted_over_itself_is_the_same_directory(built: 
 
 
 @pytest.mark.parametrize("beneath", [True, False], ids=["over the volume", "in its place"])
-def test_a_directory_of_the_volume_mounted_at_its_mount_point_is_not_the_volume(built: Path, beneath: bool) -> None:
+def test_a_directory_mounted_at_the_mount_point_is_no_volume(built: Path, beneath: bool) -> None:
     """Source, type, number and options are all those of the volume; what jobs find there is not."""
     (line,) = [each for each in (built / "proc/self/mountinfo").read_text().splitlines() if f" {POINT} " in each]
     bound = line.replace("216 27", "300 216" if beneath else "216 27").replace(
@@ -376,7 +376,7 @@ def test_a_pending_reboot_is_no_pass(built: Path) -> None:
     assert failed(run_checks(dict(MANIFEST, reboot_required=True), str(built)))["node.reboot"].status == "fail"
 
 
-def test_locked_memory_is_asked_for_by_size_and_only_where_a_limit_was_set(built: Path) -> None:
+def test_locked_memory_is_asked_for_only_where_a_limit_was_set(built: Path) -> None:
     asked: list[tuple[str, int]] = []
 
     def locker(kind: str, size: int) -> Attempt:
@@ -462,7 +462,7 @@ def test_our_validator_agrees_with_the_standards(keys: tuple[Any, ...], value: A
         assert bool(manifests.validate(document)) == bool(standard)
 
 
-def test_the_path_of_gpudirect_storage_is_held_against_the_manifest(built: Path) -> None:
+def test_gpudirect_storages_path_is_held_against_the_manifest(built: Path) -> None:
     wanted = dict(MANIFEST, gds={"mode": "nvidia-fs", "reasons": []})
     check = failed(run_checks(wanted, str(built)))["gds.mode"]
     assert (check.status, check.expected) == ("fail", "nvidia-fs")

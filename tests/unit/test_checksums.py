@@ -134,7 +134,7 @@ TENSORS = st.lists(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensors=TENSORS, room=st.integers(0, 9000), draw=st.randoms())
-def test_a_table_gives_back_what_was_kept_and_notices_each_change(
+def test_a_table_gives_back_its_rows_and_notices_each_change(
     tensors: list[tuple[str, list[int], int]], room: int, draw: random.Random, tmp_path: Path
 ) -> None:
     lengths = [length for _, _, length in tensors]

@@ -193,46 +193,6 @@ def test_a_group_alone_prints_its_help(path: tuple[str, ...]) -> None:
     assert done.stderr.startswith(f"Usage: {' '.join(('tunetool', *path))} [OPTIONS] COMMAND")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "hint"),
-    [
-        (("veryfi",), "`tunetool veryfi` is not a command", "did you mean `verify`?"),
-        (("bench", "checkpiont"), "`tunetool bench checkpiont` is not a command", "did you mean `checkpoint`?"),
-        (("verify", "--tolerence", "3%"), "`--tolerence` is not an option", "did you mean `--tolerance`?"),
-        (("xyz",), "`tunetool xyz` is not a command", "tunetool has: inspect, "),
-        (("tune",), "`--target` is missing", "see `tunetool tune --help`"),
-        (("tune", "--target", ""), "`--target` is empty", "give a path"),
-        (("tune", "--target", "x", "--json", "/"), "`/` is a directory", "`--json` takes a file"),
-        (("verify", "--no\n\x1b[2J"), "`--no\\n\\x1b[2J` is not an option", "see `tunetool verify --help`"),
-    ],
-)
-def test_a_wrong_call_is_one_line_and_a_hint(arguments: tuple[str, ...], message: str, hint: str) -> None:
-    done = call(*arguments)
-    lines = done.stderr.splitlines()
-    assert (done.returncode, len(lines), lines[0]) == (2, 2, f"error: {message}")
-    assert lines[1].startswith(f"hint: {hint}")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plan", "checkpoint"),
-        ("prebuild",),
-        ("rebuild",),
-        ("tune", "--ds-config", "zero3", "--target", "x"),
-        ("stage", "copy", "--verify", "x", "y"),
-        ("bench", "staging", "--memory", "/dev/shm"),
-        ("bench", "finetune", "--batch-size", "2"),
-        ("provision", "-i", "x", "--batch", "1"),
-    ],
-    ids=" ".join,
-)
-def test_the_old_words_are_gone(arguments: tuple[str, ...]) -> None:
-    done = call(*arguments)
-    assert done.returncode == 2
-    assert "is not a command" in done.stderr or "is not an option" in done.stderr
-
-
 def options_of(path: tuple[str, ...]) -> dict[str, click.Option]:
     command: click.Command = cli
     for name in path:
@@ -310,12 +270,6 @@ def test_json_of_a_comparison_and_of_advice_can_be_a_file(tmp_path: Path) -> Non
     beside = call("advise", "checkpoint", *arguments, "--json", str(tmp_path / "advice.json"))
     assert json.loads(alone.stdout) == json.loads((tmp_path / "advice.json").read_text())
     assert beside.stdout[:1] not in ("", "{")
-
-
-def test_a_verify_after_options_is_not_taken_for_a_source(tmp_path: Path) -> None:
-    done = call("stage", "--threads", "2", "verify", str(tmp_path / "copy"))
-    assert done.returncode == 2
-    assert "`verify` must be the first word after `stage`" in done.stderr
 
 
 def test_a_call_without_any_search_path_finds_what_is_installed() -> None:

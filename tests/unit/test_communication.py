@@ -78,9 +78,7 @@ def test_stage_3_gathers_all_that_stage_2_leaves_where_it_is(
 
 
 @given(models(), three, st.integers(2, 8))
-def test_nothing_is_waited_for_that_was_not_asked_for_and_all_of_it_is(
-    model: list[Module], zero: Zero, world: int
-) -> None:
+def test_what_was_asked_for_is_waited_for_and_nothing_else(model: list[Module], zero: Zero, world: int) -> None:
     asked: list[int] = []
     waited: set[int] = set()
     for event in events(model, zero, world, 2):
@@ -134,7 +132,7 @@ def test_the_paper_s_counts_and_what_deepspeed_makes_of_them() -> None:
     assert traffic(layers, Zero(2), 1000, 2, "nccl").sent == pytest.approx(3 * psi, rel=0.01)
 
 
-def test_a_small_model_is_gathered_once_since_deepspeed_keeps_what_is_used_again_soon() -> None:
+def test_a_small_model_is_gathered_once() -> None:
     layers = [Module(str(n), (Parameter(str(n), 2_000_000, trained=True),)) for n in range(50)]
     assert traffic(layers, Zero(3), 2, 4, "gloo").sizes["all_gather"] == 4 * 100_000_000
     assert traffic(layers, Zero(3, live=10_000_000, reuse=0), 2, 4, "gloo").sizes["all_gather"] > 7 * 100_000_000
@@ -145,7 +143,7 @@ def test_buckets_go_out_before_the_gradient_that_overfills_them() -> None:
     assert list(buckets([], 6)) == []
 
 
-def test_lora_sends_adapters_under_stage_2_and_the_model_twice_under_stage_3() -> None:
+def test_lora_sends_adapters_or_the_model_twice() -> None:
     """Qwen2.5-VL-7B on 16 ranks over 1 Gb/s, where the published job was three times slower than on one GPU."""
     model = qwen("7b")
     second, third = (traffic(model, Zero(stage), 16, 2, "nccl") for stage in (2, 3))

@@ -45,9 +45,7 @@ def test_every_command_with_an_inventory_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("path", ON_HOSTS, ids=" ".join)
-def test_a_command_for_hosts_names_the_missing_ansible_before_anything_else(
-    path: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_command_for_hosts_names_the_missing_ansible_first(path: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "ansible_runner.py").write_text("raise ImportError('none')")
     inventory = tmp_path / "hosts"
     inventory.write_text("node1\n")
@@ -80,7 +78,7 @@ def test_a_machine_that_is_not_linux_is_named(arguments: list[str]) -> None:
         assert tunetool(always, before="sys.platform = 'darwin'; ").returncode == 0
 
 
-def test_the_extra_control_has_all_that_a_control_machine_imports() -> None:
+def test_the_extra_control_has_all_that_is_imported() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     listed = "".join(re.findall(r"^(?:dependencies|control) = \[\n(.*?)^\]$", project, re.MULTILINE | re.DOTALL))
     names = set(re.findall(r'^  "([\w-]+)', listed, re.MULTILINE))

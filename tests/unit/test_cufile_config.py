@@ -92,7 +92,7 @@ def test_an_unknown_key_is_named_with_the_nearest(wrong: str, meant: str) -> Non
     assert f"`{meant}`" in problem.remedy
 
 
-def test_a_key_like_no_other_is_named_once_with_all_that_it_holds() -> None:
+def test_a_key_like_no_other_is_named_with_all_it_holds() -> None:
     [problem] = check_config('{"vendor": {"alpha": 1, "beta": {"gamma": 2}}}')
     assert (problem.key, problem.remedy) == ("vendor", "leave it out")
 
@@ -188,7 +188,7 @@ def test_mount_tables_hold_names_of_ones_own() -> None:
     assert check_config(nested("fs.lustre.mount_table", table)) == []
 
 
-def test_each_key_has_one_entry_and_a_version_that_was_looked_into() -> None:
+def test_each_key_has_one_entry_and_a_known_version() -> None:
     assert len(BY_PATH) == len(KEYS)
     assert all(OLDEST <= key.since <= NEWEST and (key.until or NEWEST) >= key.since for key in KEYS)
 

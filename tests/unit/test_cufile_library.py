@@ -97,7 +97,7 @@ def reads(key: Key, version: tuple[int, int]) -> bool:
     return key.since <= version and (key.until is None or version <= key.until)
 
 
-def test_every_place_in_the_table_is_read_by_exactly_the_versions_that_it_names(
+def test_every_place_is_read_by_exactly_the_versions_it_names(
     library: tuple[str, tuple[int, int]], tmp_path: Path
 ) -> None:
     path, version = library

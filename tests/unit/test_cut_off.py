@@ -203,7 +203,7 @@ def test_the_module_plans_the_wipe(root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert run_module(root, monkeypatch, plan=True, manifest=text, begun=UUID)["plan"]["array_action"] == "create"
 
 
-def test_the_module_refuses_a_torn_array_by_serial_with_a_command(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_array_is_refused_by_serial_with_a_command(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = f'{{"array": {{"uuid": "{UUID}"}}}}'
     answer = run_module(root, monkeypatch, manifest=built)
     first = answer["msg"].splitlines()[0]

@@ -114,7 +114,7 @@ def test_whatever_a_program_prints_its_reader_answers_or_refuses(name: str) -> N
 
 
 @pytest.mark.parametrize("more", ["     Raid Level : raid0\n", "   Raid Devices : 8\n", "           Name : x\n"])
-def test_a_superblock_whose_name_holds_lines_is_refused_and_is_none_the_less_there(more: str) -> None:
+def test_a_superblock_whose_name_holds_lines_is_there(more: str) -> None:
     """mdadm prints the name as it is, and the name is whatever somebody wrote into it."""
     text = EXAMINE.replace("  (local to host node1)\n", f"\n{more}")
     with pytest.raises(CommandError, match=r"`mdadm --examine` of `nvme1n1` prints `.*` twice"):
@@ -165,7 +165,7 @@ def test_a_drive_with_two_labels_of_members_is_examined_once(tmp_path: Path, mon
     assert list(examine(["nvme1n1", "nvme2n1", "nvme1n1"])) == ["nvme1n1", "nvme2n1"]
 
 
-def test_signatures_of_a_device_that_nobody_asked_about_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_of_another_device_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     text = WIPEFS.replace("nvme2n1", "sda1")
     assert parse_signatures(text)[1] == Signature("sda1", "ext4", None, None, "0x438")
     with pytest.raises(UnreadableDevice, match="`sda1`"):
@@ -176,7 +176,7 @@ CAPACITY = Capacity("/mnt/a", "", 10, 20, 30, 4, 1, 2**36, "/opt/python", "", "c
 
 
 @given(st.one_of(edited(CAPACITY.to_dict()).map(json.loads), edited([CAPACITY.to_dict()]).map(json.loads), st.none()))
-def test_whatever_a_node_says_of_its_capacity_is_one_or_a_type_error(answer: Any) -> None:
+def test_whatever_a_node_says_of_its_capacity_is_read_or_refused(answer: Any) -> None:
     try:
         capacity = capacity_of(answer)
     except TypeError:

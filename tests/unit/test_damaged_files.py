@@ -27,7 +27,7 @@ def test_whatever_a_file_holds_its_reader_answers_or_refuses(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.sound[0].startswith("{")])
-def test_no_value_brings_a_second_line_or_a_terminal_s_command_into_a_message(name: str, tmp_path: Path) -> None:
+def test_no_value_brings_a_line_or_a_command_into_a_message(name: str, tmp_path: Path) -> None:
     door = DOORS[name]
     for sound in door.sound:
         for *above, last in places(json.loads(sound)):
@@ -46,13 +46,13 @@ def test_no_value_brings_a_second_line_or_a_terminal_s_command_into_a_message(na
                 refused_well(error, door.hinted)
 
 
-def test_a_configuration_of_cufile_that_is_cut_after_a_comma_is_named() -> None:
+def test_a_cufile_json_that_is_cut_after_a_comma_is_named() -> None:
     (problem,) = check_config('{"logging": {"level": "ERROR"},')
     assert "correct line 1" in str(problem)
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_whatever_became_of_a_machines_files_their_reader_answers(name: str, tmp_path: Path) -> None:
+def test_whatever_became_of_a_machines_files_it_is_read(name: str, tmp_path: Path) -> None:
     property_of_tree(name, tmp_path / "node")()
 
 
@@ -107,7 +107,7 @@ def test_a_fifo_in_its_place_does_not_hold_the_reader(name: str, tmp_path: Path)
         refusal(name, path)
 
 
-def test_a_manifest_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path: Path) -> None:
+def test_an_earlier_manifest_without_a_checksum_is_read(tmp_path: Path) -> None:
     document = json.loads(DOORS["manifest"].sound[0])
     signed = DOORS["manifest"].read(laid_down("manifest", tmp_path, json.dumps(document)))
     del document["sha256"]
@@ -115,7 +115,7 @@ def test_a_manifest_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path: 
 
 
 @pytest.mark.parametrize("changed", ["no checksum", "edited"])
-def test_verify_and_inspect_name_a_manifest_without_its_checksum_or_with_another(changed: str, tmp_path: Path) -> None:
+def test_a_manifest_without_its_checksum_is_named(changed: str, tmp_path: Path) -> None:
     root = lay_out("built", tmp_path / "root")
     document = json.loads(a_manifest())
     if changed == "edited":

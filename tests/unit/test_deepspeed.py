@@ -47,7 +47,7 @@ MIB = 2**20
         (0, 2, 512, "1024 bytes"),
     ],
 )
-def test_sizes_that_cannot_be_moved_exactly_name_the_nearest_that_can(
+def test_sizes_that_cannot_be_moved_name_the_nearest(
     size: int, parallelism: int, sector: int, near: str | None
 ) -> None:
     problem = misfit(size, parallelism, sector)
@@ -259,7 +259,7 @@ def test_an_op_fits_the_versions_that_it_was_built_for(built: Probe) -> None:
     assert caught.value.hint == "run `tunetool build-ops`"
 
 
-def test_an_op_that_deepspeed_built_itself_is_known_by_its_recipe(built: Probe, tmp_path: Path) -> None:
+def test_deepspeeds_own_op_is_known_by_its_recipe(built: Probe, tmp_path: Path) -> None:
     torch, deepspeed = tmp_path / "v/torch", tmp_path / "v/deepspeed"
     for folder, name in ((torch, "version.py"), (deepspeed, "git_version_info_installed.py")):
         folder.mkdir(parents=True)
@@ -318,7 +318,7 @@ def test_a_build_waits_for_another_of_the_same_op(built: Probe, capsys: pytest.C
     assert not lock.exists()
 
 
-def test_one_tunetool_builds_at_a_time_and_another_waits_within_a_limit(
+def test_one_builds_at_a_time_and_others_wait_within_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with only_build(tmp_path, PlainProgress()):

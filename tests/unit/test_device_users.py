@@ -189,7 +189,7 @@ def test_a_drive_that_a_process_has_open_is_refused(drive: Drive, flags: str, ho
     refuse_unless_blank([drive], deep=True)
 
 
-def test_a_drive_that_takes_no_writes_is_refused_before_any_other_is_written(drive: Drive) -> None:
+def test_a_drive_that_takes_no_writes_is_refused_before_others(drive: Drive) -> None:
     """By write protection of its namespace, or at its end of life. It opens, and it reads."""
     run(["blockdev", "--setro", drive.path])
     refused_everywhere(drive, f"read-only: the kernel refuses every write to `{drive.path}`")
@@ -227,9 +227,7 @@ EMPTY_PLACES = "".join(f"{place:5}: <none>\n" for place in range(2))
         ("UserFiles:\t1\n    0: \nUserBufs:\t0\n", None),
     ],
 )
-def test_a_ring_that_does_not_show_its_files_is_told_from_one_that_does(
-    tmp_path: Path, printed: str, drives: set[str] | None
-) -> None:
+def test_a_ring_that_does_not_show_its_files_is_told(tmp_path: Path, printed: str, drives: set[str] | None) -> None:
     (tmp_path / "fdinfo").mkdir()
     (tmp_path / "fdinfo/5").write_text("pos:\t0\nSqMask:\t0x0\n" + printed)
     found = device_users._registered(str(tmp_path / "fd/5"), NUMBERS)
@@ -250,7 +248,7 @@ def test_a_namespaces_character_device_is_the_same_drive(name: str, monkeypatch:
     assert device_users._numbers([name]) == {(True, 259, 3): name, (False, 240, 1): name}
 
 
-def test_a_character_device_is_known_by_its_name_where_sysfs_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_device_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     null = Path("/dev/null").stat().st_rdev
     for target, drives in (("/dev/ng5n1", {"nvme5n1"}), ("/dev/null", set())):
         found = device_users._open_numbers("/dev/null", target, NUMBERS)
@@ -414,9 +412,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_drive_that_one_process_after_another_has_open_is_in_use(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drive_opened_by_one_process_after_another_is_in_use(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     started = [program(drive.path, "O_RDONLY")]
 
     def next_one(seconds: float) -> None:

@@ -87,7 +87,7 @@ def tree(root: Path) -> Iterator[str]:
             yield path.relative_to(root).as_posix()
 
 
-def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_package_and_collection_alone(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert len(names) == len(archive.namelist()) - 5
@@ -113,7 +113,7 @@ def test_the_wheel_holds_the_package_and_the_collection_and_nothing_else(wheel: 
     assert wheel.stat().st_size < MOST_BYTES
 
 
-def test_the_wheel_s_reference_says_what_its_commands_and_roles_say(wheel: Path) -> None:
+def test_the_wheels_reference_is_that_of_commands_and_roles(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         pages = {name: archive.read(f"{INSIDE}{name}").decode() for name in REFERENCE}
     assert {name for name, text in pages.items() if not text.strip()} == set()
@@ -123,7 +123,7 @@ def test_the_wheel_s_reference_says_what_its_commands_and_roles_say(wheel: Path)
     assert len(set(titles.values())) == 4
 
 
-def test_the_collection_s_archive_has_the_reference_and_its_changelog_in_antsibull_s_form(tmp_path: Path) -> None:
+def test_the_collections_archive_has_reference_and_changelog(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
     dist.build_collection(tmp_path)
@@ -152,9 +152,7 @@ def test_an_editable_install_has_no_part_of_the_collection() -> None:
     assert not (Path(sysconfig.get_paths()["purelib"]) / "ansible_collections/tunetool/node/ansible.cfg").exists()
 
 
-def test_the_wheel_for_nodes_is_the_same_from_sources_and_from_what_is_installed(
-    wheel: Path, installed: Path, tmp_path: Path
-) -> None:
+def test_the_nodes_wheel_is_the_same_from_what_is_installed(wheel: Path, installed: Path, tmp_path: Path) -> None:
     # What package_wheel makes of sources, after pip has built them.
     of_sources = Path(shutil.copy(wheel, tmp_path))
     node_wheel.without_collection(str(of_sources))
@@ -204,9 +202,7 @@ def control() -> None:
     pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 
-def test_init_writes_the_carried_example_and_provision_runs_the_carried_roles(
-    control: None, installed: Path, tmp_path: Path
-) -> None:
+def test_init_and_provision_use_what_is_carried(control: None, installed: Path, tmp_path: Path) -> None:
     before = {name: (packages_of(installed) / name).stat().st_mtime_ns for name in tree(packages_of(installed))}
     # Another version of the collection, which Ansible finds first without our settings.
     other = tmp_path / "home/.ansible/collections" / node_wheel.COLLECTION / "playbooks"
@@ -266,7 +262,7 @@ def test_virtual_nodes_need_no_clone(installed: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "no nodes\n")
 
 
-def test_the_key_of_the_nodes_wheels_comes_from_what_is_installed(
+def test_the_key_of_the_nodes_wheels_is_of_what_is_installed(
     installed: Path, monkeypatch: pytest.MonkeyPatch, control: None
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / ".ansible/collections"), *sys.path])
@@ -301,7 +297,7 @@ def described(wheel: Path) -> Message:
         return email.message_from_string(archive.read(name).decode())
 
 
-def test_the_package_is_described_and_names_no_address_that_is_not_there(wheel: Path) -> None:
+def test_the_package_names_no_address_that_is_not_there(wheel: Path) -> None:
     said = described(wheel)
     assert said["Author"] == said["Maintainer"] == "The tunetool authors"
     assert said["License-Expression"] == "Apache-2.0"

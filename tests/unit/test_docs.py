@@ -181,7 +181,7 @@ def problem(words: list[str], whole: bool = False) -> str | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_to_a_file_and_to_a_heading_that_is_there(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     broken = []
     for target in LINK.findall(FENCE.sub("", text_of(page))):
         if re.match(r"[a-z]+:", target):
@@ -454,7 +454,7 @@ def test_the_readme_shows_how_to_test() -> None:
     assert {"make check", "make test"} <= set(lines)
 
 
-def test_the_first_screen_has_two_commands_for_a_machine_that_has_nothing() -> None:
+def test_the_first_screen_has_two_commands_for_a_bare_machine() -> None:
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:FIRST_SCREEN])
     (block,) = FENCE.finditer(first)
     commands = [line.partition("#")[0].split() for line in command_lines(Block(block[2], block[3]))]

@@ -53,7 +53,7 @@ def test_what_the_newcomer_is_said_to_run_it_runs() -> None:
     assert "make check" in (README.parent / "tools/dev/fresh.py").read_text()
 
 
-def test_the_configuration_of_the_tutorial_works_on_a_virtual_disk() -> None:
+def test_the_tutorials_configuration_works_on_a_virtual_disk() -> None:
     (line,) = (line for line in lines_of(RENTED) if line.startswith("tunetool ds-config "))
     words = shlex.split(line)
     name, world = words[words.index("--model") + 1], int(words[words.index("--world-size") + 1])
@@ -62,7 +62,7 @@ def test_the_configuration_of_the_tutorial_works_on_a_virtual_disk() -> None:
     assert plan(Job("zero3-nvme", load_model(name), DEFAULTS.block(), "/mnt/scratch", world=world), node).values
 
 
-def test_the_packages_of_the_tutorial_are_those_that_its_commands_need() -> None:
+def test_the_tutorials_packages_are_those_it_needs() -> None:
     (line,) = (line for line in lines_of(RENTED) if "apt-get install" in line)
     packages = {word for word in shlex.split(line)[3:] if not word.startswith("-")}
     listed = [row.split() for row in (README.parent / "tests/programs.txt").read_text().splitlines()]

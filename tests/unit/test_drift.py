@@ -262,7 +262,7 @@ def test_an_unmounted_volume_is_mounted(node: Node, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_a_mount_that_the_unit_for_late_volumes_made_first_is_no_error(
+def test_a_mount_that_the_late_unit_made_first_is_no_error(
     node: Node, monkeypatch: pytest.MonkeyPatch, mounted: bool
 ) -> None:
     mountinfo = node.root / "proc/self/mountinfo"
@@ -344,7 +344,7 @@ def serials(node: Node) -> dict[str, str]:
     return {drive.name: drive.serial for drive in read_drives(str(node.root))}
 
 
-def test_an_array_that_waits_to_be_assembled_is_mended_and_a_member_less_is_not(node: Node) -> None:
+def test_an_array_that_waits_is_mended_and_a_member_less_is_not(node: Node) -> None:
     uuid = MANIFEST["array"]["uuid"]
     blocks = {
         f"nvme{slot + 1}n1": Superblock(f"nvme{slot + 1}n1", uuid, "nvme_raid0", "raid0", 8, 2**20, slot)
@@ -374,7 +374,7 @@ def test_an_array_made_anew_is_left_unless_it_is_adopted(node: Node, answers: bo
     assert {difference.name: difference.mended for difference in taken} == {"array.uuid": True, "filesystem.uuid": True}
 
 
-def test_an_array_that_mdadm_cannot_be_asked_for_is_unknown_and_not_as_asked(node: Node) -> None:
+def test_an_array_that_mdadm_cannot_tell_of_is_unknown(node: Node) -> None:
     (node.root / "sys/block/md127").unlink()
     assert [difference.name for difference in node.look()] == ["array.assembled"]
     node.superblocks = NO_MDADM
@@ -418,13 +418,13 @@ def test_another_geometry_is_left(node: Node, old: str, new: str, name: str, act
     assert (left.name, left.found) == (name, actual)
 
 
-def test_an_option_that_xfs_takes_only_at_mount_names_the_command(node: Node) -> None:
+def test_an_option_only_for_mount_names_the_command(node: Node) -> None:
     left = one_left(node.look(mount_options=["noatime", "logbufs=4", "logbsize=256k"]))
     assert (left.name, left.expected, left.found) == ("mount.options", "logbufs=4", "logbufs=8")
     assert f"`umount {POINT}`" in left.hint
 
 
-def test_one_look_tells_everything_and_a_run_that_stops_mends_nothing(node: Node) -> None:
+def test_one_look_tells_everything_and_a_stopped_run_mends_none(node: Node) -> None:
     node.edit("proc/self/mountinfo", "noatime", "relatime")
     node.edit("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "64", "0")
     drift = Drifted(node.look(replace(ASKED, chunk_bytes=2**19)))
@@ -533,7 +533,7 @@ def real_xfs(tmp_path: Path) -> Iterator[tuple[Array, Path]]:
         run(["losetup", "--detach", device])
 
 
-def test_a_real_mount_takes_its_options_and_label_and_keeps_its_data(real_xfs: tuple[Array, Path]) -> None:
+def test_a_real_mount_takes_options_and_label_and_keeps_its_data(real_xfs: tuple[Array, Path]) -> None:
     array, point = real_xfs
     (point / "file").write_text("precious")
     wanted = wishes(mount_point=str(point))["filesystem"]

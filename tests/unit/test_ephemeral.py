@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import nvme_drive
-from calls import imported_by
+from calls import call, imported_by
 from machines import RECORDED, lay_out
 from programs import need_program
 from systemd_units import applied, complaints, left, refuses_another
@@ -82,14 +82,14 @@ def test_our_array_is_left_alone(recorded: Scene) -> None:
     assert (finding.action, finding.members) == (NOTHING, ())
 
 
-def test_a_rebuild_that_was_cut_off_goes_on_by_slot_and_only_with_its_mark(recorded: Scene) -> None:
+def test_a_rebuild_goes_on_by_slot_and_only_with_its_mark(recorded: Scene) -> None:
     finding = look(replace(recorded, begun=UUID))
     assert finding.action == RESUME
     assert [drive.serial for drive in finding.members] == [member["serial"] for member in MANIFEST["array"]["members"]]
     assert look(replace(recorded, begun="0:0:0:0")).action == NOTHING
 
 
-def test_our_array_without_its_file_system_is_left_unless_the_mark_is_there(recorded: Scene) -> None:
+def test_our_array_without_a_file_system_is_left_without_a_mark(recorded: Scene) -> None:
     finding = look(replace(recorded, filesystem=False))
     assert finding.action == LEAVE
     assert "without the file system" in finding.line
@@ -169,7 +169,7 @@ def foreign_label(name: str) -> Signature:
     return Signature(name, "linux_raid_member", "node9:nvme_raid0", STRANGER)
 
 
-def test_members_of_a_foreign_array_of_our_name_are_not_taken_for_ours(blank: Scene) -> None:
+def test_members_of_a_foreign_array_of_our_name_are_not_ours(blank: Scene) -> None:
     contents = {**SYSTEM, "nvme3n1": [foreign_label("nvme3n1")], "nvme4n1": [foreign_label("nvme4n1")]}
     finding = look(replace(blank, contents=contents))
     assert finding.action == LEAVE
@@ -177,7 +177,7 @@ def test_members_of_a_foreign_array_of_our_name_are_not_taken_for_ours(blank: Sc
     assert f"`LAB1NEW3` (nvme3n1) holds linux_raid_member label `node9:nvme_raid0` UUID {STRANGER}" in finding.line
 
 
-def test_a_foreign_array_of_our_name_on_another_drive_stops_no_rebuild(blank: Scene) -> None:
+def test_a_foreign_array_on_another_drive_stops_no_rebuild(blank: Scene) -> None:
     ninth = nvme_drive(9)
     contents = {**SYSTEM, ninth.name: [foreign_label(ninth.name)]}
     finding = look(replace(blank, drives=[*blank.drives, replace(ninth, model="QEMU NVMe Ctrl")], contents=contents))
@@ -334,7 +334,7 @@ def test_files_come_and_go(tmp_path: Path) -> None:
     assert left(tmp_path) == set()
 
 
-def test_another_mount_point_and_file_system_leave_nothing_behind(tmp_path: Path) -> None:
+def test_another_mount_point_and_layout_leave_nothing_behind(tmp_path: Path) -> None:
     converge(tmp_path, files())
     after = files(uuid="0-1", mount_point="/mnt/other")
     converge(tmp_path, after)
@@ -348,7 +348,7 @@ def test_a_unit_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
     refuses_another(changes, files(), tmp_path)
 
 
-def test_the_program_says_that_it_is_off_and_imports_nothing_heavy() -> None:
+def test_the_program_says_that_it_is_off_and_imports_little() -> None:
     if Path(boot_decision.CONFIG_PATH).exists():
         pytest.skip("this machine is in ephemeral mode")
     done, imported = imported_by("ephemeral-rebuild", "--dry-run")
@@ -370,10 +370,5 @@ def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None
         stream.write(b"\x01")
     assert half_made(str(image), "made")
     # The tools of XFS read that byte in the same way.
-    done = subprocess.run(
-        ["xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = call("xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image), check=True)
     assert done.stdout == "inprogress = 1\n"

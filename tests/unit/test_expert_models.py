@@ -27,7 +27,7 @@ def loaded(directory: Path, **config: Any) -> Model:
 
 
 @pytest.mark.parametrize("name", expert_models.MODELS)
-def test_a_model_with_experts_has_as_many_parameters_as_published(name: str, tmp_path: Path) -> None:
+def test_a_model_has_as_many_parameters_as_published(name: str, tmp_path: Path) -> None:
     published = expert_models.MODELS[name]
     model = loaded(tmp_path, **published.config)
     assert model.numel == published.total
@@ -102,9 +102,7 @@ def test_a_config_without_usable_experts_is_refused(changes: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_weights_name_the_experts_and_the_config_beside_them_how_many_a_token_uses(
-    joined: bool, tmp_path: Path
-) -> None:
+def test_weights_name_experts_and_the_config_how_many_are_used(joined: bool, tmp_path: Path) -> None:
     shapes = {"model.layers.0.mlp.gate.weight": [4, 8]}
     if joined:
         shapes |= {"model.layers.0.mlp.experts.down_proj": [4, 8, 2]}

@@ -56,7 +56,7 @@ def test_only_samples_with_a_moment_have_a_trend() -> None:
     assert (trend.slope_per_second, trend.significant) == (1.0, True)
 
 
-def test_one_value_has_the_interval_that_it_is_given_and_no_samples() -> None:
+def test_one_value_has_its_interval_and_no_samples() -> None:
     made = computed(What("x", "ratio", "us", "disk", "x", rank=3, host="n1"), 1.5, estimate([1.0, 2.0]))
     assert made.samples is None
     assert (made.rank, made.host) == (3, "n1")

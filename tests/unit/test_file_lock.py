@@ -41,7 +41,7 @@ def other(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_held_lock_is_refused_names_its_holder_and_ends_with_it(path: Path, other: subprocess.Popen[str]) -> None:
+def test_a_held_lock_names_its_holder_and_ends_with_it(path: Path, other: subprocess.Popen[str]) -> None:
     with FileLock.file(path) as lock:
         assert not lock.take(patience=0)
         assert not lock.take(shared=True, patience=0)

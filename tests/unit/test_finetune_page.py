@@ -153,7 +153,7 @@ def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
     assert not re.search(r"(src|href)=", text)
 
 
-def test_without_curves_a_page_has_the_figures_and_without_both_there_is_none(run: tuple[Record, Path]) -> None:
+def test_without_curves_and_figures_there_is_no_page(run: tuple[Record, Path]) -> None:
     drawn, directory = run
     for text in (
         page_text(drawn.model_copy(update={"series": []}), directory / records.FILE),

@@ -113,7 +113,7 @@ def test_an_fstab_is_read_as_libmount_reads_it(text: str, tmp_path: Path) -> Non
         "LABEL=other /mnt/nvme_raid0 ext4 nofail yes no",
     ],
 )
-def test_a_line_for_the_mount_point_is_seen_however_it_is_written(line: str, tmp_path: Path) -> None:
+def test_a_line_for_the_mount_point_is_seen_in_any_spelling(line: str, tmp_path: Path) -> None:
     text = f"UUID=1 / ext4 defaults 0 1\n{line}\n"
     said = f"/etc/fstab line 2 mounts `LABEL=other` at `{POINT}`"
     assert foreign_entry(text, POINT, ["UUID=2"]) == said

@@ -472,7 +472,7 @@ def test_the_override_is_the_distributions_rule_with_the_members(machine: Machin
     assert distributions_rule(root) == rule.read_text()
 
 
-def test_verify_holds_the_node_to_the_path_and_the_rule_to_its_source(machine: Machine) -> None:
+def test_verify_holds_node_and_rule_to_path_and_source(machine: Machine) -> None:
     manifest = json.loads((RECORDED / "built-manifest.json").read_text())
     machine.nvidia_fs()
 
@@ -565,7 +565,7 @@ LOG = "var/lib/dkms/nvidia-fs/2.28.4/6.8.0-1051-nvidia/x86_64/log/make.log"
 SOURCES = "Picking NVIDIA driver sources from NVIDIA_SRC_DIR=/usr/src/nvidia-%s/nvidia. If\n"
 
 
-def test_a_configuration_that_serves_bounce_buffers_is_left_alone(machine: Machine) -> None:
+def test_a_configuration_for_bounce_buffers_is_left_alone(machine: Machine) -> None:
     machine.put("etc/cufile.json", '{"profile": {"nvtx": false}}')
     left = job(machine, "auto")
     assert (left.all().mode, left.ledger.diff) == ("compat", [])
@@ -654,9 +654,7 @@ def test_packages_come_first_and_only_then_the_rest(machine: Machine, monkeypatc
     assert drifted.packages == ["libcufile-13-0=1.15.0.42-1"]
 
 
-def test_packages_that_nobody_can_be_asked_for_are_unknown_and_not_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_nobody_can_be_asked_for_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def program(name: str, script: str) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -675,7 +673,7 @@ def test_packages_that_nobody_can_be_asked_for_are_unknown_and_not_missing(
     assert requirements.installed() == {"kernel": "5.14"}
 
 
-def test_a_configuration_that_would_be_ignored_is_refused_before_anything_is_written(machine: Machine) -> None:
+def test_an_ignored_configuration_is_refused_before_a_write(machine: Machine) -> None:
     machine.nvidia_fs()
     before = tree(machine)
     text = CONFIG_HEADER + '\n{"allow_compat_mode": true}\n'

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import io
 import json
 import re
 import sys
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from builders import record
-from tunetool.cli.main import main
+from shown_records import on_screen
 from tunetool.measure import Direction
 from tunetool.measure.fio import Fio
 from tunetool.measure.gds import config, counters
@@ -36,8 +34,6 @@ from tunetool.node.gds.path_choice import current
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Measurement, Verdict
 from tunetool.record_v1 import upgraded
-from tunetool.report.kinds import print_record
-from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
 
 DATA = Path(__file__).parents[1] / "data/gds"
@@ -136,9 +132,7 @@ def test_figures_are_called_what_they_are() -> None:
     figures = [Measurement.model_validate(each) for each in read["measurements"]]
     check = counters.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
     made = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
-    stream = io.StringIO()
-    print_record(made, None, Console(file=stream, width=WIDTH, highlight=False))
-    shown = stream.getvalue()
+    shown = on_screen(made)
     assert re.search(r"^read, GDS compat +2\.24 .* 141% of fio", shown, re.MULTILINE)
     assert "kvikio 26.10.0 through cuFile's" in " ".join(shown.split())
     assert "gds: not proven, read 8.12 GB by bounce buffers; load nvidia-fs" in " ".join(shown.split())
@@ -250,14 +244,3 @@ def test_sizes_are_whole_requests() -> None:
     assert io_bytes(10**15, 1e6) == SMALLEST
     assert io_bytes(10**15, 1.7e9) % TASK == 0
     assert io_bytes(TASK, 0) == 0
-
-
-@pytest.mark.parametrize("mode", ["require", "auto"])
-def test_nothing_is_proven_by_the_configuration_alone(
-    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["tunetool", "verify", "--level", "config", "--gds", mode])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    assert "contradict each other" in capsys.readouterr().err

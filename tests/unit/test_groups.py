@@ -36,14 +36,14 @@ def test_after_a_clone_passed_those_run_that_it_skipped(skipped: Path) -> None:
     assert not any(WHOLE in command for command in (first, *others))
 
 
-def test_all_run_here_whatever_passed_there_where_slow_tests_are_wanted(skipped: Path) -> None:
+def test_where_slow_tests_are_wanted_all_run_here(skipped: Path) -> None:
     skipped.write_text("")
     commands = groups.commands_of("unit", slow=True, pythons=False, fresh_passed=True)
     assert [WHOLE in command for command in commands].count(True) == 1
     assert not any("not slow" in command for command in commands)
 
 
-def test_a_node_and_a_disk_are_beside_all_others_and_what_measures_the_disk_comes_last() -> None:
+def test_what_measures_the_disk_comes_last() -> None:
     everything = ["lint", "unit", "fresh", "containers", "measurement", "checkpoint", "node"]
     assert groups.rows(everything, fresh_first=True) == [
         ["containers", "fresh", "lint", "unit"],
@@ -85,7 +85,7 @@ def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFix
     )
 
 
-def test_what_ends_one_row_ends_the_other_and_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_one_row_ends_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
     runs, codes = [], {}
     started = threading.Event()

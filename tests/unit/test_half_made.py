@@ -101,9 +101,7 @@ def device(tmp_path: Path) -> Iterator[Array]:
 @pytest.mark.parametrize("at", [0, 700_000, 4 * 2**30 - 5000])
 def test_an_array_with_data_and_no_label_gets_no_file_system(device: Array, tmp_path: Path, at: int) -> None:
     """As one that somebody made by hand, and that was adopted: a database or LUKS without a header may lie on it."""
-    with Path(device.path).open("r+b") as stream:
-        stream.seek(at)
-        stream.write(b"somebody's results")
+    write(device, at, b"somebody's results")
     before = (tmp_path / "image").stat().st_blocks
     with pytest.raises(Refusal, match=r"array `nvme_raid0` holds data without a label at .*nothing was made over it"):
         settle(lambda ledger: Volume(wishes()["filesystem"], ledger, device, str(tmp_path)).make(), None, False)
@@ -129,6 +127,12 @@ def write(device: Array, at: int, data: bytes) -> None:
         stream.write(data)
 
 
+def holds(device: Array, at: int, data: bytes) -> bool:
+    with Path(device.path).open("rb") as stream:
+        stream.seek(at)
+        return stream.read(len(data)) == data
+
+
 def test_data_deep_in_an_array_of_somebody_else_is_kept(
     device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,9 +151,7 @@ def test_data_deep_in_an_array_of_somebody_else_is_kept(
             made(device, tmp_path)
     with pytest.raises(Refusal, match="holds data without a label at 1 GiB"):
         made(device, tmp_path, new_array=True)
-    with Path(device.path).open("rb") as stream:
-        stream.seek(2**30)
-        assert stream.read(18) == b"somebody's results"
+    assert holds(device, 2**30, b"somebody's results")
 
 
 def test_what_a_plan_gave_up_lies_deep_in_the_new_array(
@@ -160,8 +162,7 @@ def test_what_a_plan_gave_up_lies_deep_in_the_new_array(
     note_as_made(str(device.uuid), device.device, str(tmp_path))
     made(device, tmp_path, adopt=True)
     assert not (tmp_path / "etc/tunetool/array.begun").exists()
-    with Path(device.path).open("rb") as stream:
-        assert stream.read(4) == b"XFSB"
+    assert holds(device, 0, b"XFSB")
 
 
 @pytest.mark.parametrize("old", [b"", b"what a plan gave up"])
@@ -181,15 +182,11 @@ def test_raw_data_on_an_array_that_was_made_here_is_kept(
         made(device, tmp_path, new_array=new_array)
     # After a reboot no counter tells: what lies there does.
     note.write_text(text.replace(BOOT, "another"))
-    with Path(device.path).open("rb") as stream:
-        stream.seek(between)
-        assert stream.read(18) == b"somebody's results"
+    assert holds(device, between, b"somebody's results")
     write(device, 2**31, b"somebody's results")
     with pytest.raises(Refusal, match=r"does not hold what it held when it was made.*`blkdiscard .* makes it blank"):
         made(device, tmp_path, new_array=new_array)
-    with Path(device.path).open("rb") as stream:
-        stream.seek(2**31)
-        assert stream.read(18) == b"somebody's results"
+    assert holds(device, 2**31, b"somebody's results")
 
 
 def old_groups(device: Array) -> bytes:
@@ -212,7 +209,7 @@ def group_offset(device: Array) -> int:
     return piece.offset
 
 
-def test_the_groups_of_a_file_system_that_a_plan_gave_up_are_no_data(
+def test_groups_of_a_file_system_that_was_given_up_are_no_data(
     device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drive is replaced: the old array cannot be read, so its file system cannot be wiped, and the new one shows it."""
@@ -221,8 +218,7 @@ def test_the_groups_of_a_file_system_that_a_plan_gave_up_are_no_data(
     old_groups(device)
     note_as_made(str(device.uuid), device.device, str(tmp_path))
     made(device, tmp_path, new_array=True)
-    with Path(device.path).open("rb") as stream:
-        assert stream.read(4) == b"XFSB"
+    assert holds(device, 0, b"XFSB")
 
 
 def test_the_groups_of_a_file_system_that_came_since_are_kept(
@@ -241,9 +237,7 @@ def test_the_groups_of_a_file_system_that_came_since_are_kept(
     write(device, at, group)
     with pytest.raises(Refusal, match="does not hold what it held when it was made"):
         made(device, tmp_path, new_array=True)
-    with Path(device.path).open("rb") as stream:
-        stream.seek(at)
-        assert stream.read(512) == group
+    assert holds(device, at, group)
 
 
 def test_an_mkfs_over_old_groups_that_was_cut_off_is_done_again(
@@ -255,8 +249,7 @@ def test_an_mkfs_over_old_groups_that_was_cut_off_is_done_again(
     note_as_made(str(device.uuid), device.device, str(tmp_path))
     note_formatting(str(device.uuid), str(tmp_path))
     made(device, tmp_path)
-    with Path(device.path).open("rb") as stream:
-        assert stream.read(4) == b"XFSB"
+    assert holds(device, 0, b"XFSB")
 
 
 def test_an_mkfs_that_was_cut_off_before_its_label_is_done_again(
@@ -276,8 +269,7 @@ def test_an_mkfs_that_was_cut_off_before_its_label_is_done_again(
         with pytest.raises(KeyboardInterrupt):
             made(device, tmp_path)
     made(device, tmp_path)
-    with Path(device.path).open("rb") as stream:
-        assert stream.read(4) == b"XFSB"
+    assert holds(device, 0, b"XFSB")
 
 
 def test_an_array_that_a_process_has_open_gets_no_file_system(
@@ -297,7 +289,7 @@ def test_an_array_that_a_process_has_open_gets_no_file_system(
         holder.communicate()
 
 
-def test_an_mkfs_that_is_killed_at_any_write_is_done_again_by_the_next_run(
+def test_an_mkfs_that_is_killed_at_any_write_is_done_again(
     device: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_program("mkfs.xfs", "losetup", "cc")

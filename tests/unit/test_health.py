@@ -167,7 +167,7 @@ def test_what_a_drive_does_not_have_is_no_silence(status: int, error: type[Excep
         nvme_admin.raise_for_status(status)
 
 
-def test_drives_without_a_log_are_skipped_and_named_beside_others(built: Path) -> None:
+def test_drives_without_a_log_are_skipped_and_named(built: Path) -> None:
     names = {drive.controller: drive.serial for drive in read_drives(str(built))}
 
     def status(*without: str) -> tuple[str, str]:

@@ -147,7 +147,7 @@ def test_however_many_fail_the_answer_is_whole(tmp_path: Path, many: int) -> Non
     assert json.loads(answer[3])["fail_count"] == many
 
 
-def test_what_is_unknown_is_no_answer_and_another_call_is_refused(tmp_path: Path) -> None:
+def test_the_unknown_is_no_answer_and_another_call_is_refused(tmp_path: Path) -> None:
     with endpoint(tmp_path, lambda: Health("unknown", ["there is no result yet: 100 %"])) as path:
         with pytest.raises(grpc.RpcError) as unknown:
             ask(path)

@@ -104,9 +104,7 @@ def test_a_node_that_leads_to_another_device_is_not_held(drive: Drive, monkeypat
         pass
 
 
-def test_a_plan_s_drive_that_is_written_by_ever_new_processes_is_not_wiped(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drive_written_by_ever_new_processes_is_not_wiped(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them is there long enough to be waited for, and none writes where the hash looks."""
     seen = contents_hash(drive)
 
@@ -120,9 +118,7 @@ def test_a_plan_s_drive_that_is_written_by_ever_new_processes_is_not_wiped(
         refuse_unless_wipeable([drive], {"S1": seen})
 
 
-def test_a_plan_s_drive_that_somebody_opened_meanwhile_is_not_wiped(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drive_that_somebody_opened_meanwhile_is_not_wiped(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = contents_hash(drive)
     running: list[subprocess.Popen[bytes]] = []
 
@@ -207,7 +203,7 @@ def test_a_drive_that_took_the_name_is_not_written(drive: Drive, monkeypatch: py
     assert did == []
 
 
-def test_an_array_that_took_the_name_of_a_doomed_one_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_with_a_doomed_ones_name_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     one = nvme_drive(1, idle_arrays=("md127",))
     ran: list[list[str]] = []
     monkeypatch.setattr(wipe_drives, "run", lambda argv, **_: ran.append(argv))

@@ -48,7 +48,7 @@ def test_no_message_names_what_only_a_clone_has() -> None:
     assert len(texts) > 5000
 
 
-def test_nothing_that_the_wheel_carries_for_people_names_the_documents_by_path() -> None:
+def test_nothing_in_the_wheel_names_the_documents_by_path() -> None:
     folders = [ROOT / name for name in ("inventory", "meta", "playbooks", "roles")]
     files = [
         ROOT / "ansible.cfg",

@@ -93,7 +93,7 @@ def test_somebody_elses_entry_is_not_replaced() -> None:
         with_entry(twice, "UUID=2", "/m", "xfs", "a")
 
 
-def test_somebody_elses_entry_is_seen_before_there_is_one_of_ours(tmp_path: Path) -> None:
+def test_somebody_elses_entry_is_seen_before_ours_is_made(tmp_path: Path) -> None:
     text = '# /dev/sdb1 /m ext4\nUUID="2" /m xfs nofail 0 0\n/dev/sdb1 /m ext4 defaults 0 2\n'
     assert foreign_entry(text, "/m", ["UUID=2"]) == "/etc/fstab line 3 mounts `/dev/sdb1` at `/m`"
     assert foreign_entry(text, "/m", []) == "/etc/fstab line 2 mounts `UUID=2` at `/m`"
@@ -123,7 +123,7 @@ def test_memory_files() -> None:
     assert render_systemd("1024").endswith("DefaultLimitMEMLOCK=1048576\n")
 
 
-def test_a_replaced_file_keeps_its_mode_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_replaced_file_keeps_its_mode_and_is_alone(tmp_path: Path) -> None:
     path = tmp_path / "fstab"
     replace_file(str(path), "one\n")
     assert path.stat().st_mode & 0o777 == 0o644
@@ -147,7 +147,7 @@ def test_what_is_no_regular_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [link, pipe]
 
 
-def test_a_replaced_file_keeps_the_bits_that_a_change_of_owner_takes_away(tmp_path: Path) -> None:
+def test_a_replaced_file_keeps_the_bits_that_chown_takes_away(tmp_path: Path) -> None:
     path = tmp_path / "program"
     path.write_text("one\n")
     path.chmod(0o6755)
@@ -155,9 +155,7 @@ def test_a_replaced_file_keeps_the_bits_that_a_change_of_owner_takes_away(tmp_pa
     assert stat.S_IMODE(path.stat().st_mode) == 0o6755
 
 
-def test_a_power_cut_finds_the_old_file_or_the_new_one_with_its_text_and_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_power_cut_finds_the_old_file_or_the_new_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about the file changes between its fsync and the rename, and each new name is synced after it is made."""
     path = tmp_path / "new" / "inner" / "file"
     calls: list[tuple[str, object]] = []

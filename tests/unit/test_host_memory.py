@@ -272,7 +272,7 @@ def test_a_boot_that_brought_too_few_fails(kernel: Kernel) -> None:
         kernel.run([{"count": 4}])
 
 
-def test_a_run_cut_before_grub_cfg_was_made_is_finished_by_the_next(kernel: Kernel) -> None:
+def test_a_run_cut_before_grub_cfg_is_finished_by_the_next(kernel: Kernel) -> None:
     kernel.write(DROPIN_PATH.lstrip("/"), render_dropin(["hugepagesz=1G", "hugepages=2"]))
     kernel.run([{"count": 2}])
     assert kernel.next_boot.endswith(" hugepagesz=1G hugepages=2")
@@ -490,7 +490,7 @@ def tmpfs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Tmpfs:
     return made
 
 
-def test_shm_gets_huge_pages_now_and_at_boot_and_a_second_run_changes_nothing(kernel: Kernel, tmpfs: Tmpfs) -> None:
+def test_shm_gets_huge_pages_now_and_at_boot_and_once(kernel: Kernel, tmpfs: Tmpfs) -> None:
     _, checked = kernel.run([], shm_huge="within_size", check=True)
     assert (tmpfs.ran, tmpfs.fstab) == ([], "")
     _, done = kernel.run([], shm_huge="within_size")
@@ -523,7 +523,7 @@ def test_the_manifest_has_what_is_in_force(kernel: Kernel, tmpfs: Tmpfs) -> None
     assert "shm_huge" not in none
 
 
-def test_on_a_built_node_a_lost_option_is_a_difference_that_is_mended(kernel: Kernel, tmpfs: Tmpfs) -> None:
+def test_on_a_built_node_a_lost_option_is_mended(kernel: Kernel, tmpfs: Tmpfs) -> None:
     ledger = Ledger({"memory": {"hugepages": []}}, acting=True)
     wanted = {"hugepages": [], "hugepages_max_share": 50, "shm_size": "", "shm_huge": "within_size", "memlock": ""}
     MemoryJob(wanted, ledger, str(kernel.root)).all()
@@ -549,7 +549,7 @@ def test_a_kernel_without_it_gets_never_and_that_is_said(
     assert kernel.run([], shm_huge="within_size")[1].diff == []
 
 
-def test_what_the_kernel_refuses_does_not_come_with_the_next_boot(kernel: Kernel, tmpfs: Tmpfs) -> None:
+def test_what_the_kernel_refuses_does_not_come_with_a_boot(kernel: Kernel, tmpfs: Tmpfs) -> None:
     tmpfs.refuses = True
     _, done = kernel.run([], shm_huge="within_size")
     assert "`/dev/shm` stays at `huge=never`" in done.warnings[0]
@@ -595,7 +595,7 @@ def test_the_entry_of_shm_has_what_was_asked_for(before: str, size: int | None, 
     assert with_shm(after, size, huge) == after
 
 
-def test_an_entry_that_mounts_something_else_is_not_made_a_tmpfs_for_huge_pages() -> None:
+def test_an_entry_for_something_else_becomes_no_tmpfs() -> None:
     with pytest.raises(FstabConflict, match="line 1 mounts no tmpfs at `/dev/shm`"):
         with_shm("/a /dev/shm none bind 0 0\n", None, "within_size")
 

@@ -53,7 +53,7 @@ def shared(tmp_path: Path) -> Shared:
     return Shared(tmp_path)
 
 
-def test_a_file_is_replaced_and_the_link_in_its_place_not_followed(shared: Shared) -> None:
+def test_a_link_in_a_files_place_is_replaced_and_not_followed(shared: Shared) -> None:
     path = shared.link("file")
     replace_file(str(path), "ours", follow=False)
     assert shared.untouched()
@@ -61,7 +61,7 @@ def test_a_file_is_replaced_and_the_link_in_its_place_not_followed(shared: Share
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_file_of_somebody_else_gives_neither_its_owner_nor_its_mode(shared: Shared) -> None:
+def test_somebody_elses_file_gives_neither_owner_nor_mode(shared: Shared) -> None:
     path = shared.directory / "file"
     path.write_text("theirs")
     path.chmod(0o666)

@@ -34,9 +34,7 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_staged_tree_lies_on_huge_pages_and_its_small_files_take_a_page_each(
-    source: Path, huge_tmpfs: Path, tmp_path: Path
-) -> None:
+def test_a_staged_tree_lies_on_huge_pages(source: Path, huge_tmpfs: Path, tmp_path: Path) -> None:
     result = stage(source, huge_tmpfs / "copy", tmp_path / "runs")
     assert result.code == ExitCode.OK
     copies = sorted((huge_tmpfs / "copy").glob("*.bin"))

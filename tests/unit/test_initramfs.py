@@ -226,9 +226,7 @@ def test_an_image_that_lost_its_array_is_rebuilt_once(root: Path, monkeypatch: p
     assert rebuilt(root) == 1
 
 
-def test_an_image_in_an_unknown_form_is_rebuilt_only_by_the_run_that_changed_the_file(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_unknown_form_is_rebuilt_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(root, monkeypatch)
     put(root, b"\x7fELF" * 100)
     renewed = renew(PATH, changed=False, acting=True, root=str(root), ours=UUID)
@@ -272,7 +270,7 @@ def test_an_image_that_may_not_be_read_is_no_pass(root: Path) -> None:
     assert check_images(ARRAY, str(root)).status == UNKNOWN
 
 
-def test_without_an_image_there_is_nothing_to_judge_and_without_a_line_no_pass(root: Path) -> None:
+def test_without_an_image_or_a_line_there_is_no_pass(root: Path) -> None:
     put(root, image(CONF))
     (root / PATH[1:]).write_text(HEAD)
     check = check_images(ARRAY, str(root))
@@ -348,7 +346,7 @@ def test_mdadm_conf_edited_and_put_back_is_the_same_to_the_byte(before: list[str
         f"ARRAY /dev/md127 UUID={UUID.replace(':', '')}\nARR /dev/md/{NAME} level=raid0\n",
     ],
 )
-def test_a_line_about_the_array_is_replaced_however_it_is_written(old: str) -> None:
+def test_a_line_about_the_array_is_replaced_in_any_spelling(old: str) -> None:
     after = conf_with_array(HEAD + old + "DEVICE partitions\n", NAME, UUID)
     assert [str(line) for line in array_lines(after)] == [line_for(NAME, UUID)]
     assert after.startswith(HEAD)

@@ -96,7 +96,7 @@ def test_a_drive_that_runs_slower_or_is_ill_is_marked(inspections: dict[str, tup
     assert "Gen5 x2 of Gen5 x4" in text
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
     for arguments in (["--page", tmp_path], ["--page", tmp_path / "no/x.html"], ["--capture", "x", "--page", "y"]):
         done = CliRunner().invoke(cli, ["inspect", *map(str, arguments)], standalone_mode=False)
         assert getattr(done.exception, "exit_code", None) == 2, arguments

@@ -190,9 +190,7 @@ def test_what_no_machine_could_do_is_refused_by_name(values: dict[str, str], mes
         ),
     ],
 )
-def test_what_this_machine_cannot_do_is_refused_with_what_it_offers(
-    node: Node, values: dict[str, str], message: str
-) -> None:
+def test_what_this_machine_cannot_do_names_what_it_can(node: Node, values: dict[str, str], message: str) -> None:
     node.put("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n")
     node.put("sys/devices/system/cpu/cpu0/cpufreq/scaling_available_governors", "performance powersave\n")
     before = node.tree()
@@ -222,12 +220,12 @@ def test_rules_name_drives_by_serial_and_the_array_by_uuid() -> None:
     assert udev_rules(normal_form(asked(dirty="10%")), ["S"], UUID) == ""
 
 
-def test_names_that_moved_to_other_drives_leave_the_rules_as_they_are() -> None:
+def test_names_that_moved_to_other_drives_leave_the_rules() -> None:
     tuning = normal_form(asked(scheduler="none", read_ahead="4MiB"))
     assert udev_rules(tuning, ["S1", "S2", "S3"], UUID) == udev_rules(tuning, ["S3", "S1", "S2"], UUID)
 
 
-def test_a_run_of_this_part_alone_keeps_to_the_members_of_the_manifest(node: Node) -> None:
+def test_a_run_of_this_part_keeps_to_the_manifests_members(node: Node) -> None:
     values = {"scheduler": "none", "read_ahead": "4MiB"}
     node.job(**values)
     before = node.tree()
@@ -244,7 +242,7 @@ def test_limits_are_written_as_bytes_or_as_a_share_never_both() -> None:
     assert sysctl({}) == ""
 
 
-def test_cpus_go_to_tuned_where_it_runs_and_to_tmpfiles_elsewhere() -> None:
+def test_cpus_go_to_tuned_where_it_runs_and_else_to_tmpfiles() -> None:
     tuning = normal_form(asked(cpu_governor="performance", cpu_latency_us="10", transparent_hugepages="never"))
     assert tmpfiles(tuning, tuned=True) == ""
     assert tmpfiles(tuning, tuned=False).splitlines()[1:] == [
@@ -477,7 +475,7 @@ def test_a_file_in_etc_hides_its_namesake_and_ours_is_no_rival(tmp_path: Path) -
     assert rivals(tuning, DEVICES, str(tmp_path)) == []
 
 
-def test_the_profile_of_a_running_tuned_is_searched_with_what_it_includes(tmp_path: Path) -> None:
+def test_a_tuned_profile_is_searched_with_what_it_includes(tmp_path: Path) -> None:
     for path, text in (
         ("run/tuned/tuned.pid", "1"),
         ("etc/tuned/active_profile", "site\n"),
@@ -511,7 +509,7 @@ def test_a_manifest_holds_the_settings_or_none(tmp_path: Path) -> None:
     assert tuning_checks(MANIFEST, str(tmp_path)) == []
 
 
-def test_verify_says_which_setting_no_longer_holds_and_who_may_have_changed_it(node: Node) -> None:
+def test_verify_says_which_setting_is_lost_and_to_whom(node: Node) -> None:
     node.job(**ALL, fstrim_timer="enabled")
     manifest = {**MANIFEST, "tuning": normal_form(asked(**ALL, fstrim_timer="enabled"))}
     checks = {check.id: check for check in run_checks(manifest, str(node.root)) if check.id.startswith("io_tuning.")}
@@ -531,7 +529,7 @@ def test_verify_says_which_setting_no_longer_holds_and_who_may_have_changed_it(n
     assert failed["io_tuning.fstrim_timer"].found == "disabled"
 
 
-def test_settings_follow_drives_that_came_back_with_other_serials(node: Node) -> None:
+def test_settings_follow_drives_with_other_serials(node: Node) -> None:
     tuning, _ = node.job(**ALL)
     others = [serial.replace("NV", "NW") for serial in SERIALS]
     for serial, other in zip(SERIALS, others, strict=True):

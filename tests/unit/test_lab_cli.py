@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tunetool.cli.lab import MIN_DRIVE, command, size_not_below
-from tunetool.errors import ExitCode, TunetoolError
-from tunetool.lab import programs
+from tunetool.errors import TunetoolError
 
 
 @pytest.fixture
@@ -27,54 +26,6 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def exit_code(result: Result) -> int:
     return int(result.exception.exit_code) if isinstance(result.exception, TunetoolError) else result.exit_code
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("up", "--nodes", "0"),
-        ("up", "--nodes", "17"),
-        ("up", "--nodes", "two"),
-        ("up", "--drives", "0"),
-        ("up", "--drives", "25"),
-        ("up", "--drive-size", "4Q"),
-        ("up", "--drive-size", "4"),
-        ("up", "--drive-size", "-4G"),
-        ("up", "--drive-size", "1M"),
-        ("up", "--drive-size", "100000001B"),
-        ("up", "--memory", "64M"),
-        ("up", "--memory", ""),
-        ("up", "--os", "windows"),
-        ("up", "extra"),
-        ("fault", "node1"),
-        ("fault", "node1", "in-use"),
-        ("fault", "node1", "earthquake"),
-        ("fault", "node1", "in-use", "--drive", "NOPE"),
-        ("reset", "node1"),
-        ("reset", "../node1"),
-        ("reset", "node1", "--to", "built"),
-        ("reset", "node1", "--to", "../built"),
-        ("save", "node1"),
-        ("save", "node1", "built"),
-        ("reboot", "node1"),
-        ("ssh", "node1"),
-        ("ssh", "node1", "--", "true"),
-        ("inventory",),
-    ],
-)
-def test_a_wrong_call_does_nothing_and_ends_with_2(call, tmp_path: Path, arguments: tuple[str, ...]):
-    assert exit_code(call(*arguments)) == ExitCode.USAGE
-    assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments", [("reset", "node1"), ("reset", "node1", "--to", "x"), ("save", "node1", "x"), ("reboot", "node1")]
-)
-def test_a_wrong_call_is_wrong_also_where_qemu_is_missing(
-    call, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-):
-    monkeypatch.setattr(programs, "find", lambda program: None)
-    assert exit_code(call(*arguments)) == ExitCode.USAGE
 
 
 def test_an_empty_lab_has_a_status_and_can_be_ended(call, tmp_path: Path):

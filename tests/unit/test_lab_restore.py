@@ -68,7 +68,7 @@ def test_a_node_that_is_incomplete_or_crashed_is_restored_again(
 
 
 @pytest.mark.parametrize(("crashes", "works"), [(0, True), (1, True), (fleet.BOOT_ATTEMPTS, False)])
-def test_a_node_whose_qemu_crashed_while_it_booted_is_booted_again(
+def test_a_node_that_crashed_at_boot_is_booted_again(
     crashes: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boots: list[NodeState] = []
@@ -99,7 +99,7 @@ def test_a_node_whose_qemu_crashed_while_it_booted_is_booted_again(
 
 
 @pytest.mark.parametrize(("crashes", "works"), [(0, True), (1, True), (fleet.SAVE_ATTEMPTS, False)])
-def test_a_node_whose_qemu_crashed_while_it_was_saved_is_booted_and_saved(
+def test_a_node_that_crashed_in_a_save_is_booted_and_saved(
     crashes: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boots: list[DriveUse | None] = []

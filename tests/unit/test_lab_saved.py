@@ -127,7 +127,7 @@ def test_a_state_comes_back_in_the_nodes_own_files(lab: Lab):
     assert all(drive.path.parent == lab.node_dir("node1") / "drives" for drive in again.drives)
 
 
-def test_saved_states_outlive_a_node_that_failed_and_end_with_the_lab(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+def test_saved_states_outlive_a_failed_node_and_end_with_the_lab(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     keep(lab, "built", off(lab))
 
     def fails(*_: object) -> None:
@@ -150,7 +150,7 @@ def test_a_node_that_is_ended_takes_its_saved_states_along(lab: Lab):
 
 
 @pytest.mark.parametrize("drives", [2, 7, 8])
-def test_shuffled_drives_are_all_elsewhere_with_their_serials_and_bytes(lab: Lab, drives: int):
+def test_shuffled_drives_keep_their_serials_and_bytes(lab: Lab, drives: int):
     node = off(lab, drives)
     before = {drive.serial: drive for drive in node.drives}
     renewal.apply(lab, node, Change(shuffle=True), lambda text: None)
@@ -169,7 +169,7 @@ def test_one_drive_cannot_be_shuffled(lab: Lab):
         renewal.check(off(lab, 1), Change(shuffle=True))
 
 
-def test_blank_drives_forget_what_was_on_them_and_keep_their_place(lab: Lab):
+def test_blank_drives_forget_their_data_and_keep_their_place(lab: Lab):
     node = off(lab)
     node.faults = [
         Fault("has-filesystem", "LAB1NV2"),

@@ -148,7 +148,7 @@ def test_the_inventory_is_written_followed_and_removed(lab: Lab, tmp_path: Path)
     assert list(path.parent.iterdir()) == []
 
 
-def test_somebody_elses_inventory_is_neither_overwritten_nor_removed(lab: Lab, tmp_path: Path):
+def test_somebody_elses_inventory_stays_as_it_is(lab: Lab, tmp_path: Path):
     path = tmp_path / "hosts.yml"
     path.write_text("h100:\n")
     with pytest.raises(CannotJudge, match="not written by the lab"):
@@ -158,7 +158,7 @@ def test_somebody_elses_inventory_is_neither_overwritten_nor_removed(lab: Lab, t
     assert path.read_text() == "h100:\n"
 
 
-def test_a_pipe_in_the_place_of_an_inventory_holds_nothing_up_and_stays(lab: Lab, tmp_path: Path):
+def test_a_pipe_in_an_inventorys_place_stays(lab: Lab, tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(CannotJudge, match="not written by the lab"):

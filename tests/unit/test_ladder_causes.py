@@ -191,7 +191,7 @@ def test_a_slow_drive_is_one_among_its_like() -> None:
     assert (loss[0].serial, round(loss[1], 2)) == ("SER1", 0.2)
 
 
-def test_a_drive_that_jitters_is_not_slow_and_the_slowest_is_named_first() -> None:
+def test_a_drive_that_jitters_is_not_slow() -> None:
     jitters = drive(1, alone=5.0 * GB, best=6.5 * GB)
     assert slow_drives([drive(0), jitters, drive(2), drive(3)]) == []
     losses = slow_drives([drive(0), drive(1, alone=4.0 * GB), drive(2, alone=0.1 * GB), drive(3), drive(4)])

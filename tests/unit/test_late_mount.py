@@ -59,7 +59,7 @@ def test_a_unit_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
     refuses_another(changes, files(POINT, UUID), tmp_path)
 
 
-def test_nothing_waits_for_the_unit_and_only_the_device_starts_it() -> None:
+def test_only_the_device_starts_the_unit_and_nothing_waits() -> None:
     lines = files(POINT, UUID)[UNIT_PATH].splitlines()
     assert f"After={MOUNT}" in lines
     assert f"WantedBy={device_unit(UUID)}" in lines
@@ -138,7 +138,7 @@ def systemd(tmp_path: Path) -> Systemd:
     )
 
 
-def test_the_volume_is_mounted_and_what_the_boot_wanted_is_started(systemd: Systemd) -> None:
+def test_the_volume_is_mounted_and_what_wanted_it_started(systemd: Systemd) -> None:
     code, text, started = systemd.came()
     assert code == 0
     assert started == [f"-- {MOUNT}", "--no-block -- slurmd.service epilog\\x2da.service"]
@@ -236,7 +236,7 @@ def test_a_line_that_mounts_the_volume_all_the_same_passes(booting: Path, line: 
     assert boot_check(booting).status == "pass"
 
 
-def test_a_line_that_a_boot_passes_over_needs_another_that_mounts_it(booting: Path) -> None:
+def test_a_line_that_a_boot_passes_over_needs_another(booting: Path) -> None:
     """The unit for a late volume starts with the device, so it mounts this one; without it nothing does."""
     (booting / "etc/fstab").write_text(LINE.replace("nofail", "noauto") + "\n")
     assert boot_check(booting).status == "pass"
@@ -264,7 +264,7 @@ def test_a_masked_mount_fails(booting: Path, directory: str, option: str, target
     assert boot_check(booting).remedy == f"run `systemctl unmask {option}{MOUNT}`, then `tunetool provision`"
 
 
-def test_a_mask_beneath_a_unit_of_the_administrator_counts_for_nothing(booting: Path) -> None:
+def test_a_mask_beneath_an_administrators_unit_counts_not(booting: Path) -> None:
     for directory, text in (("etc", "[Mount]\n"), ("run", "")):
         (booting / directory / "systemd/system").mkdir(parents=True, exist_ok=True)
         (booting / directory / "systemd/system" / MOUNT).write_text(text)

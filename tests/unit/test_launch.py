@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import call
 from damaged import VALUES
 from doors import refused_well
 from programs import need_program
@@ -47,7 +48,7 @@ def both(*reports: Report) -> dict[int, Report]:
     return {each.node: each for each in reports}
 
 
-def test_a_run_goes_on_while_one_rank_of_all_makes_progress_and_ends_well_when_all_did() -> None:
+def test_a_run_goes_on_while_one_rank_makes_progress() -> None:
     moments = Moments()
     assert decide(TWO, both(report(0, 80, 90), report(1, 85, 3)), {}, 95, moments) == Decision("go")
     assert decide(TWO, both(report(0, 80, 90, state="done"), report(1, 1, 1)), {}, 95, moments) == Decision("go")
@@ -55,7 +56,7 @@ def test_a_run_goes_on_while_one_rank_of_all_makes_progress_and_ends_well_when_a
     assert decide(TWO, done, {1: 0.1}, 95, moments) == Decision("end")
 
 
-def test_ranks_that_stand_still_are_asked_for_their_stacks_and_the_one_behind_is_named() -> None:
+def test_ranks_that_stand_still_tell_who_is_behind() -> None:
     moments = Moments()
     assert decide(TWO, both(report(0, 31, 32), report(1, 33, 34)), {}, 50, moments).do == "dump"
     waits, sleeps = Stuck("train.py:7 in step", True), Stuck("data.py:3 in read", False)
@@ -88,7 +89,7 @@ def test_ranks_that_go_on_while_they_are_asked_are_left_alone() -> None:
     assert decide(TWO, both(report(0, 31, 32), report(1, 33, 34)), {}, 81, moments).do == "dump"
 
 
-def test_a_run_whose_op_is_being_compiled_goes_on_until_the_compilers_stand_still() -> None:
+def test_a_run_goes_on_until_its_compilers_stand_still() -> None:
     moments = Moments()
     assert decide(TWO, both(report(0, 31, 32), report(1, 33, 34, compiling=2.0)), {}, 50, moments).do == "go"
     assert decide(TWO, both(report(0, 90, 91), report(1, 92, 93, compiling=30.5)), {}, 99, moments).do == "dump"
@@ -163,7 +164,7 @@ def test_a_node_that_never_joined_is_named() -> None:
     assert failure.message == "`b` did not join within 90 s"
 
 
-def test_the_first_cause_is_named_even_when_its_consequence_was_heard_of_first() -> None:
+def test_the_first_cause_is_named_before_its_consequence() -> None:
     moments = Moments()
     follows = Failure("rank 0 on `a` ended with exit status 1: Connection closed by peer", "a", rank=0, exit=1)
     cause = Failure("rank 3 on `b` was ended by SIGKILL: no message", "b", rank=3, exit=-9)
@@ -177,7 +178,7 @@ def test_the_first_cause_is_named_even_when_its_consequence_was_heard_of_first()
     assert first_cause([follows, fire]) == fire
 
 
-def test_of_ranks_that_torchrun_found_dead_the_cause_is_not_one_that_it_ended_itself() -> None:
+def test_of_dead_ranks_the_cause_is_none_that_torchrun_ended() -> None:
     assert first({0: (5.0, -signal.SIGTERM), 1: (6.0, 1)}) == (1, 1)
     assert first({0: (5.1, 1), 1: (5.9, -signal.SIGKILL)}) == (1, -signal.SIGKILL)
     assert first({0: (5.1, 1), 1: (6.0, -signal.SIGKILL)}) == (0, 1)
@@ -195,7 +196,7 @@ Current thread 0x00007f02 (most recent call first):
 """
 
 
-def test_a_stack_tells_the_innermost_line_of_the_main_thread_and_whether_it_waits_for_others() -> None:
+def test_a_stack_tells_the_innermost_line_and_who_waits() -> None:
     assert innermost(DUMPED) == Stuck("/home/u/train.py:12 in step", True)
     # A second dump into the same file counts.
     later = DUMPED + 'Current thread 0x2 (most recent call first):\n  File "/home/u/data.py", line 3 in read\n'
@@ -205,7 +206,7 @@ def test_a_stack_tells_the_innermost_line_of_the_main_thread_and_whether_it_wait
     assert innermost("") is None
 
 
-def test_an_import_is_progress_of_the_rank_and_of_no_forked_child(tmp_path: Path) -> None:
+def test_an_import_is_progress_of_the_rank_and_of_no_child(tmp_path: Path) -> None:
     for name in ("first_module", "second_module"):
         (tmp_path / f"{name}.py").write_text("")
     program = """if True:
@@ -231,13 +232,11 @@ def test_an_import_is_progress_of_the_rank_and_of_no_forked_child(tmp_path: Path
     """
     environment = {**os.environ, "TUNETOOL_NODE": str(tmp_path), "RANK": "0"}
     environment["PYTHONPATH"] = f"{ROOT / 'tools'}:{tmp_path}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    done = call(sys.executable, "-c", program, env=environment)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_rank_with_fewest_beats_is_to_blame_and_among_equals_one_that_does_not_wait() -> None:
+def test_the_rank_with_fewest_beats_is_to_blame() -> None:
     waits, sleeps = Stuck("x", True), Stuck("y", False)
     beats = {0: Beat(7, 1), 1: Beat(7, 1), 2: Beat(7, 1)}
     assert to_blame(3, beats, {0: waits, 1: waits, 2: sleeps}) == 2
@@ -286,9 +285,7 @@ def test_pdsh_reaches_hosts_as_ansible_does(tmp_path: Path) -> None:
         "node1": ["hostname 10.0.0.1", "user ops", "port 2222", "batchmode yes", "compression yes"],
         "node2": ["hostname 10.0.0.2", "user ops", "port 22", "identityfile /a b", "userknownhostsfile /k"],
     }.items():
-        settings = subprocess.run(
-            ["ssh", "-G", *arguments, "-F", str(tmp_path / "config"), name], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
+        settings = call("ssh", "-G", *arguments, "-F", str(tmp_path / "config"), name, check=True).stdout.splitlines()
         assert [line for line in expected if line not in settings] == []
 
 
@@ -350,7 +347,7 @@ def test_hosts_come_from_the_inventory_in_its_order(tmp_path: Path) -> None:
         },
     )
 )
-def test_whatever_an_inventory_says_of_a_host_it_is_one_or_refused(variables: dict[str, Any]) -> None:
+def test_whatever_an_inventory_says_a_host_is_one_or_refused(variables: dict[str, Any]) -> None:
     try:
         host = host_of("node1", variables)
     except UsageProblem as error:
@@ -374,7 +371,7 @@ def test_whatever_an_inventory_says_of_a_host_it_is_one_or_refused(variables: di
         },
     )
 )
-def test_whatever_an_inventory_says_of_ssh_its_configuration_has_one_line_for_each(variables: dict[str, Any]) -> None:
+def test_whatever_an_inventory_says_ssh_gets_one_line_for_each(variables: dict[str, Any]) -> None:
     try:
         config, _ = ssh_settings([Host("node1", "node1")], {"node1": variables})
     except UsageProblem as error:
@@ -426,7 +423,7 @@ def mapping(*paths: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_what_a_run_left_in_memory_goes_and_what_others_have_there_stays(tmp_path: Path) -> None:
+def test_what_a_run_left_in_memory_goes_and_what_others_have_not(tmp_path: Path) -> None:
     def file(name: str) -> Path:
         path = tmp_path / name
         path.write_bytes(bytes(4096))
@@ -476,7 +473,7 @@ def leader(environment: dict[str, str], *arguments: str) -> tuple[subprocess.Pop
     return process, int(process.stdout.readline())
 
 
-def test_processes_are_known_by_their_mark_over_sessions_and_no_other_is_ended() -> None:
+def test_processes_are_known_by_their_mark_over_sessions() -> None:
     ours, grandchild = leader({"TUNETOOL_TESTS": f"us-{os.getpid()}"}, f"a-{os.getpid()}")
     other, others_child = leader({"TUNETOOL_TESTS": f"us-{os.getpid()}0"})
     with ours, other:
@@ -502,7 +499,7 @@ with swept_away("TUNETOOL_TESTS", sys.argv[1], sys.argv[3]):
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
-def test_what_was_started_is_swept_away_when_its_starter_is_killed_outright(tmp_path: Path, how: str) -> None:
+def test_what_a_killed_starter_started_is_swept_away(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
     mark = f"{how}-{os.getpid()}"

@@ -50,7 +50,7 @@ def test_a_drive_s_table_is_read() -> None:
 
 
 @given(ROWS, st.data())
-def test_every_offered_format_is_its_row_and_the_current_one_is_among_them(
+def test_every_offered_format_is_a_row_with_the_current_one(
     rows: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     chosen = data.draw(st.integers(0, len(rows) - 1))
@@ -91,9 +91,7 @@ FORMATS = st.builds(
 
 
 @given(st.lists(FORMATS, max_size=12), st.sampled_from([512, 4096]))
-def test_the_best_format_has_the_blocks_no_metadata_and_no_faster_rival(
-    offered: list[LbaFormat], data_bytes: int
-) -> None:
+def test_the_best_format_has_no_metadata_and_no_faster_rival(offered: list[LbaFormat], data_bytes: int) -> None:
     best = best_format(offered, data_bytes)
     rivals = [each for each in offered if each.data_bytes == data_bytes and each.metadata_bytes == 0]
     if best is None:
@@ -108,7 +106,7 @@ def test_the_best_format_has_the_blocks_no_metadata_and_no_faster_rival(
     assert "erases" in text
 
 
-def test_a_drive_without_such_a_format_and_one_that_cannot_be_asked() -> None:
+def test_a_drive_without_such_a_format_is_told_from_a_silent_one() -> None:
     only = LbaFormat(0, 512, 0)
     assert "replace it" in mending("/dev/nvme3n1", Formats((only,), only, 1), 4096)
     text = mending("/dev/nvme3n1", None, 4096)

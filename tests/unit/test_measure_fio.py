@@ -64,7 +64,7 @@ def test_a_container_that_forbids_asynchronous_reads_is_named(tmp_path: Path) ->
     assert "seccomp" in str(caught.value.hint)
 
 
-def test_an_error_in_the_json_counts_even_when_the_exit_status_lies() -> None:
+def test_an_error_in_the_json_counts_whatever_the_exit_status() -> None:
     text = recorded("enospc.json")
     with pytest.raises(FioFailed, match="reports an error"):
         parse(FIO, WRITE, text[text.index("\n{") + 1 :])

@@ -171,7 +171,7 @@ with rundir.temporary() if made == "temporary" else rundir.run_directory(Path(tr
 
 @pytest.mark.parametrize("made", ["temporary", "run_directory"])
 @pytest.mark.parametrize("at", ["mkdir", "open", "remove", "rmdir"])
-def test_a_kill_while_a_directory_is_made_or_removed_leaves_nothing(made: str, at: str, tmp_path: Path) -> None:
+def test_a_kill_at_making_or_removing_leaves_nothing(made: str, at: str, tmp_path: Path) -> None:
     tree, log = tmp_path / "tree", tmp_path / "log"
     tree.mkdir()
     hidden = "" if made == "temporary" else "."
@@ -253,7 +253,7 @@ def test_gpu_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("script", ["exit 9", None], ids=["fails", "missing"])
-def test_who_has_a_gpu_open_is_seen_where_nvidia_smi_gives_no_answer(
+def test_who_has_a_gpu_open_is_seen_without_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
 ) -> None:
     if script:
@@ -344,14 +344,14 @@ def test_drives_that_fail_meanwhile_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("said", "believed"), [(1.0, True), (2.0, True), (0.9, False)])
-def test_a_program_s_clock_is_held_against_the_time_that_its_bytes_took(said: float, believed: bool) -> None:
+def test_a_programs_clock_is_held_against_its_bytes(said: float, believed: bool) -> None:
     # It does not matter how long the drives were busy: with other work, before and after, or hardly at all.
     busy = {"nvme0n1": Counters(0, 0, 0, 0, 0, 0, 9000), "nvme1n1": Counters(0, 0, 0, 0, 0, 0, 5)}
     counted = Counted(1, 1, busy, moving_seconds=1.45)
     assert (wrong_clock([(None, 0.1), (counted, said)]) is None) is believed
 
 
-def test_a_sample_whose_bytes_took_longer_than_fio_says_is_taken_again() -> None:
+def test_a_sample_slower_than_fio_says_is_taken_again() -> None:
     # Jobs of fio that begin apart, on a node whose cores are all busy: once. A wrong clock: always.
     def taken(*moving: float) -> tuple[float, list[str]]:
         left, said = list(moving), []
@@ -376,7 +376,7 @@ def test_speed_hash_follows_the_drives_but_not_their_names(tmp_path: Path) -> No
     assert node_facts([drive(0, gen5), drive(1, gen4)], stack(), str(tmp_path)).speed_hash != base.speed_hash
 
 
-def test_locks_lie_where_everyone_looks_or_where_they_are_told_to() -> None:
+def test_locks_lie_where_everyone_looks_or_where_told() -> None:
     assert busy.lock_directory({}, is_root=True) == Path("/run/tunetool")
     assert busy.lock_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, is_root=False) == Path("/run/user/7")
     for is_root in (True, False):
@@ -384,7 +384,7 @@ def test_locks_lie_where_everyone_looks_or_where_they_are_told_to() -> None:
 
 
 @pytest.mark.parametrize("made", ["file", "link"])
-def test_a_lock_file_that_another_user_made_is_refused_by_its_owner(tmp_path: Path, made: str) -> None:
+def test_another_users_lock_file_is_refused_by_its_owner(tmp_path: Path, made: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     path, elsewhere = tmp_path / "tunetool-9-127.lock", tmp_path / "elsewhere"
@@ -465,7 +465,7 @@ def test_a_loop_device_s_own_cache_is_hinted_at() -> None:
     assert "`losetup --direct-io=on`" in line
 
 
-def test_the_sample_that_decides_is_shown_and_not_hidden_in_the_sum() -> None:
+def test_the_sample_that_decides_is_shown() -> None:
     proven, disturbed = Counted(10**9, 10**9, {}), Counted(10**9, 1031 * 10**6, {})
     evidence = summed(stack(), [proven, disturbed, proven, proven], 4 * 10**9)
     assert evidence.ratio == pytest.approx(1.00775)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from calls import call
 from skips import no_mounts
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.mounts import mount_at, mount_holding, parse_mountinfo
@@ -46,7 +46,7 @@ def test_bind_mounts_and_mounts_over_others(more: str, path: str, expected: str)
     assert f"{holding.device_number} {holding.root}" == expected
 
 
-def test_a_volume_that_a_mount_over_its_parent_hides_is_not_mounted_there(tmp_path: Path) -> None:
+def test_a_volume_that_a_mount_hides_is_not_mounted_there(tmp_path: Path) -> None:
     table = TABLE + "41 22 0:50 / /mnt rw - tmpfs t rw\n"
     assert mount_at("/mnt/scratch", parse_mountinfo(table)) is None
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -115,12 +115,7 @@ def test_it_is_the_mount_that_the_kernel_takes(seed: int, tmp_path: Path) -> Non
     if no_mounts():
         pytest.skip("this user may not make a mount namespace")
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    answer = subprocess.run(
-        ["unshare", *user, "--mount", sys.executable, "-c", KERNEL, str(tmp_path.resolve()), str(seed)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    answer = call("unshare", *user, "--mount", sys.executable, "-c", KERNEL, str(tmp_path.resolve()), str(seed))
     assert answer.returncode == 0, answer.stderr
     said = json.loads(answer.stdout)
     assert said["wrong"] == []

@@ -99,7 +99,7 @@ def test_a_volume_without_a_uuid_is_known_by_its_type(node: Path) -> None:
     assert storage(run_checks(named, str(node)))["filesystem.mounted"].status == "pass"
 
 
-def test_a_directory_that_the_owner_bind_mounts_is_known_by_its_name(node: Path) -> None:
+def test_a_bind_mount_of_the_owners_is_known_by_its_name(node: Path) -> None:
     mounted(node, lambda text: text + "300 27 254:0 /srv/data /data rw - ext4 /dev/vda rw\n")
     volume = describe_volume("/data", str(node))
     named = {**BUILT, "array": None, "filesystem": volume, "memory": NOTHING, "offload_dir": None}

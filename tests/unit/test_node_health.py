@@ -123,7 +123,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert complaints == []
 
 
-def test_the_starter_runs_the_python_of_the_version_that_is_installed_now(tmp_path: Path) -> None:
+def test_the_starter_runs_the_installed_versions_python(tmp_path: Path) -> None:
     program = tmp_path / "a b'c/bin/tunetool"
     for version in ("venv-1", "venv-2"):
         python = tmp_path / "a b'c" / version / "bin/python"
@@ -413,7 +413,7 @@ def printed(tmp_path: Path, status: Any, *reasons: str) -> list[str]:
     return ["cat", str(page)]
 
 
-def test_a_measurement_is_kept_and_what_proves_nothing_changes_nothing(tmp_path: Path) -> None:
+def test_a_measurement_is_kept_and_an_unproven_one_changes_none(tmp_path: Path) -> None:
     node, metrics = Files(tmp_path), {**SETTINGS, "textfile_directory": str(tmp_path)}
     assert measure(metrics, printed(tmp_path, "fail", "read: slow", "write: slow"), list, node) == "fail: read: slow"
     page = (tmp_path / "tunetool-verify.prom").read_text()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from calls import call
 
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 
@@ -64,13 +65,11 @@ def test_who_is_rebooted(tmp_path: Path) -> None:
     (tmp_path / "hosts.json").write_text(json.dumps({"all": {"vars": everywhere, "hosts": HOSTS}}))
     (tmp_path / "play.yml").write_text(PLAY)
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(tmp_path / "hosts.json"), "--check"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "play.yml")],
+    done = call(
+        *command,
+        str(tmp_path / "play.yml"),
         cwd=ROOT,
         env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     said = {}
     for line in re.finditer(r"^(?:ok|fatal): \[(\w+)\](?:: FAILED!)? => ", done.stdout, re.M):

@@ -96,7 +96,7 @@ def test_a_file_or_another_mount_at_the_mount_point_is_one(blank: Path) -> None:
     assert line.startswith(f"`{POINT}` is already a mount of `/dev/sda1`. hint: ")
 
 
-def test_values_that_a_play_without_the_first_check_brings_are_judged_too(blank: Path) -> None:
+def test_values_that_come_without_the_first_check_are_judged(blank: Path) -> None:
     in_root, label, pages = found(
         blank, label="thirteenchars", mount_point="/", hugepages=[{"size": "2MiB", "count": -5}]
     )
@@ -127,7 +127,7 @@ def test_a_plan_knows_the_mount_point_alone(blank: Path) -> None:
     assert obstacles("", {}, SERIALS, None, str(blank)) == []
 
 
-def test_a_plan_that_adopts_a_mounted_array_leaves_its_line_in_fstab_alone(node: Node) -> None:
+def test_adopting_a_mounted_array_leaves_its_fstab_line_alone(node: Node) -> None:
     write(node.root, "etc/fstab", f"LABEL=theirs {POINT} xfs defaults 0 0\n")
     (node.root / "etc/tunetool/node.json").unlink()
     (array,) = read_arrays(str(node.root))
@@ -168,7 +168,7 @@ def test_one_move_of_the_mount_is_one_difference(node: Node) -> None:
     ]
 
 
-def test_a_mount_over_the_parent_of_the_mount_point_is_one_difference(node: Node) -> None:
+def test_a_mount_over_the_parent_is_one_difference(node: Node) -> None:
     with (node.root / "proc/self/mountinfo").open("a") as mounts:
         mounts.write("900 27 0:77 / /mnt rw - tmpfs t rw\n")
     (node.root / "dev/md127").write_bytes(b"XFSB".ljust(512, b"\0"))
@@ -176,7 +176,7 @@ def test_a_mount_over_the_parent_of_the_mount_point_is_one_difference(node: Node
     assert (left.mended, left.found) == (False, "hidden by a mount of `t` at `/mnt`")
 
 
-def test_a_directory_of_the_volume_over_the_mount_point_is_one_difference(node: Node) -> None:
+def test_a_directory_over_the_mount_point_is_one_difference(node: Node) -> None:
     with (node.root / "proc/self/mountinfo").open("a") as mounts:
         mounts.write(f"900 216 9:127 /sub {POINT} rw - xfs /dev/md127 rw\n")
     (node.root / "dev/md127").write_bytes(b"XFSB".ljust(512, b"\0"))
@@ -257,7 +257,7 @@ def test_settings_that_this_libcufile_ignores_are_among_them(blank_with_gpu: Pat
     assert len(both) == 3
 
 
-def test_what_would_stop_the_build_after_a_removal_is_named_while_the_volume_is_there(node: Node) -> None:
+def test_what_would_stop_a_build_is_named_before_the_removal(node: Node) -> None:
     """A replacement removes the volume first: by then it would be too late to say that it cannot be built again."""
 
     def after_removal(**changes: Any) -> list[str]:

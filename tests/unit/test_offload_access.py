@@ -63,7 +63,7 @@ def test_the_manifest_notes_it(
     assert manifests.validate(document) == []
 
 
-def test_the_module_that_makes_the_directory_says_what_the_manifest_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_says_of_the_directory_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
     monkeypatch.syspath_prepend(str(COLLECTION))
     module = importlib.import_module("ansible_collections.tunetool.node.plugins.modules.scratch_filesystem")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from calls import ROOT
+from calls import ROOT, call
 from tunetool import origin
 from tunetool.origin import Origin, hint_for, read_origin, source_sha256
 
@@ -136,9 +135,7 @@ def test_the_hint_of_this_very_checkout() -> None:
 
 def git(*arguments: object, cwd: Path) -> str:
     settings = ["-c", "user.name=n", "-c", "user.email=e", "-c", "init.defaultBranch=main"]
-    done = subprocess.run(
-        ["git", *settings, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=True, env=PLAIN
-    )
+    done = call("git", *settings, *map(str, arguments), cwd=cwd, check=True, env=PLAIN)
     return done.stdout.strip()
 
 

@@ -89,7 +89,7 @@ def test_who_wrote_meanwhile_is_named_by_command_pid_and_bytes(machine: Machine,
     assert said(change) == "`my (db) 1` (pid 812) wrote 90 MB"
 
 
-def test_the_three_that_moved_most_are_named_and_the_small_ones_not(machine: Machine, said: Callable[..., str]) -> None:
+def test_the_three_that_moved_most_are_named(machine: Machine, said: Callable[..., str]) -> None:
     def change() -> None:
         for pid, written in ((800, 30), (801, 20), (802, 50), (803, 10), (804, 4)):
             machine.start(pid, 1, f"p{pid}", written=written * MB)
@@ -110,14 +110,12 @@ def test_who_explains_a_part_is_named_as_a_part(machine: Machine, said: Callable
     assert said(change) == "`db` (pid 812) wrote 10 MB; no process that can be read moved the rest" + REST
 
 
-def test_another_process_with_the_pid_of_one_that_ended_is_another(machine: Machine, said: Callable[..., str]) -> None:
+def test_another_process_with_a_reused_pid_is_another(machine: Machine, said: Callable[..., str]) -> None:
     machine.start(812, 1, "old", written=900 * MB)
     assert said(lambda: machine.start(812, 1, "new", written=80 * MB, began=60)) == "`new` (pid 812) wrote 80 MB"
 
 
-def test_what_ended_meanwhile_is_its_parent_s_without_what_it_did_before(
-    machine: Machine, said: Callable[..., str]
-) -> None:
+def test_what_ended_meanwhile_counts_for_its_parent(machine: Machine, said: Callable[..., str]) -> None:
     """The kernel adds the counts of a child that was waited for, all of its life, to its parent's."""
     machine.start(700, 1, "bash", written=1 * MB)
     machine.start(701, 700, "sudo")

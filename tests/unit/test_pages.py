@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -26,8 +25,7 @@ from tunetool.measure.session import Result
 from tunetool.record import Node, Record, Rung, host_file
 from tunetool.report import render_html
 from tunetool.report.html import code
-from tunetool.report.kinds import page_text, print_record, write_any_page, write_page
-from tunetool.report.page import WIDTH, PipeConsole
+from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.verdict import CEILING
 from tunetool.verify.ladder_view import ladder_picture
 from tunetool.verify.view import limits as limits_of_verify
@@ -80,14 +78,6 @@ def test_no_text_of_a_record_becomes_markup(kind: int, text: str, tmp_path: Path
     assert re.sub(r"\s+", " ", text) in lines
 
 
-@pytest.mark.parametrize("names", [False, True], ids=["texts", "names of figures too"])
-@pytest.mark.parametrize("kind", range(len(all_kinds())), ids=lambda kind: str(all_kinds()[kind].kind))
-def test_no_text_of_a_record_becomes_markup_of_the_terminal(kind: int, names: bool) -> None:
-    stream = io.StringIO()
-    print_record(hostile(all_kinds()[kind], "[/red]:smile:", names), None, PipeConsole(file=stream, width=WIDTH))
-    assert "[/red]:smile:" in re.sub(r"\s+", "", stream.getvalue())
-
-
 @pytest.mark.parametrize(
     "drawn",
     [
@@ -112,7 +102,7 @@ def test_a_picture_is_well_formed_whatever_its_names_are(drawn: str) -> None:
 
 
 @given(st.text(alphabet="ab<>&\"'`", max_size=30))
-def test_what_stands_in_backticks_is_code_and_every_character_is_text(text: str) -> None:
+def test_what_stands_in_backticks_is_code_and_text(text: str) -> None:
     read = Parsed(str(code(text)))
     pairs, rest = divmod(text.count("`"), 2)
     assert [tag for tag, _ in read.tags] == ([] if rest else ["code"] * pairs)
@@ -140,7 +130,7 @@ def test_the_first_thing_after_the_verdict_is_what_limits() -> None:
 
 
 @pytest.mark.parametrize(("links", "limit"), [(0.5e9, False), (1.05e9, True), (2e9, False)])
-def test_links_limit_only_what_comes_near_them_and_not_what_exceeds_them(links: float, limit: bool) -> None:
+def test_links_limit_only_what_comes_near_them(links: float, limit: bool) -> None:
     known = record(measurement("sequential.read", 1e9), measurement(CEILING, links))
     assert ("read: the drives' links, 95% of what they carry" in [*limits_of_verify(known)]) == limit
     assert any("links" in line for line in limits_of_verify(known)) == limit
@@ -267,7 +257,7 @@ def call(*arguments: object, code: int = 0) -> str:
     return done.exception.message
 
 
-def test_report_page_writes_a_page_of_any_record_and_prints_its_path(tmp_path: Path) -> None:
+def test_report_page_writes_any_record_and_prints_its_path(tmp_path: Path) -> None:
     paths = [records.write(shown, tmp_path) for shown in all_kinds()]
     written = call("page", *(path.parent.name for path in paths), "--runs-dir", tmp_path).splitlines()
     assert written == [str(path.parent / "report.html") for path in paths]

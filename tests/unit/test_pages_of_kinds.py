@@ -26,7 +26,7 @@ def circles(picture: ElementTree.Element) -> list[ElementTree.Element]:
     return [each for each in picture if each.tag.endswith("circle")]
 
 
-def test_the_search_is_a_picture_with_every_setting_the_chosen_one_and_the_default() -> None:
+def test_the_search_is_a_picture_of_every_setting() -> None:
     text = page_text(tuned(), None)
     gains, read, write = pictures(text)
     assert gains.attrib["aria-label"].startswith("times the speed of DeepSpeed's default")
@@ -58,7 +58,7 @@ def test_a_kept_default_is_no_limit() -> None:
     assert "DeepSpeed's default, kept" in pictures(text)[1].attrib["aria-label"]
 
 
-def test_a_default_that_is_kept_for_one_goal_says_nothing_of_the_others() -> None:
+def test_a_default_kept_for_one_goal_says_nothing_of_others() -> None:
     record = tuned()
     *others, written = chosen(record.measurements, GAIN)
     assert all(each.parameters["significant"] for each in others)

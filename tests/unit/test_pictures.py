@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
 import printed
 from builders import PROVEN, measurement, record, sampled
+from shown_records import on_screen
 from tunetool.record import CheckResult, Expectation, Measurement, Node, Verdict
-from tunetool.report.kinds import print_record
-from tunetool.report.page import WIDTH
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools/dev"))
@@ -71,10 +68,8 @@ def page() -> str:
         checks=[*passed, *skipped, deepspeed, slow],
         verdict=Verdict(status="fail", reasons=[f"drives.balance: {FOUND}"]),
     )
-    stream = io.StringIO()
     path = Path("/var/lib/tunetool/runs/20261123T144535Z-fleet-vm/hosts/node3.json")
-    print_record(shown, path, Console(file=stream, width=WIDTH, highlight=False))
-    return stream.getvalue()
+    return on_screen(shown, path)
 
 
 def test_verify_prints_the_failure_as_the_picture_shows_it() -> None:
@@ -127,7 +122,7 @@ def test_a_page_that_asks_for_something_else_is_seen(head: str, said: str | None
     assert website.problems(tmp_path) == ([said] if said else [])
 
 
-def test_a_page_that_the_search_lacks_and_a_style_sheet_that_fetches_are_seen(tmp_path: Path) -> None:
+def test_a_lost_page_and_a_style_sheet_that_fetches_are_seen(tmp_path: Path) -> None:
     made_site(tmp_path, "", [])
     (tmp_path / "assets/a.css").write_text("@import 'https://example.org/font.css';")
     assert website.problems(tmp_path) == [

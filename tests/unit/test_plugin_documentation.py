@@ -6,14 +6,13 @@ import ast
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from waiting import PATIENCE
+from calls import call
 
 pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
@@ -23,14 +22,13 @@ MODULES = sorted(path.stem for path in (ROOT / "plugins/modules").glob("*.py"))
 
 @pytest.fixture(scope="module")
 def documented() -> dict[str, Any]:
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("ansible-doc")), "-j", *(f"tunetool.node.{name}" for name in MODULES)],
+    done = call(
+        str(Path(sys.executable).with_name("ansible-doc")),
+        "-j",
+        *(f"tunetool.node.{name}" for name in MODULES),
         cwd=ROOT,
         env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
-        capture_output=True,
-        text=True,
         check=True,
-        timeout=PATIENCE,
     )
     plugins: dict[str, Any] = json.loads(done.stdout)
     return {name.rpartition(".")[2]: entry["doc"] for name, entry in plugins.items()}

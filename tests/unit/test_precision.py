@@ -88,7 +88,7 @@ def test_lightning_and_llamafactory_are_told_the_same() -> None:
     assert "fp16" not in json.loads(plain[DEEPSPEED])
 
 
-def test_updates_that_llamafactory_s_deepspeed_skipped_are_counted_in_its_log() -> None:
+def test_updates_that_llamafactory_skipped_are_counted() -> None:
     line = "[INFO] [loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: "
     state = {"num_input_tokens_seen": 1, "log_history": [{"loss": 1.0, "learning_rate": 0.1}]}
     results = {"train_runtime": 1.0, "train_samples_per_second": 1.0}

@@ -94,9 +94,7 @@ def set_up(checkout: Path, options: list[str]) -> subprocess.CompletedProcess[st
         (["--containers", "--for", "lint,unit"], "gone-package podman"),
     ],
 )
-def test_set_up_installs_what_is_missing_for_the_groups_asked_for(
-    checkout: Path, options: list[str], wanted: str
-) -> None:
+def test_set_up_installs_what_the_asked_groups_lack(checkout: Path, options: list[str], wanted: str) -> None:
     done = set_up(checkout, options)
     # The stand-in refuses to install, and setup.sh stops there.
     assert done.returncode != 0

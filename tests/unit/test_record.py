@@ -109,7 +109,7 @@ def test_not_a_number_is_refused() -> None:
         records.parse(text, "r")
 
 
-def test_a_key_of_another_version_is_refused_even_with_a_good_checksum() -> None:
+def test_another_versions_key_is_refused_despite_its_checksum() -> None:
     document = records.to_document(make())
     document["nodes"] = 3
     document["sha256"] = documents.checksum(document)
@@ -143,7 +143,7 @@ def test_runs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         prepare_runs_dir(tmp_path / "file/runs")
 
 
-def test_a_runs_directory_without_room_is_named_before_and_after_the_measurement(tmp_path: Path) -> None:
+def test_a_runs_directory_without_room_is_named_twice(tmp_path: Path) -> None:
     def limited(code: str) -> str:
         """A limit of a file's size stands for a full file system: both refuse a write, not an open."""
         limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))

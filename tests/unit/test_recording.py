@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from fnmatch import fnmatch
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import call
 from machines import lay_out
 from tunetool.node.common.io_settings import ARRAY, CPU, DRIVE, ROWS
 from tunetool.node.machine import recording
@@ -106,14 +106,7 @@ def test_every_io_setting_is_recorded() -> None:
 
 def test_it_runs_alone_as_a_script() -> None:
     """With it, a node without tunetool can be recorded through a pipe."""
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=(ROOT / "plugins/module_utils/machine/recording.py").read_text(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    done = call(sys.executable, "-", input=(ROOT / "plugins/module_utils/machine/recording.py").read_text(), cwd="/")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == recording.SCHEMA_NAME
@@ -161,13 +154,11 @@ def test_no_path_or_link_leads_out(links: list[tuple[str, str]]) -> None:
 
 
 def test_the_made_machines_are_what_their_script_makes() -> None:
-    done = subprocess.run(
-        [sys.executable, "tools/dev/made_trees.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = call(sys.executable, "tools/dev/made_trees.py", "--check", cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_memory_limit_of_a_recording_is_the_tightest_of_all_groups(tmp_path: Path) -> None:
+def test_a_recordings_memory_limit_is_the_tightest_group(tmp_path: Path) -> None:
     """A recording has no name of a group: a job's, or a user's."""
     node, copy = tmp_path / "node", tmp_path / "copy"
     for path, text in (

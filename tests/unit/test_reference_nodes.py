@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from builders import measurement, record
+from shown_records import on_screen
 from staged import Quiet
 from tunetool import record as records
 from tunetool.bench.checkpoint import request as checkpoint
@@ -31,8 +30,6 @@ from tunetool.fleet.capacity import Answers
 from tunetool.measure.session import Result
 from tunetool.node.machine.capacity import Capacity, capacity_of, read_capacity
 from tunetool.record import FleetHost, Record, Status, Verdict
-from tunetool.report.kinds import print_record
-from tunetool.report.page import WIDTH
 
 GB = 10**9
 TB = 10**12
@@ -56,7 +53,7 @@ VIRTUAL = Capacity(
 
 
 @pytest.mark.parametrize("memory", [9 * GB, 24 * GB, 25 * GB, 40 * GB, 60 * GB])
-def test_the_state_that_is_chosen_passes_the_check_of_the_benchmark_itself(memory: int, tmp_path: Path) -> None:
+def test_the_chosen_state_passes_the_benchmarks_own_check(memory: int, tmp_path: Path) -> None:
     asked, _said = complete(Request(), {"node1": replace(VIRTUAL, memory_bytes=memory, free_bytes=TB)})
     made = shape(asked.checkpoint_model, asked.state_bytes).bytes
     check_memory(
@@ -283,15 +280,15 @@ def test_the_chain_goes_on_with_the_nodes_that_can(site: Site) -> None:
     assert reasons.keys() == {"node2", "node3"}
     for name, reason in reasons.items():
         assert f"{name}: {reason}" in progress.lines
-    stream = io.StringIO()
     assert result.record is not None
-    print_record(result.record, result.path, Console(file=stream, width=WIDTH, highlight=False))
-    assert "node2 was left out after verify: sequential read 1 GB/s" in " ".join(stream.getvalue().split())
+    assert "node2 was left out after verify: sequential read 1 GB/s" in " ".join(
+        on_screen(result.record, result.path).split()
+    )
     # Each host takes its own manifest's Python.
     assert "--python" not in (site.folder / "node1/calls").read_text()
 
 
-def test_a_node_that_is_lost_between_two_parts_is_named_and_the_rest_is_kept(site: Site) -> None:
+def test_a_node_lost_between_two_parts_is_named(site: Site) -> None:
     site.node("node1")
     site.node("node2", dies=True)
     python = "/opt/other/bin/python"
@@ -367,7 +364,7 @@ def test_with_no_node_left_nothing_is_run() -> None:
     assert why == "not run: no node is left; the first was `node1`, left out after verify: node1 is slow"
 
 
-def test_a_node_without_a_training_environment_does_not_end_the_others() -> None:
+def test_a_node_without_a_training_environment_ends_no_other() -> None:
     nodes = nodes_after_verify({"node1": "pass", "node2": "pass"})
     nodes.capacities["node2"] = replace(H100, python="")
     assert nodes.before("staging", []) is None
@@ -380,7 +377,7 @@ def test_a_node_without_a_training_environment_does_not_end_the_others() -> None
 GONE = replace(H100, python="", python_problem="`/opt/x/python` is gone; run `tunetool provision` for this node")
 
 
-def test_a_node_whose_python_is_gone_is_left_out_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_whose_python_is_gone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = nodes_after_verify({"node1": "pass", "node2": "pass"})
     nodes.before("checkpoint", [])
     monkeypatch.setattr(looking, "ask_hosts", lambda *_: Answers({"node1": H100, "node2": GONE}, {}))

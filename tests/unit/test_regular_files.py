@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from calls import call
 from tunetool.regular_files import read_bytes
-from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 3 << 20])
-def test_a_file_is_read_whole_up_to_the_limit_and_refused_beyond_it(tmp_path: Path, size: int) -> None:
+def test_a_file_is_read_up_to_the_limit_and_refused_beyond(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * size)
     assert read_bytes(path, size) == b"x" * size
@@ -46,12 +45,5 @@ def test_a_generous_limit_takes_no_memory(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
         assert read_bytes(Path(sys.argv[1]), 8 << 30) == b"{}"
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)],
-        env={"PYTHONPATH": str(ROOT / "tools")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    done = call(sys.executable, "-c", program, str(path), env={"PYTHONPATH": str(ROOT / "tools")})
     assert done.returncode == 0, done.stderr

@@ -183,7 +183,7 @@ def test_the_look_at_a_suspended_array_reads_nothing_of_it(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("serial", ["LAB1NV5", "NEW"])
-def test_a_drive_that_takes_no_writes_ends_a_replacement_before_the_volume_is_touched(
+def test_a_drive_without_writes_ends_a_replacement_at_once(
     serial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = swapped(machine(tmp_path))
@@ -456,7 +456,7 @@ def test_a_replacement_that_was_cut_before_the_manifest_goes_on(built: Machine) 
 # --- the file ---
 
 
-def test_a_plan_of_one_job_is_refused_by_another_with_the_playbook_it_is_for(built: Machine) -> None:
+def test_a_plan_of_one_job_names_its_own_playbook(built: Machine) -> None:
     text = dump(document({"n": removal_part(remove(built), "")}, "0", job=TEARDOWN))
     for job in (REPLACE, "provision"):
         with pytest.raises(
@@ -599,7 +599,7 @@ def test_a_namespace_that_may_not_be_read_is_no_other_namespace(proc: Path) -> N
     assert busy(proc) == ["process 1 `init` (working directory)"]
 
 
-def test_names_of_any_bytes_are_in_the_way_and_the_mount_itself_is_not(proc: Path) -> None:
+def test_names_of_any_bytes_are_in_the_way(proc: Path) -> None:
     odd = "a\vb\u2028c\xa0d\udcfc"
     mounts = (proc / "proc/self/mountinfo").read_bytes()
     inner = f"50 40 0:9 / {POINT}/{odd} rw - tmpfs  rw\n".encode("utf-8", "surrogateescape")
@@ -615,7 +615,7 @@ def test_names_of_any_bytes_are_in_the_way_and_the_mount_itself_is_not(proc: Pat
     ["", "60 20 0:50 / /mnt rw - tmpfs t rw\n", f"60 40 0:50 / {POINT} rw - tmpfs t rw\n"],
     ids=["it shows", "a mount over its parent", "a mount over it"],
 )
-def test_a_reboot_would_end_a_process_on_a_volume_that_a_mount_hides(proc: Path, over: str) -> None:
+def test_a_reboot_would_end_a_process_on_a_hidden_volume(proc: Path, over: str) -> None:
     table = f"20 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n{MOUNT.replace('40 1', '40 20')}{over}"
     (proc / "proc/self/mountinfo").write_text(table)
     device = proc / "sys/dev/block"
@@ -641,7 +641,7 @@ def test_the_trigger_of_an_automount_is_no_volume(proc: Path) -> None:
     assert killed_by_a_reboot(POINT, {}, str(proc)) == []
 
 
-def test_a_volume_that_is_mounted_twice_at_one_place_is_in_the_way(proc: Path) -> None:
+def test_a_volume_mounted_twice_at_one_place_is_in_the_way(proc: Path) -> None:
     with (proc / "proc/self/mountinfo").open("a") as stream:
         stream.write(MOUNT.replace("40 1", "41 40"))
     assert busy(proc) == [f"it is also mounted at `{POINT}`"]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import builders
 from builders import PROVEN, measurement
+from shown_records import on_screen
 from tunetool.record import CheckResult, Confidence, FleetHost, Measurement, Node, Record, Status, Verdict
 from tunetool.report import kinds
 from tunetool.report.page import WIDTH, new_table
@@ -50,11 +51,7 @@ def record(read: float = 51.2e9, status: Status = "fail", host: str = "n1") -> R
 
 
 def text_of(page: Record, width: int = WIDTH) -> str:
-    stream = io.StringIO()
-    kinds.print_record(
-        page, Path("/var/lib/tunetool/runs/x/record.json"), Console(file=stream, width=width, highlight=False)
-    )
-    return stream.getvalue()
+    return on_screen(page, Path("/var/lib/tunetool/runs/x/record.json"), width)
 
 
 def test_both_units_range_evidence_medium_and_which_is_judged() -> None:

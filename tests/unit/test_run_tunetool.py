@@ -95,7 +95,7 @@ def play(
     return (code, *events[0])
 
 
-def test_an_inventory_s_variables_reach_the_node_unless_the_caller_gives_others(inventory: Path) -> None:
+def test_an_inventorys_variables_reach_the_node_or_the_callers(inventory: Path) -> None:
     code, event, result = play(inventory, "verify", {"verify_tolerance": "2%"})
     assert (code, event, result["msg"]) == (2, "runner_on_failed", "FAIL: slow")
     # A bare `off` in YAML is false.

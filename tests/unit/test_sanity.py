@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calls import ROOT
-from waiting import PATIENCE
+from calls import ROOT, call
 
 CONTENT = ("meta", "playbooks", "plugins", "roles", "templates", "tests/sanity", "galaxy.yml", "README.md", "site.yml")
 # The others make an environment with packages of their own.
@@ -38,14 +37,14 @@ def sanity(collection: Path, home: Path) -> subprocess.CompletedProcess[str]:
     tests = [f"--test={name}" for name in TESTS]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ANSIBLE"))}
     environment |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("ansible-test")), "sanity", f"--python={version}", "--color=no", *tests],
+    return call(
+        str(Path(sys.executable).with_name("ansible-test")),
+        "sanity",
+        f"--python={version}",
+        "--color=no",
+        *tests,
         cwd=collection,
         env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
     )
 
 

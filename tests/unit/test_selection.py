@@ -55,7 +55,7 @@ def member(name: str, array: str = f"node1:{NAME}") -> Signature:
     return Signature(name, "linux_raid_member", array, "2d1e0b40-129b-6514-0000-000000000000")
 
 
-def test_eight_blank_drives_are_taken_and_the_boot_drive_of_the_same_kind_is_not() -> None:
+def test_eight_blank_drives_are_taken_and_the_boot_drive_not() -> None:
     selection = pick([BOOT, *EIGHT])
     assert [row.serial for row in selection.selected] == [row.serial for row in EIGHT]
     assert verdict(selection, "S000") == (REFUSE, "mounted at `/` (partition nvme0n1p2)")
@@ -69,7 +69,7 @@ def test_seven_drives_are_refused_with_a_table_of_all() -> None:
     assert all(row.serial in text for row in [BOOT, *EIGHT[:7]])
 
 
-def test_a_host_without_nvme_drives_is_not_sent_to_reasons_that_are_not_there() -> None:
+def test_a_host_without_nvme_is_sent_to_no_reasons() -> None:
     selection = pick([])
     assert selection.problem == "8 drives asked for, 0 usable"
     assert "this host has no NVMe drive" in (selection.hint or "")
@@ -145,7 +145,7 @@ def test_a_drive_that_cannot_be_read_is_never_blank() -> None:
     assert verdict(selection, "S003")[0] == REFUSE
 
 
-def test_a_member_of_ours_that_another_array_claims_too_is_refused() -> None:
+def test_a_member_that_another_array_claims_too_is_refused() -> None:
     selection = pick(EIGHT, {row.name: [member(row.name), member(row.name, "node1:old")] for row in EIGHT})
     assert verdict(selection, "S003")[0] == REFUSE
     assert "label `node1:old`" in verdict(selection, "S003")[1]
@@ -174,7 +174,7 @@ def test_a_spare_is_left_alone_when_the_array_is_complete() -> None:
     assert verdict(selection, "S009")[0] == IGNORE
 
 
-def test_a_drive_of_another_size_is_named_when_the_inventory_asks_for_a_size() -> None:
+def test_a_drive_of_another_size_is_named_where_a_size_is_asked() -> None:
     drives = [replace(row, size_bytes=SIZE // 2) if row.serial == "S003" else row for row in EIGHT]
     selection = pick(drives)
     assert selection.selected == ()
@@ -223,7 +223,7 @@ def test_odd_blocks_are_refused_with_the_line_that_mends_them(
     )
 
 
-def test_a_drive_whose_metadata_the_kernel_cannot_use_is_no_drive_of_another_size() -> None:
+def test_a_drive_with_unusable_metadata_is_not_of_another_size() -> None:
     blank = drive(3, size_bytes=0)
     formats = Formats(QEMU, QEMU[3], SIZE // 4104)
     seen = with_capacity(blank, formats)

@@ -458,7 +458,7 @@ def test_what_a_shell_sees(fault: BaseException, code: int, scene: Scene, capsys
     assert len(list(scene.runs.iterdir())) == (2 if isinstance(fault, ZeroDivisionError) else 1)
 
 
-def test_two_runs_on_one_device_exclude_each_other_even_where_busy_is_allowed(scene: Scene) -> None:
+def test_two_runs_on_one_device_exclude_each_other(scene: Scene) -> None:
     with busy.alone([uncounted(str(scene.target))], {}):
         result = deepspeed_io(scene)
     assert result.code == 3

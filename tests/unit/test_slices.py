@@ -35,7 +35,7 @@ def test_every_slow_test_is_in_one_slice() -> None:
     assert Counter(path for row in TABLE for path in row.paths) == Counter(marked)
 
 
-def test_every_slice_can_run_on_a_machine_that_is_as_slow_as_may_be() -> None:
+def test_every_slice_can_run_on_the_slowest_machine() -> None:
     # `make test` aims at 25 minutes.
     timed = [row.seconds for row in TABLE if row.seconds is not None]
     assert all(25 * 60 + slices.SLOWER * seconds <= slices.START_WITHIN for seconds in timed)
@@ -114,7 +114,7 @@ def test_ci_runs_what_fits_beginning_with_the_commit_s_slice(checkout: Path) -> 
     )
 
 
-def test_ci_ends_with_what_failed_and_runs_the_other_slices_after_one_that_failed(checkout: Path) -> None:
+def test_ci_ends_with_what_failed_and_runs_the_other_slices(checkout: Path) -> None:
     make(checkout, "exit 2")
     code, text, rows = ci(checkout)
     assert (code, rows["make test"], rows["slice one"]) == (1, "FAILED", "not run"), text

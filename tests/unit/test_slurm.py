@@ -64,7 +64,7 @@ def test_a_job_that_ended_in_plain_words(name: str, message: str, hint: str | No
     assert _state(name).verdict("7") == (message, hint)
 
 
-def test_a_job_that_was_just_submitted_and_a_controller_that_is_away() -> None:
+def test_a_new_job_and_an_absent_controller_have_words() -> None:
     assert JobState("PENDING", "None").words("7") == "job 7 waits: Slurm has not looked at it yet"
     assert "does not answer" in JobState(UNREACHABLE).words("7")
 
@@ -162,7 +162,7 @@ def test_the_script_asks_for_whole_nodes_with_one_task_each() -> None:
     assert {"--partition=gpu", "--gpus-per-node=8", "--output=/shared/work/slurm.log"} <= asked
 
 
-def test_time_and_memory_are_left_to_the_call_and_to_the_partition() -> None:
+def test_time_and_memory_are_left_to_call_and_partition() -> None:
     days = Job(_JOB.program, 8, {}, _JOB.directory, timeout=7 * 86400)
     assert not [line for line in _asked(_script(job=days)) if line.startswith("--time")]
     asked = _asked(_script(SlurmOptions(time="10:00", lines=("--mem=64G",)), days))
@@ -185,7 +185,7 @@ def test_an_image_and_names_with_spaces_are_quoted() -> None:
 
 
 @pytest.mark.parametrize("work", ["/with space", "/a%j", '/quo"te', "/dollar$HOME"])
-def test_a_directory_that_a_script_would_read_otherwise_is_refused(work: str) -> None:
+def test_a_directory_that_a_script_would_misread_is_refused(work: str) -> None:
     with pytest.raises(UsageProblem, match="batch script"):
         render(_JOB, SlurmOptions(), Path(work))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from calls import TUNETOOL, call
 from judged import interrupted
 from staged import Quiet, beside, evict, failed, stage, verify, view
 from tunetool import record as records
@@ -137,12 +138,14 @@ def test_a_drive_that_does_not_read(tmp_path: Path) -> None:
 def test_a_write_that_fails(source: Path, tmp_path: Path) -> None:
     (source / "large").write_bytes(b"x" * 3_000_000)
     limit = (2_000_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "tunetool", "stage", str(source), str(tmp_path / "copy"), "--runs-dir", str(tmp_path)],
+    done = call(
+        *TUNETOOL,
+        "stage",
+        str(source),
+        str(tmp_path / "copy"),
+        "--runs-dir",
+        str(tmp_path),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 3
     assert f"`large` cannot be written in `{tmp_path}`: {os.strerror(errno.EFBIG)}" in " ".join(done.stdout.split())
@@ -302,14 +305,7 @@ def test_killed_at_any_point_there_is_no_half_copy(tmp_path: Path) -> None:
         shm = tmp_path
     folder = Path(tempfile.mkdtemp(prefix="tunetool-test-", dir=shm))
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", KILLER, str(tmp_path), str(folder)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = call(sys.executable, "-c", KILLER, str(tmp_path), str(folder), cwd=ROOT)
         assert done.returncode == 0, done.stderr
         # It was killed before, at and after the deciding rename.
         assert json.loads(done.stdout).keys() == {"None", "old", "new"}, done.stdout
@@ -429,7 +425,7 @@ def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: py
     assert beside(destination.path) == []
 
 
-def test_a_lock_file_of_another_user_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_another_users_lock_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     destination = find_destination(str(tmp_path / "copy"))
@@ -454,9 +450,7 @@ def test_without_an_exchange_of_names_it_is_two_renames(
     assert beside(destination) == [".copy.tunetool-stage.json"]
 
 
-def test_a_record_that_its_runs_directory_cannot_keep_after_all_is_kept_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_without_its_directory_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, runs, elsewhere = tmp_path / "source", tmp_path / "runs", tmp_path / "elsewhere"
     for directory in (source, runs, elsewhere):
         directory.mkdir()

@@ -98,7 +98,7 @@ def test_a_refusal_is_told_from_a_failure(action: str, message: str, status: str
     assert heard.hosts["n"].status == status  # a later play does not make it good
 
 
-def test_drift_stands_beneath_its_host_and_costs_nothing_when_absent() -> None:
+def test_drift_stands_beneath_its_host_or_costs_nothing() -> None:
     heard = Summary(["node1", "node2"])
     differences = [
         {"name": "mount options", "expected": "noatime", "found": "relatime", "mended": True},
@@ -173,7 +173,7 @@ def test_check_mode_mends_nothing(check: bool, word: str) -> None:
 
 
 @pytest.mark.parametrize(("check", "status"), [(True, REFUSED), (False, FAILED)])
-def test_a_refusal_after_a_change_is_none_since_it_would_say_that_nothing_was_changed(check: bool, status: str) -> None:
+def test_a_refusal_after_a_change_is_no_refusal(check: bool, status: str) -> None:
     heard = Summary(["n"], BUILD, check=check)
     heard.ok("n", "tunetool.node.raid_array", {"changed": True})
     heard.failed("n", "tunetool.node.scratch_filesystem", {"msg": "it holds ext4. hint: move it"})
@@ -232,7 +232,7 @@ def test_a_module_that_could_not_run_says_why(result: dict[str, object], reason:
     assert (heard.hosts["n"].status, heard.hosts["n"].reason) == (FAILED, reason)
 
 
-def test_what_huge_pages_take_and_what_waits_for_a_reboot_stand_below_the_host() -> None:
+def test_what_waits_for_a_reboot_stands_below_the_host() -> None:
     heard = Summary(["node1", "node2"])
     memory = {"hugepages_bytes": 8 * 2**30, "ram_bytes": 2**41, "reboot_reasons": ["huge pages: 8 of 1 GiB"]}
     heard.ok("node1", "tunetool.node.host_memory", memory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from calls import call
 from initramfs_images import image
 from machines import RECORDED
 from skips import no_mounts
@@ -178,17 +178,12 @@ def on_a_node(
     node(tmp_path / "node", f"{point}/nvme_raid0")
     change(tmp_path / "node")
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    done = subprocess.run(
-        ["unshare", *user, "--mount", sys.executable, "-c", program, str(argument), str(point)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call("unshare", *user, "--mount", sys.executable, "-c", program, str(argument), str(point))
     assert done.returncode == 0, done.stderr
     return done.stdout, point
 
 
-def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next_and_takes_nothing_of_others(tmp_path: Path) -> None:
+def test_a_teardown_that_is_cut_anywhere_is_finished_by_the_next(tmp_path: Path) -> None:
     said, _ = on_a_node(tmp_path, PROGRAM, tmp_path)
     answers = json.loads(said)
     told = [at for at, *_ in answers]
@@ -366,7 +361,7 @@ print(json.dumps([mounted(check_mode=True), calls(), mounted(), calls()]))
     assert diff.index(f"{unit_dropins.UNITS_DIRECTORY}/{health_units.TIMER}") < diff.index("/etc/fstab")
 
 
-def test_a_volume_that_cannot_be_unmounted_keeps_its_health_check(tmp_path: Path) -> None:
+def test_a_volume_that_stays_mounted_keeps_its_health_check(tmp_path: Path) -> None:
     program = """
 over(None, volume)
 Path("/run/busy").touch()
@@ -415,7 +410,7 @@ def test_the_health_check_of_a_volume_that_is_the_owners_stays(tmp_path: Path) -
     assert (done["changed"], done["msg"], ran) == (False, "nothing to remove", [])
 
 
-def test_a_file_that_cannot_be_removed_is_an_error_by_name_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_a_file_that_stays_is_an_error_by_name(tmp_path: Path) -> None:
     def in_the_way(tree: Path) -> None:
         metrics = tree / "etc/prom" / health_units.METRICS[0]
         metrics.unlink()

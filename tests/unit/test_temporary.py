@@ -95,7 +95,7 @@ def cut_everywhere(what: str, folder: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_file_that_is_replaced_is_whole_and_alone_after_the_next_time(tmp_path: Path) -> None:
+def test_a_replaced_file_is_whole_and_alone_the_next_time(tmp_path: Path) -> None:
     said = cut_everywhere("file", tmp_path)
     assert len(said["cuts"]) > 8
     for status, left, text, after, last in said["cuts"]:
@@ -108,7 +108,7 @@ def test_a_file_that_is_replaced_is_whole_and_alone_after_the_next_time(tmp_path
     assert (tmp_path / "stopped/fstab").read_text() == "of the first\n"
 
 
-def test_the_directory_of_a_record_that_was_not_finished_goes_with_the_next_record(tmp_path: Path) -> None:
+def test_an_unfinished_records_directory_goes_with_the_next(tmp_path: Path) -> None:
     said = cut_everywhere("record", tmp_path)
     assert len(said["cuts"]) > 8
     for _, left, _, after, _ in said["cuts"]:

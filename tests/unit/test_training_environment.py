@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 import tiny_wheels
+import training_module
 from machines import RECORDED
 from programs import need_program
 from tunetool.node.common import manifest as manifests
@@ -30,21 +31,6 @@ from waiting import until
 
 ROOT = Path(__file__).parents[2]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-DRIVER = """
-import functools, json, sys, types
-from pathlib import Path
-from ansible.module_utils.testing import patch_module_args
-order = json.loads(Path(sys.argv[1]).read_text())
-from ansible_collections.tunetool.node.plugins.modules import training_environment as module
-module.only_one = functools.partial(module.only_one, order["lock_file"])
-if "driver" in order:
-    # A machine with eight GPUs and this driver.
-    module.read_pci = lambda: {str(number): types.SimpleNamespace(kind=module.GPU) for number in range(8)}
-    module.read_driver = lambda: (order["driver"], None)
-with patch_module_args(order["arguments"]):
-    module.main()
-"""
-"""The module as Ansible runs it, with a lock of the test instead of the node's."""
 
 
 class Node:
@@ -56,7 +42,7 @@ class Node:
         self.wheels = base / "wheels"
         self.manifest = base / "node.json"
         self.log = base / "log"
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT / ".ansible/collections"), "TINY_LOG": str(self.log)}
+        self.environment = {**os.environ, "TINY_LOG": str(self.log)}
         self.tool = [tiny_wheels.entry(path) for path in tiny_wheels.tool(self.wheels)]
         self.libraries = tiny_wheels.libraries(self.wheels)
 
@@ -95,29 +81,23 @@ class Node:
         }
 
     def start(self, check: bool = False, **more: Any) -> subprocess.Popen[str]:
-        order = self.base / "order.json"
         machine = {"driver": more.pop("driver")} if "driver" in more else {}
         arguments = {**self.arguments(**more), "_ansible_check_mode": check}
-        order.write_text(json.dumps({"arguments": arguments, "lock_file": str(self.base / "lock"), **machine}))
-        return subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(order)],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def call(self, check: bool = False, **more: Any) -> dict[str, Any]:
-        out, err = self.start(check, **more).communicate(timeout=600)
-        lines = [line for line in out.splitlines() if line.startswith("{")]
-        assert lines, err
-        result: dict[str, Any] = json.loads(lines[-1])
-        return result
+        return training_module.start(self.base, arguments, self.environment, **machine)
 
     def made(self, **more: Any) -> dict[str, Any]:
-        result = self.call(**more)
+        result = training_module.result(self.start(**more))
         assert not result.get("failed"), result["msg"]
         return result
+
+    def refused(self, **more: Any) -> str:
+        """What is said, in one line with a hint, of an environment that is not made."""
+        result = training_module.result(self.start(**more))
+        assert result["failed"]
+        said: str = result["msg"]
+        assert "\n" not in said
+        assert "hint: " in said
+        return said
 
     @property
     def current(self) -> Path:
@@ -153,7 +133,7 @@ def with_manifest(node: Node) -> dict[str, Any]:
     return document
 
 
-def test_it_is_made_proven_and_named_in_the_manifest_and_a_second_run_does_nothing(node: Node) -> None:
+def test_it_is_made_proven_and_named_once(node: Node) -> None:
     document = with_manifest(node)
     result = node.made()
     assert result["changed"]
@@ -173,7 +153,7 @@ def test_it_is_made_proven_and_named_in_the_manifest_and_a_second_run_does_nothi
     assert len(node.log.read_text().splitlines()) == 4
 
 
-def test_all_modules_are_compiled_at_once_unless_the_node_is_too_slow_for_that(node: Node) -> None:
+def test_all_modules_are_compiled_unless_the_node_is_too_slow(node: Node) -> None:
     def compiled() -> list[str]:
         """What nothing has imported yet."""
         return [path.name for path in node.current.resolve().rglob("unused*.pyc")]
@@ -227,7 +207,7 @@ def test_check_mode_names_the_wheels_that_the_node_lacks(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_lock_is_built_beside_and_a_running_job_keeps_its_files(node: Node, tmp_path: Path) -> None:
+def test_a_changed_lock_is_built_beside_a_running_job(node: Node, tmp_path: Path) -> None:
     node.libraries = tiny_wheels.libraries(node.wheels, more={"peft": "AGE = 1"})
     node.made()
     go = tmp_path / "go"
@@ -264,7 +244,7 @@ def test_a_changed_lock_is_built_beside_and_a_running_job_keeps_its_files(node: 
     assert not set(first) & set(node.environments())
 
 
-def test_a_wheel_with_another_hash_is_refused_by_name_and_what_is_in_use_stays(node: Node) -> None:
+def test_a_wheel_with_another_hash_is_refused_by_name(node: Node) -> None:
     node.made()
     before = node.state()
     node.libraries = tiny_wheels.libraries(node.wheels, more={"peft": "AGE = 2"})
@@ -273,10 +253,7 @@ def test_a_wheel_with_another_hash_is_refused_by_name_and_what_is_in_use_stays(n
     data = bytearray(wheel.read_bytes())
     data[50] ^= 1
     wheel.write_bytes(data)
-    result = node.call(**arguments)
-    assert result["failed"]
-    assert f"`{wheel}` has the hash" in result["msg"]
-    assert "hint: " in result["msg"]
+    assert f"`{wheel}` has the hash" in node.refused(**arguments)
     assert node.state() == before
 
 
@@ -299,26 +276,22 @@ def test_an_environment_whose_proof_fails_is_not_used(node: Node, behaviour: str
     part = node.made()["training"]
     target = node.current.readlink()
     node.libraries = tiny_wheels.libraries(node.wheels, behaviour)
-    result = node.call(proof_timeout=20)
-    assert message in result["msg"]
-    assert "hint: " in result["msg"]
-    assert "\n" not in result["msg"]
+    assert message in node.refused(proof_timeout=20)
     assert node.current.readlink() == target
     assert manifests.load(str(node.manifest)) == {**document, "training": part}
     # Later runs do not count it as proven.
-    assert message in node.call(proof_timeout=20)["msg"]
+    assert message in node.refused(proof_timeout=20)
 
 
 def test_a_library_that_cannot_be_imported_is_named(node: Node) -> None:
     node.libraries = tiny_wheels.libraries(node.wheels, more={"accelerate": "import nothing_of_that_name"})
-    result = node.call()
-    assert "`import accelerate`: ModuleNotFoundError" in result["msg"]
+    assert "`import accelerate`: ModuleNotFoundError" in node.refused()
     assert not node.current.exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["while pip installs", "before the switch"])
-def test_a_run_that_was_killed_leaves_the_old_one_in_use_and_the_next_run_mends(node: Node, moment: str) -> None:
+def test_a_killed_run_leaves_the_old_one_and_the_next_mends(node: Node, moment: str) -> None:
     node.made()
     target = node.current.readlink()
     waiting = node.base / "waiting"
@@ -353,9 +326,9 @@ def test_a_disk_without_room_is_refused_before_anything_is_made(node: Node) -> N
     arguments = node.arguments()
     arguments["wheelhouse_manifest"]["files"]["torch-2.13.0-py3-none-any.whl"]["unpacked_bytes"] = 2**60
     for check in (True, False):
-        result = node.call(check=check, **arguments)
-        assert "free and the environment takes" in result["msg"]
-        assert "`training_environment_directory`" in result["msg"]
+        said = node.refused(check=check, **arguments)
+        assert "free and the environment takes" in said
+        assert "`training_environment_directory`" in said
         assert node.environments() == []
 
 
@@ -373,8 +346,7 @@ def test_a_disk_that_fills_up_leaves_nothing(node: Node) -> None:
         path = tiny_wheels.wheel(node.wheels, name, {"numpy/__init__.py": "", "numpy/data.bin": os.urandom(16 * 2**20)})
         arguments = node.arguments()
         arguments["wheelhouse_manifest"]["files"][path.name]["unpacked_bytes"] = 1000
-        result = node.call(**arguments)
-        assert f"`{node.directory}` is full. hint: free space there" in result["msg"]
+        assert f"`{node.directory}` is full. hint: free space there" in node.refused(**arguments)
         assert node.environments() == []
         assert not node.current.exists()
     finally:
@@ -394,7 +366,7 @@ def test_wheels_that_were_sent_together_are_taken(node: Node) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["cut", "another file"])
-def test_what_was_sent_together_and_is_no_archive_of_wheels_is_refused(node: Node, damaged: str) -> None:
+def test_a_damaged_or_foreign_archive_of_wheels_is_refused(node: Node, damaged: str) -> None:
     bundle = node.directory / "wheels/sent.tar"
     bundle.parent.mkdir(parents=True)
     if damaged == "cut":
@@ -403,14 +375,13 @@ def test_what_was_sent_together_and_is_no_archive_of_wheels_is_refused(node: Nod
     else:
         with tarfile.open(bundle, "w") as tar:
             tar.add(__file__, "../elsewhere.whl")
-    result = node.call(bundle=str(bundle))
-    assert f"`{bundle}` {'is damaged' if damaged == 'cut' else 'holds `../elsewhere.whl`'}" in result["msg"]
-    assert "hint: " in result["msg"]
+    said = node.refused(bundle=str(bundle))
+    assert f"`{bundle}` {'is damaged' if damaged == 'cut' else 'holds `../elsewhere.whl`'}" in said
     assert not bundle.exists()
     assert not (node.directory / "elsewhere.whl").exists()
 
 
-def test_a_file_that_was_lost_is_named_and_the_next_run_builds_again(node: Node) -> None:
+def test_a_lost_file_is_named_and_the_next_run_builds_again(node: Node) -> None:
     document = with_manifest(node)
     node.made()
     document = manifests.load(str(node.manifest))
@@ -444,9 +415,9 @@ def test_a_file_that_was_lost_is_named_and_the_next_run_builds_again(node: Node)
     with subprocess.Popen([str(node.current / "bin/python"), "-c", "import time; time.sleep(600)"]) as job:
         try:
             until(lambda: locked(venv / "environment.json"), "the job's lock", job)
-            result = node.call()
-            assert "a job still runs in this environment" in result["msg"]
-            assert str(site) in result["msg"]
+            said = node.refused()
+            assert "a job still runs in this environment" in said
+            assert str(site) in said
         finally:
             job.kill()
     assert node.made()["changed"]
@@ -463,7 +434,7 @@ def locked(path: Path) -> bool:
     return False
 
 
-def test_another_tunetool_is_another_environment_with_the_same_ops(node: Node) -> None:
+def test_another_tunetool_is_another_environment_with_equal_ops(node: Node) -> None:
     first = node.made()
     assert node.log.read_text().count("build") == 2
     second = node.made(tool_key="2")
@@ -473,15 +444,15 @@ def test_another_tunetool_is_another_environment_with_the_same_ops(node: Node) -
     assert node.log.read_text().count("build") == 2
 
 
-def test_an_index_that_does_not_answer_is_named_without_its_password(node: Node) -> None:
+def test_a_silent_index_is_named_without_its_password(node: Node) -> None:
     url = "http://name:secret@127.0.0.1:9/simple"
-    result = node.call(wheelhouse_manifest=None, index_url=url)
-    assert "the index `http://127.0.0.1:9/simple` does not give what the lock asks for" in result["msg"]
-    assert "secret" not in result["msg"]
+    said = node.refused(wheelhouse_manifest=None, index_url=url)
+    assert "the index `http://127.0.0.1:9/simple` does not give what the lock asks for" in said
+    assert "secret" not in said
     assert node.environments() == []
 
 
-def test_an_environment_of_the_owners_is_checked_and_left_as_it_is(node: Node) -> None:
+def test_an_owners_environment_is_checked_and_left_as_it_is(node: Node) -> None:
     node.made()
     environment = node.base / "own"
     (node.current.resolve()).rename(environment)
@@ -495,8 +466,8 @@ def test_an_environment_of_the_owners_is_checked_and_left_as_it_is(node: Node) -
     assert part["ops"]["async_io"] == "ready"
     after = {path: path.stat().st_mtime_ns for path in environment.rglob("*") if "__pycache__" not in str(path)}
     assert {path for path in before if before[path] != after.get(path)} <= {environment / "lib"}
-    result = node.call(python="/nowhere/python", wheelhouse_manifest=None)
-    assert "`/nowhere/python` is not an interpreter on this node" in result["msg"]
+    said = node.refused(python="/nowhere/python", wheelhouse_manifest=None)
+    assert "`/nowhere/python` is not an interpreter on this node" in said
 
 
 def test_ops_of_an_equal_node_are_taken_and_not_compiled(node: Node) -> None:
@@ -513,7 +484,7 @@ def test_ops_of_an_equal_node_are_taken_and_not_compiled(node: Node) -> None:
     assert second["ops_archive"] == ""
 
 
-def test_ops_that_were_damaged_or_are_of_another_machine_are_refused(node: Node) -> None:
+def test_damaged_ops_and_those_of_another_machine_are_refused(node: Node) -> None:
     ops = {"ops": ["async_io", "gds"]}
     first = node.made(**ops)
     archive = Path(first["ops_archive"])
@@ -529,16 +500,15 @@ def test_ops_that_were_damaged_or_are_of_another_machine_are_refused(node: Node)
         (whole, {"ops": ["async_io"]}, "was built for another kind of machine"),
     ):
         subprocess.run(["rm", "-rf", first["training"]["ops_directory"]], check=True)
-        result = node.call(**{**ops, **change}, ops_archive=str(path))
-        assert message in result["msg"]
+        assert message in node.refused(**{**ops, **change}, ops_archive=str(path))
         assert not Path(first["training"]["ops_directory"]).exists()
 
 
 def test_an_op_for_another_cpu_is_named_as_that(node: Node) -> None:
     node.environment["TINY_TRAP"] = "1"
-    result = node.call()
-    assert "DeepSpeed's op `async_io` cannot be loaded: it died of SIGILL" in result["msg"]
-    assert "built for another CPU" in result["msg"]
+    said = node.refused()
+    assert "DeepSpeed's op `async_io` cannot be loaded: it died of SIGILL" in said
+    assert "built for another CPU" in said
     assert not node.current.exists()
 
 
@@ -553,18 +523,14 @@ def test_an_op_for_another_cpu_is_named_as_that(node: Node) -> None:
 def test_what_cannot_be_is_refused_with_a_hint(node: Node, change: dict[str, Any], message: str) -> None:
     if "wheelhouse_manifest" in change:
         change = {**change, "wheelhouse_manifest": node.arguments()["wheelhouse_manifest"]}
-    result = node.call(**change)
-    assert result["failed"]
-    assert message in result["msg"]
-    assert "hint: " in result["msg"]
+    assert message in node.refused(**change)
     assert not node.directory.exists()
 
 
 def test_a_wheelhouse_without_this_python_names_the_command(node: Node) -> None:
     arguments = node.arguments()
     arguments["wheelhouse_manifest"]["sets"][0]["python"] = "3.9"
-    result = node.call(**arguments)
-    assert f"tunetool build-wheelhouse DIR --python-version {VERSION}" in result["msg"]
+    assert f"tunetool build-wheelhouse DIR --python-version {VERSION}" in node.refused(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -581,7 +547,7 @@ def test_the_driver_chooses_the_build_of_torch(driver: str, tag: str, default: b
     assert (build.tag, build.default) == (tag, default)
 
 
-def test_a_driver_that_is_too_old_is_named_with_the_newest_torch_that_fits() -> None:
+def test_a_driver_too_old_is_named_with_the_torch_that_fits() -> None:
     with pytest.raises(
         Refusal, match=r"`470\.57\.02` is too old for torch 2\.13\.0.*driver 525\.60\.13.*2\.7 \(CUDA 11\.8\)"
     ):
@@ -606,16 +572,13 @@ def test_a_driver_that_is_too_old_is_named_with_the_newest_torch_that_fits() -> 
         ),
     ],
 )
-def test_a_node_whose_driver_is_too_old_is_refused_before_anything_is_made(
+def test_a_driver_too_old_is_refused_before_anything_is_made(
     node: Node, driver: str, more: dict[str, Any], messages: list[str]
 ) -> None:
     lock_ = tiny_wheels.LOCK + "cuda-toolkit==13.0.3\n"
     for check in (True, False):
-        result = node.call(check=check, accelerator="auto", lock=lock_, driver=driver, **more)
-        assert result["failed"]
-        assert "\n" not in result["msg"]
-        for message in [*messages, "hint: "]:
-            assert message in result["msg"]
+        said = node.refused(check=check, accelerator="auto", lock=lock_, driver=driver, **more)
+        assert [message for message in messages if message not in said] == []
     assert not node.directory.exists()
 
 

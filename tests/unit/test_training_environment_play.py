@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 import tiny_wheels
+from calls import call
 from programs import need_program
 from waiting import until
 
@@ -56,11 +57,9 @@ class Fleet:
         play = [{"name": "Make it", "hosts": "all", "gather_facts": False, "tasks": tasks}]
         (self.base / "play.yml").write_text(json.dumps(play))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-        return subprocess.run(
-            [
-                *(str(Path(sys.executable).with_name("ansible-playbook")), str(self.base / "play.yml")),
-                *("-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}", *arguments),
-            ],
+        return call(
+            *(str(Path(sys.executable).with_name("ansible-playbook")), str(self.base / "play.yml")),
+            *("-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}", *arguments),
             cwd=ROOT,
             env={
                 **environment,
@@ -68,10 +67,7 @@ class Fleet:
                 "PIP_CONFIG_FILE": os.devnull,
                 "TINY_LOG": str(self.log),
             },
-            capture_output=True,
-            text=True,
             timeout=600,
-            check=False,
         )
 
     def builds(self) -> int:
@@ -114,7 +110,7 @@ def test_a_node_is_sent_what_it_lacks_and_its_equal_gets_its_ops(fleet: Fleet, p
     assert fleet.builds() == 2
 
 
-def test_no_node_waits_while_an_equal_one_proves_what_it_was_sent(fleet: Fleet) -> None:
+def test_no_node_waits_while_an_equal_one_proves(fleet: Fleet) -> None:
     done = fleet.play(ops=[])
     assert done.returncode == 0, done.stdout
     assert "build" not in fleet.log.read_text()
@@ -147,7 +143,7 @@ def test_no_node_waits_while_an_equal_one_proves_what_it_was_sent(fleet: Fleet) 
     assert fleet.builds() == 1
 
 
-def test_a_wheel_that_was_damaged_on_the_control_machine_is_not_sent(fleet: Fleet) -> None:
+def test_a_wheel_damaged_on_the_control_machine_is_not_sent(fleet: Fleet) -> None:
     wheel = fleet.house / "torch-2.13.0-py3-none-any.whl"
     data = bytearray(wheel.read_bytes())
     data[40] ^= 1

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from calls import benchmark
+from calls import benchmark, call
 from machines import RECORDED, lay_out
 from pythons import bare_python, python_that
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
@@ -31,7 +31,6 @@ from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.capacity import read_capacity
 from tunetool.report.progress import PlainProgress
 from tunetool.training_python import choose
-from waiting import PATIENCE
 
 pytest_plugins = ["disks"]
 
@@ -93,7 +92,7 @@ def test_the_manifests_python_comes_before_tunetools_own(manifest: Path) -> None
     assert chosen.environment({"A": "b"}) == {"A": "b", "TORCH_EXTENSIONS_DIR": str(manifest.parent / "ops")}
 
 
-def test_the_manifests_python_has_its_variables_when_it_is_named_too(manifest: Path) -> None:
+def test_the_manifests_python_has_its_variables_when_named_too(manifest: Path) -> None:
     chosen = choose(str(manifest.parent / "current/bin/python"), manifest)
     assert chosen.environment({}) == {"TORCH_EXTENSIONS_DIR": str(manifest.parent / "ops")}
 
@@ -199,7 +198,7 @@ def test_the_check_names_what_is_there_and_what_is_gone(manifest: Path, tmp_path
     assert f"`{manifest.parent / 'current/bin/python'}`" in check.found
 
 
-def test_an_environment_of_the_owners_is_judged_by_its_python_alone(tmp_path: Path) -> None:
+def test_an_owners_environment_is_judged_by_its_python(tmp_path: Path) -> None:
     folder = environment_in(tmp_path / "training")
     document = load(str(manifest_for(folder, source="named")))
     (folder / "env-1/environment.json").unlink()
@@ -305,14 +304,7 @@ def tunetool(manifest: Path, *arguments: object, **environment: str) -> subproce
         "import sys; from tunetool import training_python; "
         f"training_python.MANIFEST_PATH = {str(manifest)!r}; from tunetool.cli.main import main; main()"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return call(sys.executable, "-c", code, *map(str, arguments), env={**os.environ, **environment})
 
 
 _TELLS = """
@@ -387,7 +379,7 @@ def test_a_lost_python_ends_every_command_alike(arguments: list[str], manifest: 
     assert hint.startswith("hint: run `tunetool provision`")
 
 
-def test_a_benchmark_that_can_do_without_a_python_goes_on_under_tunetools_own(manifest: Path, tmp_path: Path) -> None:
+def test_a_benchmark_that_needs_no_python_takes_tunetools(manifest: Path, tmp_path: Path) -> None:
     (manifest.parent / "env-1/bin/python").unlink()
     done = tunetool(manifest, "bench", "dataset", "--target", tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr

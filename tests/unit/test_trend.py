@@ -60,7 +60,7 @@ def test_csv_has_every_figure_in_full_and_no_formula() -> None:
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=4))
-def test_any_text_comes_back_from_csv_and_stays_in_its_cell_of_markdown(texts: list[str]) -> None:
+def test_any_text_comes_back_from_csv_and_stays_in_its_cell(texts: list[str]) -> None:
     (read,) = list(csv.reader(io.StringIO(csv_text(["x"] * len(texts), [texts]), newline="")))[1:] or [[]]
     assert [cell.removeprefix("'") for cell in read] == [text.removeprefix("'") for text in texts]
     lines = markdown_table(["x"] * len(texts), [texts]).split("\n")
@@ -96,7 +96,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_trend_is_in_the_order_of_time_and_tells_noise_from_change(runs: Path) -> None:
+def test_a_trend_is_in_order_of_time_and_tells_noise(runs: Path) -> None:
     text = call("trend", "sequential.read", "--host", "n1", "--runs-dir", runs).stdout
     rows = [line for line in text.splitlines() if "verify-n1" in line]
     ends = (("within the noise", "FAIL"), ("slower", "FAIL"))

@@ -119,7 +119,7 @@ class Steady:
     ],
     ids=["near its ceiling", "no core left", "free", "not known"],
 )
-def test_a_driver_that_is_the_bottleneck_is_named_beside_what_was_chosen(
+def test_a_driver_that_binds_is_named_beside_the_choice(
     alone: list[float], cores: float, said: str | None, driver: Literal["deepspeed", "fio"], tmp_path: Path
 ) -> None:
     stack, steady = read_stack(str(tmp_path)), Steady(alone, cores)
@@ -201,7 +201,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("fault", ["of a process", "of the file system"])
-def test_after_a_failed_ceiling_no_answer_of_another_order_counts(tmp_path: Path, fault: str) -> None:
+def test_after_a_failed_ceiling_no_other_answer_counts(tmp_path: Path, fault: str) -> None:
     python, directory = tmp_path / "python", tmp_path / "files"
     directory.mkdir()
     python.write_text(STAND_IN.format(python=sys.executable, failed=tmp_path / "failed"))

@@ -103,7 +103,7 @@ def test_never_worse_than_the_default_and_never_over_the_budget(
             assert choice.settings == DEFAULTS
 
 
-def test_what_is_much_faster_is_found_and_is_nearly_the_best_of_all() -> None:
+def test_what_is_much_faster_is_found() -> None:
     made: dict[tuple[Direction, str, int | bool], float] = {
         ("read", "intra_op_parallelism", 4): 1.5,
         ("read", "intra_op_parallelism", 8): 1.45,
@@ -121,7 +121,7 @@ def test_what_is_much_faster_is_found_and_is_nearly_the_best_of_all() -> None:
         assert drive.share(choice.settings, Mix()) >= 0.97
 
 
-def test_where_nothing_matters_the_default_is_kept_and_the_time_is_not_used_up() -> None:
+def test_where_nothing_matters_the_default_is_kept() -> None:
     kept = [Drive(seed, 0.004, {}, hiccups=0.0) for seed in range(6)]
     results = [drive.search() for drive in kept]
     assert all(choice.settings == DEFAULTS for each in results for choice in each.choices.values())
@@ -137,7 +137,7 @@ def test_time_goes_to_what_could_still_be_best() -> None:
     assert sum(slow) / len(slow) < 3 < sum(fast) / len(fast)
 
 
-def test_a_space_that_does_not_fit_the_time_is_entered_by_a_part_of_it() -> None:
+def test_too_large_a_space_is_entered_by_a_part() -> None:
     result = Drive(3, 0.02, {("write", "queue_depth", 128): 1.5}).search(8.0, Mix(0, 1))
     tried = {*result.screened.rates, *result.paired.rates}
     assert 2 < len(tried) < len(SPACE)
@@ -150,7 +150,7 @@ def test_all_of_it_when_that_is_asked_for() -> None:
     assert {len(sides["read"]) for sides in result.screened.rates.values()} == {6}
 
 
-def test_settings_that_fail_are_left_out_and_a_default_that_fails_ends_it() -> None:
+def test_settings_that_fail_are_left_out_but_for_the_default() -> None:
     best = AioSettings(2**20, 32, 8, single_submit=False, overlap_events=True)
     drive = Drive(5, 0.02, {("read", "intra_op_parallelism", 8): 2.0}, failing={best})
     result = drive.search(mix=Mix(1, 0))
@@ -166,7 +166,7 @@ def test_a_budget_that_allows_no_answer_is_said() -> None:
         drive.search(5.0)
 
 
-def test_samples_that_were_thrown_away_leave_holes_and_no_wrong_answer() -> None:
+def test_thrown_away_samples_leave_holes_and_no_wrong_answer() -> None:
     drive = Drive(7, 0.02, {("read", "intra_op_parallelism", 4): 1.5})
 
     def take(settings: AioSettings, direction: Direction) -> float | None:

@@ -172,14 +172,14 @@ def test_what_a_drive_returns_for_discarded_blocks_is_nothing(tmp_path: Path, pa
 
 
 @pytest.mark.parametrize("size", [0, 512, MIB, 2 * MIB + PROBE, 3 * MIB, 4 * GIB, 3_840_755_982_336, 30 * TIB])
-def test_probes_lie_on_the_drive_and_outside_of_what_a_plan_knows_it_by(size: int) -> None:
+def test_probes_lie_on_the_drive_and_outside_its_known_parts(size: int) -> None:
     assert all(at >= MIB and at + PROBE <= size - MIB and at % PROBE == 0 for at in probes(size))
     assert all(at > 0 and at + 4096 <= size and at % 4096 == 0 for at in xfs_groups(size))
     assert len(probes(size)) < 5000, "about a second"
     assert bool(probes(size)) == (size >= 2 * MIB + PROBE)
 
 
-def test_a_drive_that_libblkid_calls_blank_is_refused_until_a_plan_gives_it_up(tmp_path: Path) -> None:
+def test_a_blank_drive_of_libblkid_is_refused_without_a_plan(tmp_path: Path) -> None:
     need_program("mkfs.xfs")
     path = drive(tmp_path / "nvme1n1")
     run(["mkfs.xfs", "-q", "-K", str(path)])
@@ -204,7 +204,7 @@ def test_a_drive_that_libblkid_calls_blank_is_refused_until_a_plan_gives_it_up(t
     assert read_contents([one], deep=True) == ({one.name: []}, {})
 
 
-def test_data_without_a_label_counts_only_where_somebody_runs_site_yml(tmp_path: Path) -> None:
+def test_data_without_a_label_counts_only_for_site_yml(tmp_path: Path) -> None:
     path = drive(tmp_path / "nvme1n1")
     put(path, GIB, b"somebody's results")
     one = nvme_drive(1, name=os.path.relpath(path, "/dev"))
@@ -217,9 +217,7 @@ def test_data_without_a_label_counts_only_where_somebody_runs_site_yml(tmp_path:
         refuse_unless_blank([one], deep=True)
 
 
-def test_a_drive_that_cannot_be_read_for_such_contents_is_never_blank(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_drive_whose_contents_cannot_be_read_is_never_blank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(path: str, deep: bool) -> None:
         raise OSError(5, "Input/output error")
 

@@ -255,7 +255,7 @@ def test_a_shortfall_outranks_what_could_not_be_judged() -> None:
     assert len(verdict.reasons) == 2
 
 
-def test_the_reason_names_the_ceiling_when_the_links_cannot_carry_it() -> None:
+def test_the_reason_names_the_ceiling_of_the_links() -> None:
     ceiling = figure(31.5e9, name="ceiling.link")
     verdict = judge(Case(measurements=[figure(30e9), ceiling], expectations=[wanted(50e9)]))
     assert "links carry 31.5 GB/s" in verdict.reasons[0]

@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from shown_records import on_screen
 from tunetool import record as records
 from tunetool.record import Record
 from tunetool.report.flat import record_csv
-from tunetool.report.kinds import VIEWS, markdown_of, page_text, print_record
+from tunetool.report.kinds import VIEWS, markdown_of, page_text
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDS = sorted((DATA / "records").glob("*.json"))
@@ -30,9 +29,7 @@ def read(kind: str) -> Record:
 
 def terminal(width: int) -> Callable[[Record], str]:
     def shown(record: Record) -> str:
-        out = io.StringIO()
-        print_record(record, None, Console(file=out, width=width, highlight=False))
-        return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+        return "".join(f"{line.rstrip()}\n" for line in on_screen(record, None, width).splitlines())
 
     return shown
 

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from calls import call
 from machines import RECORDED
 from programs import need_program
 from tunetool.health.check import check
@@ -114,7 +114,7 @@ def moved(point: Path) -> tuple[int, int]:
     return int(counts[2]) * 512, int(counts[6]) * 512
 
 
-def test_a_volume_that_takes_data_passes_by_what_its_device_counts(volume: Path) -> None:
+def test_a_volume_that_takes_data_passes_by_its_counters(volume: Path) -> None:
     read, written = moved(volume)
     checks = checks_of(volume)
     assert checks["filesystem.writable"].status == checks["offload.directory"].status == "pass"
@@ -152,7 +152,7 @@ def test_a_directory_of_the_volume_over_its_mount_point_fails(volume: Path) -> N
     assert names(volume / "sub") == ["offload"]
 
 
-def test_another_directory_over_the_offload_directory_fails_and_itself_does_not(volume: Path) -> None:
+def test_another_directory_over_the_offload_directory_fails(volume: Path) -> None:
     (volume / "other").mkdir()
     offload = str(volume / "offload")
     for name, status in (("offload", "pass"), ("other", "fail")):
@@ -166,7 +166,7 @@ def test_another_directory_over_the_offload_directory_fails_and_itself_does_not(
     assert check.remedy == f"run `umount {offload}`"
 
 
-def test_an_offload_directory_that_no_job_can_write_to_any_more_fails(volume: Path) -> None:
+def test_an_offload_directory_that_no_job_can_write_fails(volume: Path) -> None:
     offload = volume / "offload"
     offload.chmod(0o1777)
     built = {**manifest_of(volume), "offload": {"uid": 0, "gid": 0, "mode": "1777"}}
@@ -246,9 +246,7 @@ def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path:
     run(["fsfreeze", "--freeze", str(volume)])
     command = [sys.executable, "-m", "tunetool", "verify", "--level", "config", "--manifest", str(path)]
     # A child that kept the output open would hold whoever reads it.
-    done = subprocess.run(
-        [*command, "--runs-dir", str(tmp_path / "runs")], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = call(*command, "--runs-dir", str(tmp_path / "runs"), timeout=300)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the volume did not answer for 10 s (make a directory)" in " ".join(done.stdout.split())
 
@@ -266,7 +264,7 @@ def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path:
     assert names(volume) == ["offload"]
 
 
-def test_a_volume_that_is_shut_down_is_called_so_and_nothing_else(volume: Path, tmp_path: Path) -> None:
+def test_a_volume_that_is_shut_down_is_called_so(volume: Path, tmp_path: Path) -> None:
     files = Files(tmp_path / "node")
     files.settings.parent.mkdir(parents=True)
     files.settings.write_text(dump(900, 0, "", []))
@@ -306,7 +304,7 @@ def test_a_full_volume_is_called_full_and_not_dead(volume: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "check"), [(".", "filesystem.answers"), ("offload", "offload.directory")], ids=["top", "offload"]
 )
-def test_a_flag_that_forbids_writes_to_root_too_fails_with_its_cure(
+def test_a_flag_that_forbids_writes_to_root_fails_with_its_cure(
     volume: Path, name: str, check: str, letter: str
 ) -> None:
     where = volume / name
@@ -402,16 +400,14 @@ def test_a_quota_of_the_offload_directory_that_is_used_up_fails(
     assert names(volume) == ["offload"]
 
 
-def test_a_volume_that_a_job_fills_at_this_moment_is_full_and_its_directory_has_no_quota(
-    volume: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_volume_full_at_this_moment_is_full_and_has_no_quota(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_room(monkeypatch, errno.ENOSPC, left=1)
     checks = checks_of(volume)
     assert (checks["filesystem.answers"].status, checks["offload.directory"].status) == ("unknown", "pass")
     assert checks["filesystem.answers"].found.startswith("it is full")
 
 
-def test_root_may_write_nothing_in_an_offload_directory_on_a_network() -> None:
+def test_root_may_write_nothing_in_a_directory_on_a_network() -> None:
     mount = Mount("0:50", "/v", "/", "nfs4", "server:/v", ("rw",))
     answer = Answer(
         is_directory=True, directory_error=errno.EACCES, directory_error_at="make a directory in `/v/offload`"
@@ -423,7 +419,7 @@ def test_root_may_write_nothing_in_an_offload_directory_on_a_network() -> None:
     assert local.status == "fail"
 
 
-def test_what_a_killed_check_left_in_the_offload_directory_is_removed_and_nothing_of_others(volume: Path) -> None:
+def test_what_a_killed_check_left_in_the_offload_directory_goes(volume: Path) -> None:
     offload = volume / "offload"
     for name, contents in (("abcd_123", "probe"), ("abcd_124", "data")):
         (offload / f".tunetool-probe-{name}").mkdir(mode=0o700)
@@ -438,7 +434,7 @@ def test_what_a_killed_check_left_in_the_offload_directory_is_removed_and_nothin
     assert names(offload / ".tunetool-probe-abcd_124") == ["data"]
 
 
-def test_what_a_killed_check_left_is_removed_and_nothing_of_others(volume: Path) -> None:
+def test_what_a_killed_check_left_goes_and_no_others(volume: Path) -> None:
     for name in (".tunetool-probe", ".tunetool-probe-abc", "data"):
         (volume / name).mkdir()
     question = Question(str(volume), None)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from calls import call
 from tunetool import __version__
 from tunetool.node.plan.plan_file import TEARDOWN, document, dump
-from waiting import PATIENCE
 
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 yaml = pytest.importorskip("yaml")
@@ -24,15 +24,7 @@ BIN = Path(sys.executable).parent
 
 
 def ansible(program: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(BIN / program), *arguments],
-        cwd=cwd,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    return call(str(BIN / program), *arguments, cwd=cwd, env={**os.environ, "ANSIBLE_NOCOLOR": "1", **environment})
 
 
 @pytest.mark.parametrize("inventory", ["inventory/h100", "inventory/h200", "inventory/lab-training"])
@@ -68,7 +60,7 @@ def test_a_wrong_variable_stops_every_host_before_any_is_touched(variable: str, 
     assert "Choose the drives" not in done.stdout
 
 
-def test_everything_that_is_wrong_is_named_at_once_and_before_any_host_is_touched() -> None:
+def test_all_that_is_wrong_is_named_before_any_host_is_touched() -> None:
     wrong = {
         "raid_arry_name": "x",
         "scratch_filesystem_label": "thirteenchars",
@@ -117,7 +109,7 @@ def test_everything_that_is_wrong_is_named_at_once_and_before_any_host_is_touche
     assert "unreachable=1" not in done.stdout
 
 
-def test_groups_that_set_one_variable_differently_are_named_with_their_files(tmp_path: Path) -> None:
+def test_groups_that_differ_in_a_variable_are_named_with_files(tmp_path: Path) -> None:
     playbook, variables = tmp_path / "play/validate.yml", tmp_path / "inventory/group_vars"
     for directory in playbook.parent, variables, tmp_path / "inventory/host_vars":
         directory.mkdir(parents=True)

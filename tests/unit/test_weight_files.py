@@ -238,7 +238,7 @@ def test_each_packed_tensor_gets_the_shape_of_its_weight(tmp_path: Path) -> None
         assert (tensor.name, tensor.shape) == ("model.layers.0.mlp.up_proj.weight", (256, 384))
 
 
-def test_bitsandbytes_and_compressed_tensors_say_their_shape_in_the_file(tmp_path: Path) -> None:
+def test_bitsandbytes_and_compressed_tensors_tell_their_shape(tmp_path: Path) -> None:
     state = b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [3, 5]}'
     odd = {"w.weight": ("U8", (8, 1)), "w.weight.quant_map": ("F32", (16,))}
     odd["w.weight.quant_state.bitsandbytes__nf4"] = ("U8", (len(state),))
@@ -325,7 +325,7 @@ def test_weights_that_lie_in_a_folder_twice_count_once(files: dict[str, Tensors]
     assert load_model(str(tmp_path)).numel == COUNT
 
 
-def test_files_without_an_index_count_if_their_names_say_that_all_are_there(tmp_path: Path) -> None:
+def test_files_without_an_index_count_if_all_are_there(tmp_path: Path) -> None:
     for number, (name, tensor) in enumerate(WEIGHTS.items(), 1):
         described(tmp_path / f"model-0000{number}-of-00002.safetensors", {name: tensor})
     assert load_model(str(tmp_path)).numel == COUNT

@@ -1,0 +1,51 @@
+"""The module `training_environment` as Ansible runs it on a node, with a lock of the test instead of the node's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from waiting import PATIENCE
+
+ROOT = Path(__file__).parents[1]
+DRIVER = """
+import functools, json, sys, types
+from pathlib import Path
+from ansible.module_utils.testing import patch_module_args
+order = json.loads(Path(sys.argv[1]).read_text())
+from ansible_collections.tunetool.node.plugins.modules import training_environment as module
+module.only_one = functools.partial(module.only_one, order["lock_file"])
+if "driver" in order:
+    # A machine with eight GPUs and this driver.
+    module.read_pci = lambda: {str(number): types.SimpleNamespace(kind=module.GPU) for number in range(8)}
+    module.read_driver = lambda: (order["driver"], None)
+with patch_module_args(order["arguments"]):
+    module.main()
+"""
+
+
+def start(
+    base: Path, arguments: Mapping[str, Any], environment: Mapping[str, str], **order: Any
+) -> subprocess.Popen[str]:
+    """Files of the call are in ``base``."""
+    path = base / "order.json"
+    path.write_text(json.dumps({"arguments": arguments, "lock_file": str(base / "lock"), **order}))
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(path)],
+        env={**environment, "PYTHONPATH": str(ROOT / ".ansible/collections")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=PATIENCE)
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    assert lines, err
+    document: dict[str, Any] = json.loads(lines[-1])
+    return document
