@@ -26,11 +26,6 @@ options:
     description: Name of the array, C(/dev/md/NAME).
     type: str
     required: true
-  level:
-    description: RAID level.
-    type: str
-    choices: [raid0]
-    default: raid0
   chunk:
     description: Chunk size, such as V(1MiB).
     type: str
@@ -45,7 +40,7 @@ options:
       - Keep an array of another name under that name, with its data, when its level, chunk and members are as asked.
     type: bool
     default: false
-extends_documentation_fragment: [tunetool.node.changes, tunetool.node.wipes]
+extends_documentation_fragment: [tunetool.node.changes, tunetool.node.level, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -77,6 +72,10 @@ array:
   description: The array as the manifest holds it, without its members. C(uuid) is null where check mode predicts it.
   returned: success
   type: dict
+data_members:
+  description: The members that hold distinct data, over which the file system is aligned.
+  returned: success
+  type: int
 wiped:
   description: Serial numbers of the drives that lost (or would lose) what they held.
   returned: success
@@ -99,6 +98,7 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
     chunk_problem,
     name_problem,
 )
+from ..module_utils.array.drive_selection import LEVEL  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
@@ -107,6 +107,7 @@ from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.drift import Difference, Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
+from ..module_utils.common.raid_levels import LEVELS, data_members  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice, read_signatures  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
@@ -134,7 +135,7 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
                 wipe(doomed)
                 members = members_by_serial([drive.serial for drive in members])
             refuse_unless_blank(members, deep=True)
-            create(wanted.name, wanted.chunk_bytes, members, begin())
+            create(wanted.name, wanted.chunk_bytes, members, begin(), wanted.level)
     elif step.action == "assemble":
         module.change_begins()
         assemble(wanted.name, str(step.uuid), members)
@@ -156,7 +157,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "level": {"type": "str", "choices": ["raid0"], "default": "raid0"},
+            **LEVEL,
             "chunk": {"type": "str", "default": "1MiB"},
             "serials": {"type": "list", "elements": "str", "required": True},
             "wipes": WIPES,
@@ -173,7 +174,8 @@ def main() -> None:
         with only_one():
             # Read under the lock: the node may have changed while we waited for it.
             members = members_by_serial(module.params["serials"])
-            wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
+            level = LEVELS[module.params["level"]]
+            wanted = Wanted(name, level.name, level.chunk(chunk), tuple(drive.name for drive in members))
             result = converge(module, wanted, members)
     except Drifted as error:
         module.fail_json(msg=str(error), changed=False, differences=as_results(error.differences))
@@ -256,6 +258,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             "level": wanted.level,
             "chunk_bytes": wanted.chunk_bytes,
         },
+        "data_members": data_members(wanted.level, len(wanted.members)),
         "diff": [
             {
                 "before_header": "drives that are wiped",

@@ -117,6 +117,7 @@ from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
+from ..module_utils.machine.file_system import BUILT  # noqa: E402
 from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import converge  # noqa: E402
@@ -124,7 +125,6 @@ from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
-from ..module_utils.volume.xfs_geometry import wanted_geometry  # noqa: E402
 
 
 def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
@@ -151,7 +151,7 @@ def access(wanted: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Entry point: check the arguments, do the job, report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    geometry = wanted_geometry(module.params["chunk_bytes"], module.params["members"])
+    geometry = BUILT.geometry(module.params["chunk_bytes"], module.params["members"])
     problems = volume_problems(module.params, geometry.log_su_bytes)
     if problems:
         module.fail_json(msg="; ".join(problems))
@@ -164,7 +164,7 @@ def main() -> None:
     module.exit_json(
         filesystem={
             "uuid": uuid,
-            "type": "xfs",
+            "type": BUILT.type,
             "mount_point": plain_path(module.params["mount_point"]),
             "data_su_bytes": geometry.data_su_bytes,
             "data_sw": geometry.data_sw,

@@ -155,14 +155,14 @@ def criteria_of(wanted: dict[str, Any]) -> Criteria:
     )
 
 
-def buildable(removal: Removal, wanted: dict[str, Any]) -> Removal:
+def buildable(removal: Removal, wanted: dict[str, Any], level: str) -> Removal:
     """With everything as a problem that would stop the build of the next volume, once this one is gone."""
     wishes = dict(wanted["wishes"])
     if removal.problems or removal.done or not any(wishes.values()):
         return removal
     if wishes.get("filesystem"):
         wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=parse_size(wanted["chunk"]))
-    found = obstacles(wanted["mount_point"], wishes, removal.serials, removed=True)
+    found = obstacles(wanted["mount_point"], wishes, removal.serials, removed=True, level=level)
     return replace(removal, problems=tuple("%s; nothing was changed" % each for each in found))
 
 
@@ -172,7 +172,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
     if wanted["job"] == REPLACE:
         swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted), hashes)
-        removal = buildable(plan_replacement(machine, wanted["name"], wanted["mount_point"], swap), wanted)
+        removal = buildable(
+            plan_replacement(machine, wanted["name"], wanted["mount_point"], swap), wanted, machine.level
+        )
     else:
         removal = plan_removal(machine, wanted["name"], wanted["mount_point"])
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Sequence
 
+from ..common.raid_levels import DEFAULT, LEVELS
 from ..machine.drive_contents import RAID_MEMBER, Contents, Signature
 from ..machine.drives import Drive
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, by_serial
@@ -35,6 +36,7 @@ class Consent:
     """Hashes by kernel name, of the drives as they are now."""
     adopt: bool = False
     chunk_bytes: int = 0
+    level: str = DEFAULT
     foreign: tuple[Foreign, ...] = ()
     disks_under: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Kernel names of the disks under each idle array."""
@@ -88,7 +90,7 @@ def _fits(
     return (
         bool(array.name)
         and array.version == "1.2"
-        and array.level == "raid0"
+        and array.level == consent.level
         and array.chunk_bytes == consent.chunk_bytes
         and array.raid_disks == len(members) == len(serials) == criteria.count
         and all(
@@ -105,13 +107,13 @@ def _fits(
 
 
 def is_foreign(array: Foreign, array_name: str, built: str | None) -> bool:
-    """Whether an array is not ours: it has another name, or it is no RAID0 and not the array that was built here.
+    """Whether an array is not ours: it has another name, or a level that we never make and is not what was built here.
 
     ``built`` is the UUID in the manifest. An unknown level says nothing.
     """
     if array.uuid == plain_uuid(built):
         return array.name != array_name
-    return array.name != array_name or array.level not in ("", "raid0")
+    return array.name != array_name or array.level not in ("", *LEVELS)
 
 
 def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:
@@ -140,8 +142,7 @@ def array_mates(contents: Contents) -> dict[str, frozenset[str]]:
 def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
     """Rows with the drives to wipe: for a plan those that are needed, otherwise those that the applied plan names.
 
-    Never more than the count needs, never a guess among several, and never to mend an array that lost a member:
-    RAID0 cannot be mended.
+    Never more than the count needs, never a guess among several, and never to mend an array that lost a member.
     """
     needed = criteria.count - sum(row.verdict == TAKE for row in rows)
     if needed <= 0 or any(row.verdict == KEEP for row in rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..common.commands import run
+from ..common.raid_levels import DEFAULT, LEVELS
 from ..common.refusal import Refusal
 from ..machine.drive_contents import read_signatures, read_unlabelled, use_problems
 from ..machine.drives import Drive, disks_under, read_drives
@@ -49,11 +50,11 @@ def refuse_unless_blank(members: list[Drive], deep: bool = False) -> None:
         refuse(drive, "holds %s" % held_there[0] if held_there else None)
 
 
-def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None) -> None:
+def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None, level: str = DEFAULT) -> None:
     """Create the array. Without --run, mdadm asks if it sees something on a drive, gets no answer and stops."""
     run(
-        ["mdadm", "--create", "/dev/md/" + name, "--level=0", "--metadata=1.2", "--name=" + name]
-        + ["--chunk=%dK" % (chunk // 1024), "--raid-devices=%d" % len(members)]
+        ["mdadm", "--create", "/dev/md/" + name, "--metadata=1.2", "--name=" + name]
+        + [*LEVELS[level].create_arguments(chunk), "--raid-devices=%d" % len(members)]
         + (["--uuid=" + uuid] if uuid else [])
         + [drive.path for drive in members]
     )

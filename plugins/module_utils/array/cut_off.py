@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Mapping, Sequence
 
+from ..common.raid_levels import DEFAULT, needs_every_member
 from ..machine.unlabelled import PROBE, probes, written
 from .adopt_or_wipe import plain_uuid
 from .md_arrays import Array, Superblock
@@ -18,7 +19,13 @@ _WINDOW = 2**20
 
 
 def cut_off(
-    name: str, count: int, superblocks: Mapping[str, Superblock], arrays: Sequence[Array], known: str, root: str = "/"
+    name: str,
+    count: int,
+    superblocks: Mapping[str, Superblock],
+    arrays: Sequence[Array],
+    known: str,
+    level: str = DEFAULT,
+    root: str = "/",
 ) -> dict[str, str]:
     """Arrays called ``name`` over ``count`` drives whose creation was cut off: what to say of each, by plain UUID.
 
@@ -32,7 +39,8 @@ def cut_off(
         roles = [block.role for block in blocks]
         if (
             plain_uuid(uuid) not in plain_uuid(known)
-            and {(block.name, block.level, block.raid_disks) for block in blocks} == {(name, "raid0", count)}
+            and {(block.name, block.level, block.raid_disks) for block in blocks} == {(name, level, count)}
+            and needs_every_member(level)
             and len(blocks) < first.raid_disks
             and 0 in roles
             and None not in roles

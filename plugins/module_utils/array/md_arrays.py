@@ -10,6 +10,7 @@ from typing import Mapping, Sequence
 
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text, whole_number
+from ..common.raid_levels import data_members, needs_every_member
 from .drive_decisions import by_serial
 
 _MOST_DISKS = 2**16
@@ -57,10 +58,20 @@ class Array:
         return "/dev/" + self.device
 
     @property
+    def lost_data(self) -> bool:
+        """Whether a member is gone that no other one stands in for."""
+        return None in self.members and needs_every_member(self.level)
+
+    @property
+    def data_members(self) -> int:
+        """The members that hold distinct data: the width of its stripe."""
+        return data_members(self.level, self.raid_disks)
+
+    @property
     def serves(self) -> bool:
         """Whether it answers I/O: a RAID0 whose drive was pulled still reports the state `clean`, and a read of a
         suspended array waits in a state in which no signal ends it."""
-        return self.state not in (*DEAD_STATES, SUSPENDED) and not (self.level == "raid0" and None in self.members)
+        return self.state not in (*DEAD_STATES, SUSPENDED) and not self.lost_data
 
     @property
     def fault(self) -> str | None:

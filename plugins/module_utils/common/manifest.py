@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from . import documents
 from .files import replace_file
+from .raid_levels import LEVELS
 from .refusal import on_one_line
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
@@ -87,7 +88,7 @@ SCHEMA: dict[str, Any] = {
                     {
                         "uuid": _TEXT,
                         "name": _TEXT,
-                        "level": {"type": "string", "enum": ["raid0"]},
+                        "level": {"type": "string", "enum": [*LEVELS]},
                         "chunk_bytes": _COUNT,
                         "members": {
                             "type": "array",
