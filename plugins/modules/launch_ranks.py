@@ -97,9 +97,10 @@ import tarfile  # noqa: E402
 import time  # noqa: E402
 from typing import Any, Mapping, Sequence  # noqa: E402
 
-from ..module_utils.common.training_part import REPAIR, SWITCH_ON, NoTraining, python_of_ranks  # noqa: E402
+from ..module_utils.common.training_part import REPAIR, SWITCH_ON, python_of_ranks  # noqa: E402
 from ..module_utils.play import connection  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import in_one_line  # noqa: E402
 from ..module_utils.play.tunetool_command import MARK  # noqa: E402
 
 GUARD = "tunetool.launch.node"
@@ -133,11 +134,8 @@ def prepare(module: Any) -> None:
 
 def python_of(module: Any) -> tuple[str, Mapping[str, str]]:
     """The interpreter of the ranks, and the variables that the manifest wants to be set for it."""
-    try:
+    with in_one_line(module):
         return python_of_ranks(module.params["python"], module.params["default_python"])
-    except NoTraining as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
-        raise
 
 
 def free_ports(count: int) -> list[int]:

@@ -116,7 +116,6 @@ from ..module_utils.array.adopt_or_wipe import plain_uuid  # noqa: E402
 from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.file_system import BUILT  # noqa: E402
 from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
@@ -159,7 +158,7 @@ def main() -> None:
         module,
         lambda ledger: work(module, ledger),
         lambda: None if module.params["new_array"] else built_manifest(),
-        (UnreadableDevice, ValueError),
+        {ValueError: str},
     )
     module.exit_json(
         filesystem={

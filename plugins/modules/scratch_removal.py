@@ -122,13 +122,11 @@ from typing import Any  # noqa: E402
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, not_writable, obstacles  # noqa: E402
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
-from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import Words, change, line_of  # noqa: E402
 from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
     Removal,
@@ -140,8 +138,6 @@ from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.volume.immutable_flag import Unsupported  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
 
 
 def criteria_of(wanted: dict[str, Any]) -> Criteria:
@@ -233,27 +229,18 @@ def main() -> None:
         required_if=[("job", REPLACE, ["old_serial", "new_serial"])],
         supports_check_mode=True,
     )
-    try:
-        with only_one():
-            # Read under the lock: the node may have changed while we waited for it.
-            result = converge(module)
-    except ManifestError as error:
-        module.fail_json(
-            msg="%s. hint: nothing was changed; repair it with `tunetool provision`, or move it away: the "
-            "array is then found by "
-            "its name" % error.message
-        )
-    except UnitError as error:
-        module.fail_json(msg="nvme_drives_size: %s. hint: %s" % (error.message, error.hint))
-    except (CommandError, UnreadableDevice, Refusal, Locked, ForeignDropIn, Unsupported) as error:
-        module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(
-            msg="`%s`: %s. hint: repair that, then run the playbook again with the same plan: it goes on"
+    words: Words = {
+        ManifestError: lambda error: (
+            "%s. hint: nothing was changed; repair it with `tunetool provision`, or move it away: the array is then "
+            "found by its name" % error.message
+        ),
+        UnitError: lambda error: "nvme_drives_size: %s" % line_of(error),
+        OSError: lambda error: (
+            "`%s`: %s. hint: repair that, then run the playbook again with the same plan: it goes on"
             % (error.filename or module.params["mount_point"], error.strerror or error)
-        )
-    else:
-        module.exit_json(**result)
+        ),
+    }
+    module.exit_json(**change(module, lambda: converge(module), words))
 
 
 if __name__ == "__main__":

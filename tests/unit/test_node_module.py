@@ -107,7 +107,8 @@ def test_a_program_that_was_installed_for_root_alone_is_opened(
     (prefix / "venv-K/lib/link").symlink_to(secret)
     monkeypatch.setattr(sys, "path", [str(ROOT / ".ansible/collections"), *sys.path])
     tool_install = importlib.import_module("ansible_collections.tunetool.node.plugins.modules.tool_install")
-    monkeypatch.setattr(tool_install, "only_one", contextlib.nullcontext)
+    frame = importlib.import_module("ansible_collections.tunetool.node.plugins.module_utils.play.convergence")
+    monkeypatch.setattr(frame, "only_one", contextlib.nullcontext)
     arguments = {"archive": "/none", "key": "K", "prefix": str(prefix), "link": ""}
 
     def installed(**more: Any) -> dict[str, Any]:

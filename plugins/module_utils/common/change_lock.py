@@ -10,13 +10,13 @@ import pwd
 import time
 from typing import Iterator
 
-from .refusal import on_one_line
+from .refusal import Expected, on_one_line
 
 LOCK_PATH = "/run/tunetool.lock"
 _held: list[int] = []
 
 
-class Locked(Exception):
+class Locked(Expected):
     """Another run holds the lock. The message names its process."""
 
 

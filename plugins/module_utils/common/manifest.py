@@ -9,7 +9,7 @@ from typing import Any, Mapping
 from . import documents
 from .files import replace_file
 from .raid_levels import LEVELS
-from .refusal import on_one_line
+from .refusal import Expected, on_one_line
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
 SCHEMA_VERSION = 1
@@ -208,7 +208,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class ManifestError(Exception):
+class ManifestError(Expected):
     """The manifest cannot be used. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:

@@ -15,7 +15,7 @@ from ..array.md_arrays import decide as decide_array
 from ..common import documents
 from ..common.manifest import validate
 from ..common.raid_levels import LEVELS, needs_every_member
-from ..common.refusal import on_one_line
+from ..common.refusal import Expected, on_one_line
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 
@@ -57,7 +57,7 @@ SCHEMA: dict[str, Any] = _object(
 ADVICE = "run `tunetool provision` for this node, with a plan if a drive may lose what it holds"
 
 
-class ConfigError(Exception):
+class ConfigError(Expected):
     """The configuration cannot be used. The message is one line with its hint."""
 
     def __init__(self, message: str) -> None:
