@@ -631,9 +631,11 @@ def test_a_built_array_never_leads_to_mdadm_create(
     monkeypatch.setattr(module, "examine", lambda names: blocks)
     monkeypatch.setattr(module, "read_arrays", lambda: read_arrays(str(node.root)) if assembled else [])
     monkeypatch.setattr(module, "read_drives", lambda: drives)
+    monkeypatch.setattr(module, "members_by_serial", lambda serials: drives)
     monkeypatch.setattr(module, "settled", lambda uuid: None)
     monkeypatch.setattr(module, "built_manifest", lambda: MANIFEST)
-    params = {"serials": list(SERIALS), "wipes": [], "adopt": adopt}
+    array = {"name": "nvme_raid0", "level": "raid0", "chunk": "1MiB"}
+    params = {**array, "serials": list(SERIALS), "wipes": [], "adopt": adopt}
     fake = SimpleNamespace(
         params=params,
         check_mode=False,
@@ -641,9 +643,8 @@ def test_a_built_array_never_leads_to_mdadm_create(
         get_bin_path=lambda name: name,
         change_begins=lambda: None,
     )
-    wanted = module.Wanted("nvme_raid0", "raid0", 2**20, tuple(drive.name for drive in drives))
     with pytest.raises((Ended, module.Drifted, module.Refusal)) as caught:
-        module.converge(fake, wanted, drives)
+        module.converge(fake)
     assert made == []
     if lost or set(changes) - {"uuid", "name"}:
         assert "`array" in str(caught.value)

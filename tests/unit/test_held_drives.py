@@ -149,15 +149,15 @@ def applied(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> N
     raid = raid_array()
     monkeypatch.setattr(raid, "wipe", writing(drive, did))
     monkeypatch.setattr(raid, "forget_volume", lambda: None)
-    params = {"wipes": [{"serial": "S1", "hash": contents_hash(drive)}]}
-    module = SimpleNamespace(params=params, change_begins=lambda: None)
+    monkeypatch.setattr(raid, "not_writable", list)
+    module = SimpleNamespace(change_begins=lambda: None)
     wanted = raid.Wanted("nvme_raid0", "raid0", 2**20, (drive.name,))
     # Ansible's copy of the modules has its own names.
     for door in (raid.held, raid.members_by_serial):
         names = door.__wrapped__.__globals__ if hasattr(door, "__wrapped__") else door.__globals__
         monkeypatch.setitem(names, "read_drives", vars(held_drives)["read_drives"])
     try:
-        raid.apply(module, wanted, SimpleNamespace(action="create"), [drive], [drive])
+        raid.make(module, raid.Facts(wanted, (drive,), (drive,), {}, [], {}), {"S1": contents_hash(drive)})
     except raid.Refusal as error:
         raise Refusal(str(error)) from error
 
