@@ -122,6 +122,7 @@ from typing import Any  # noqa: E402
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, not_writable, obstacles  # noqa: E402
+from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
@@ -180,8 +181,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
         remains = remove_remains(wanted["program"], acting=False)
     if remains:
         removal = replace(removal, note="nothing to remove but the health check")
+    ledger = Ledger(None, not module.check_mode, module.change_begins)
     if removal.volume:
-        job = Job(removal, removal.volume, wanted["job"], module.check_mode, wanted["program"], module.change_begins)
+        job = Job(removal, removal.volume, wanted["job"], wanted["program"], ledger)
     if wanted["plan"]:
         text = describe(removal, job.occupants() if job else [])
         return dict(answer, wiped=[], plan=removal_part(removal, text), msg="%s\n%s" % (answer["table"], text))
@@ -203,9 +205,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     if closed:
         raise Refusal("; ".join(closed))
     job.run(allowed)
-    for warning in job.warnings:
+    for warning in ledger.warnings:
         module.warn(warning)
-    return dict(answer, changed=bool(job.diff), wiped=job.wiped, diff=job.diff)
+    return dict(answer, changed=bool(ledger.diff), wiped=job.wiped, diff=ledger.diff)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from tunetool.bench.drives import made, volume
 from tunetool.bench.drives.volume import BareDrive
 from tunetool.errors import CannotJudge
 from tunetool.node.common.commands import run
+from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import drive_contents, held_drives
 from tunetool.node.machine.device_users import users_of
@@ -166,7 +167,7 @@ def torn_down(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) ->
     monkeypatch.setattr(removal, "wipe", writing(drive, did))
     monkeypatch.setattr(removal, "run", lambda *_, **__: None)
     found: Any = SimpleNamespace(members=[drive], incoming=None, holds=[], arrays=[])
-    removal.Job(found, SimpleNamespace(name="nvme_raid0"), "teardown", False, "").wipe()  # type: ignore[arg-type]
+    removal.Job(found, SimpleNamespace(name="nvme_raid0"), "teardown", "", Ledger(None, acting=True)).wipe()  # type: ignore[arg-type]
 
 
 def benched(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> None:
