@@ -121,6 +121,12 @@ def entrances(prefix: str, key: str) -> list[str]:
     return [prefix, os.path.join(prefix, "bin"), venv, *(os.path.join(venv, name) for name in ("bin", "lib"))]
 
 
+def refuse_old(python: str) -> None:
+    """Raises ``CommandError`` for a Python that the package does not run on."""
+    if run([python, "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip() != "True":
+        raise CommandError("`%s` is older than Python 3.10" % python)
+
+
 def work(wanted: dict[str, str], ledger: Ledger) -> list[str]:
     """Install under the new key unless it exists, switch to it, remove the old ones.
 
@@ -131,10 +137,9 @@ def work(wanted: dict[str, str], ledger: Ledger) -> list[str]:
     if link and os.path.lexists(link) and not os.path.islink(link):
         raise Refusal("`%s` is a file that tunetool did not make. hint: set `tunetool_link` to ''" % link)
     before = installed_key(program)
+    if before != key and ledger.acting:
+        refuse_old(wanted["python"])
     if ledger.note("tunetool", "%s\n" % before if before else "", "%s\n" % key):
-        version = run([wanted["python"], "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip()
-        if version != "True":
-            raise CommandError("`%s` is older than Python 3.10" % wanted["python"])
         install(wanted["python"], wanted["archive"], os.path.join(prefix, "venv-" + key))
         point(program, os.path.join("..", "venv-" + key, "bin/tunetool"))
     if link and ledger.note(link, os.readlink(link) if os.path.islink(link) else "", program):

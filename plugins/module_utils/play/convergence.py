@@ -47,9 +47,10 @@ def in_one_line(module: Any, words: Words | None = None, **results: Any) -> Iter
     An error that is none of ours, and not in ``words``, is a fault of the program: its traceback is wanted.
     """
     words = words or {}
+    kinds: tuple[type[Exception], ...] = (Expected, UnitError, OSError, *words)
     try:
         yield
-    except (Expected, UnitError, OSError, *words) as error:
+    except kinds as error:
         if isinstance(error, Drifted):
             results = {"differences": as_results(error.differences), **results}
         say = next((say for kind, say in words.items() if isinstance(error, kind)), line_of)
