@@ -129,8 +129,14 @@ table:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.array.adopt_or_wipe import Consent, Foreign, array_mates, is_foreign, plain_uuid  # noqa: E402
-from ..module_utils.array.cut_off import cut_off  # noqa: E402
+from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
+    Consent,
+    Foreign,
+    array_mates,
+    cut_off,
+    is_foreign,
+    plain_uuid,
+)
 from ..module_utils.array.drift import GIVE_UP, Asked, complete  # noqa: E402
 from ..module_utils.array.drive_decisions import (  # noqa: E402
     ADOPT,

@@ -88,9 +88,16 @@ initramfs_rebuilt:
   elements: str
 """
 
-from ..module_utils.array.begun import begin, note_as_made  # noqa: E402  (Ansible wants the documentation first)
 from ..module_utils.array.build import ArrayRefusal, Facts, decide_build  # noqa: E402
-from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
+from ..module_utils.array.create import (  # noqa: E402  (Ansible wants the documentation first)  # noqa: E402
+    assemble,
+    begin,
+    create,
+    members_by_serial,
+    note_as_made,
+    refuse_unless_blank,
+    settled,
+)
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
 from ..module_utils.array.drive_decisions import by_serial, chunk_problem, name_problem  # noqa: E402
 from ..module_utils.array.drive_selection import LEVEL  # noqa: E402

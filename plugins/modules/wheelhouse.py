@@ -74,7 +74,7 @@ import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
-from ..module_utils.common.control_pip import own_pip, package_files, package_wheel, platform_options  # noqa: E402
+from ..module_utils.common.node_wheel import own_pip, package_files, package_wheel, platform_options  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import in_one_line  # noqa: E402
 

@@ -14,7 +14,7 @@ import pytest
 import skips
 import tiny_wheels
 from programs import need_program
-from tunetool.node.common.control_pip import package_wheel
+from tunetool.node.common.node_wheel import package_wheel
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from builders import nvme_drive
-from tunetool.node.array.adopt_or_wipe import Consent
-from tunetool.node.array.cut_off import cut_off
+from tunetool.node.array.adopt_or_wipe import Consent, cut_off
 from tunetool.node.array.drive_decisions import KEEP, REFUSE, TAKE, WIPE, Criteria, wipeable
 from tunetool.node.array.drive_selection import PLAN_HINT, Selection, select
 from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide

@@ -12,7 +12,7 @@ from test_drift import wishes
 
 from programs import need_program
 from skips import no_loops
-from tunetool.node.array.begun import note_as_made, note_formatting
+from tunetool.node.array.create import note_as_made, note_formatting
 from tunetool.node.array.md_arrays import Array
 from tunetool.node.common.commands import run
 from tunetool.node.common.drift import Ledger, settle

@@ -412,3 +412,10 @@ def _scsi_serial(path: str) -> str | None:
     except OSError:
         return None
     return page[4:].decode("ascii", "replace").strip("\0 ") or None
+
+
+def active_scheduler(name: str, root: str = "/") -> str | None:
+    """``none`` or ``mq-deadline``, the one in brackets; None if unknown."""
+    text = read_text(os.path.join(root, "sys/block", name, "queue/scheduler"))
+    match = re.search(r"\[([^\]]+)\]", text or "")
+    return match.group(1) if match else None

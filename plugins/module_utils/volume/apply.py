@@ -6,7 +6,7 @@ import os
 from typing import Any, Mapping
 
 from ..array.adopt_or_wipe import plain_uuid
-from ..array.begun import BEGUN_PATH, Begun, begun, note_formatting
+from ..array.create import BEGUN_PATH, Begun, begun, note_formatting
 from ..array.md_arrays import Array
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget

@@ -30,11 +30,10 @@ from tunetool.node.machine.container import Container, device_nodes, read_contai
 from tunetool.node.machine.drive_health import Health, Reader, judge_health
 from tunetool.node.machine.drives import Drive, read_drives
 from tunetool.node.machine.file_system import BUILT
-from tunetool.node.machine.gpus import read_gpus
 from tunetool.node.machine.host import read_host, read_memory
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
-from tunetool.node.machine.pci_tree import read_pci
+from tunetool.node.machine.pci_tree import read_gpus, read_pci
 
 _DISK = re.compile(r"^(sd|vd|xvd)[a-z]+$")
 _VIRTIO = "vd"

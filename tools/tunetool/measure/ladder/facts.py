@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step
 from tunetool.measure.ladder.raw import ALONE
 from tunetool.node.array.stripe import NoStripe, read_stripe
-from tunetool.node.machine.block_queue import active_scheduler
-from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack, active_scheduler
 from tunetool.node.machine.drives import Drive
 from tunetool.node.machine.file_system import BUILT
 from tunetool.node.machine.pcie_links import link_bandwidth, shared_ports
