@@ -54,16 +54,15 @@ def decide_build(facts: Facts) -> tuple[Step, list[Difference]]:
         [array for array in facts.arrays if array.device not in stopped],
         facts.serials,
     )
-    if step.action == "create":
-        return step, []
-    differences = list(facts.differences or ())
-    if facts.differences is not None:
+    making = step.action == "create"
+    differences = [] if making else list(facts.differences or ())
+    if facts.differences is not None and not making:
         if step.action == "refuse" and all(difference.mended for difference in differences):
             reasons, hint = "; ".join(step.reasons), "look at `mdadm --examine`"
             differences.append(Difference("array", "as asked", reasons, mended=False, hint=hint))
         if not all(difference.mended for difference in differences):
             raise Drifted(differences)
-    if step.action == "refuse" or facts.doomed:
+    if step.action == "refuse" or (facts.doomed and not making):
         only_name = len(step.reasons) == 1 and step.reasons[0].startswith("name:")
         raise ArrayRefusal(
             "array `%s` is not as asked: %s. hint: nothing was changed; put back what is missing, or ask for what "
