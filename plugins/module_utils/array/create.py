@@ -64,8 +64,8 @@ def refuse_unless_blank(members: list[Drive], deep: bool = False) -> None:
 def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None, level: str = DEFAULT) -> None:
     """Create the array. Without --run, mdadm asks if it sees something on a drive, gets no answer and stops."""
     run(
-        ["mdadm", "--create", "/dev/md/" + name, "--metadata=1.2", "--name=" + name]
-        + [*LEVELS[level].create_arguments(chunk), "--raid-devices=%d" % len(members)]
+        ["mdadm", "--create", "/dev/md/" + name, *LEVELS[level].create_arguments(chunk)]
+        + ["--metadata=1.2", "--name=" + name, "--raid-devices=%d" % len(members)]
         + (["--uuid=" + uuid] if uuid else [])
         + [drive.path for drive in members]
     )
