@@ -35,7 +35,7 @@ options:
     type: int
     required: true
   members:
-    description: Number of members of the array; the stripe width.
+    description: Number of the array's members that hold distinct data; the stripe width.
     type: int
     required: true
   mount_point:

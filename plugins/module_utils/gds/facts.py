@@ -16,7 +16,7 @@ from ..common.files import read_text
 from ..common.raid_levels import DEFAULT
 from ..machine.container import read_container
 from ..machine.distribution import read_distribution
-from ..machine.pcie_acs import redirecting_ports
+from ..machine.pci_tree import redirecting_ports
 from .installed_cufile import allows_p2pdma, read_config, setting, version_key
 from .kernel_modules import (
     NvidiaFs,
