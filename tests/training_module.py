@@ -17,8 +17,9 @@ import functools, json, sys, types
 from pathlib import Path
 from ansible.module_utils.testing import patch_module_args
 order = json.loads(Path(sys.argv[1]).read_text())
+from ansible_collections.tunetool.node.plugins.module_utils.play import convergence
 from ansible_collections.tunetool.node.plugins.modules import training_environment as module
-module.only_one = functools.partial(module.only_one, order["lock_file"])
+convergence.only_one = functools.partial(convergence.only_one, order["lock_file"])
 if "driver" in order:
     # A machine with eight GPUs and this driver.
     module.read_pci = lambda: {str(number): types.SimpleNamespace(kind=module.GPU) for number in range(8)}

@@ -31,12 +31,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             asked = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
         finally:
             self._task.check_mode = check
-        keys = asked.get("diff") or {}
         if check or asked.get("failed") or not asked.get("changed"):
             result.update(asked)
             return result
         sent = ""
-        if keys.get("before") != keys.get("after"):
+        # The module says by this entry that it has to install.
+        if any(entry["before_header"] == "tunetool" for entry in asked.get("diff") or []):
             archive = str(arguments["archive"])
             if not Path(archive).is_file():
                 result.update(failed=True, msg=f"`{archive}` is not on this machine. hint: see the task before")

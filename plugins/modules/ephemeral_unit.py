@@ -63,18 +63,16 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.common import manifest as manifests  # noqa: E402
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import diff_entry  # noqa: E402
-from ..module_utils.common.manifest import ManifestError  # noqa: E402
+from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, ConfigError, dump  # noqa: E402
+from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, dump  # noqa: E402
 from ..module_utils.ephemeral.boot_unit import UNIT, changes, files, has_run, take_effect  # noqa: E402
-from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.units import UnitError, parse_size  # noqa: E402
+from ..module_utils.play.convergence import Words, converge, in_one_line  # noqa: E402
+from ..module_utils.units import parse_size  # noqa: E402
 from ..module_utils.volume.offload_access import OFFLOAD_ARGUMENTS, asked  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn, apply, units_problem  # noqa: E402
+from ..module_utils.volume.unit_dropins import apply, units_problem  # noqa: E402
 from ..module_utils.volume.volume_values import mode_problem  # noqa: E402
 
 
@@ -122,19 +120,15 @@ def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
     return files(manifest, wanted["program"], wanted["services"], config)
 
 
-def converge(module: AnsibleModule) -> list[dict[str, str]]:
-    """Compare, then write or remove. Returns the diff."""
+def work(module: AnsibleModule, ledger: Ledger) -> None:
+    """Compare, then write or remove."""
     wanted = texts(module.params, module.check_mode)
-    changed = changes(wanted)
-    if not module.check_mode:
-        for change in changed:
-            module.change_begins()
-            apply(change)
-    diff = [diff_entry(each.path, each.before, each.after) for each in changed]
+    for each in changes(wanted):
+        if ledger.note(each.path, each.before, each.after):
+            apply(each)
     if wanted and not has_run():
         # It is new, or it failed at boot and the volume was repaired since.
-        diff.append(diff_entry(UNIT, "", "active\n"))
-    return diff
+        ledger.note(UNIT, "", "active\n")
 
 
 def main() -> None:
@@ -150,25 +144,17 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    try:
-        with only_one():
-            diff = converge(module)
-        # Outside of the lock, which the unit's program takes itself.
-        if diff and not module.check_mode:
-            module.change_begins()
+    words: Words = {
+        CommandError: lambda error: "%s. hint: see `systemctl status %s`" % (error, UNIT),
+        KeyError: lambda error: "offload directory: %s. hint: make the user or group first" % error.args[0],
+    }
+    _, answer = converge(module, lambda ledger: work(module, ledger), lambda: None, words)
+    # Outside of the lock, which the unit's program takes itself.
+    if answer["changed"] and not module.check_mode:
+        module.change_begins()
+        with in_one_line(module, words):
             take_effect(module.params["enabled"])
-    except CommandError as error:
-        module.fail_json(msg="%s. hint: see `systemctl status %s`" % (error, UNIT))
-    except (ConfigError, ForeignDropIn, Locked, Refusal) as error:
-        module.fail_json(msg=str(error))
-    except (ManifestError, UnitError) as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
-    except OSError as error:
-        module.fail_json(msg=failed_write(error))
-    except KeyError as error:
-        module.fail_json(msg="offload directory: %s. hint: make the user or group first" % error.args[0])
-    else:
-        module.exit_json(changed=bool(diff), diff=diff, unit=UNIT)
+    module.exit_json(changed=answer["changed"], diff=answer["diff"], unit=UNIT)
 
 
 if __name__ == "__main__":

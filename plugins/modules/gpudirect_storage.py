@@ -104,15 +104,12 @@ differences:
 
 from dataclasses import asdict  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
-from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.gds.apply import GdsJob  # noqa: E402
-from ..module_utils.gds.path_choice import AUTO, MODES, Impossible  # noqa: E402
-from ..module_utils.machine.writable import failed_write  # noqa: E402
+from ..module_utils.gds.path_choice import AUTO, MODES, Decision  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import outcome  # noqa: E402
+from ..module_utils.play.convergence import Words, change, outcome  # noqa: E402
 
 
 def main() -> None:
@@ -130,27 +127,21 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    job = GdsJob(module.params, Ledger(built_manifest(), not module.check_mode, module.change_begins))
-    try:
-        with only_one():
-            decision = job.all()
-    except Impossible as error:
-        module.fail_json(msg=str(error), changed=False)
-    except CommandError as error:
-        module.fail_json(msg="%s. hint: see `dmesg` and /var/lib/dkms/nvidia-fs" % error)
-    except (Refusal, Locked) as error:
-        module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(msg=failed_write(error))
-    else:
-        module.exit_json(
-            **outcome(job.ledger),
-            gds={"mode": decision.mode, "reasons": list(decision.reasons)},
-            paths=[asdict(path) for path in decision.paths],
-            packages=job.packages,
-            acting=job.ledger.acting,
-            reboot_reasons=job.reboot_reasons,
-        )
+
+    def work() -> tuple[GdsJob, Decision]:
+        job = GdsJob(module.params, Ledger(built_manifest(), not module.check_mode, module.change_begins))
+        return job, job.all()
+
+    words: Words = {CommandError: lambda error: "%s. hint: see `dmesg` and /var/lib/dkms/nvidia-fs" % error}
+    job, decision = change(module, work, words)
+    module.exit_json(
+        **outcome(job.ledger),
+        gds={"mode": decision.mode, "reasons": list(decision.reasons)},
+        paths=[asdict(path) for path in decision.paths],
+        packages=job.packages,
+        acting=job.ledger.acting,
+        reboot_reasons=job.reboot_reasons,
+    )
 
 
 if __name__ == "__main__":

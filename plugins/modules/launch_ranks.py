@@ -97,10 +97,11 @@ import tarfile  # noqa: E402
 from typing import Any, Mapping  # noqa: E402
 
 from ..module_utils.common.commands import last_line  # noqa: E402
-from ..module_utils.common.training_part import REPAIR, SWITCH_ON, NoTraining, python_of_ranks  # noqa: E402
+from ..module_utils.common.training_part import REPAIR, SWITCH_ON, python_of_ranks  # noqa: E402
 from ..module_utils.common.waiting import wait_for  # noqa: E402
 from ..module_utils.play import connection  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import in_one_line  # noqa: E402
 from ..module_utils.play.tunetool_command import MARK  # noqa: E402
 
 GUARD = "tunetool.launch.node"
@@ -134,11 +135,8 @@ def prepare(module: Any) -> None:
 
 def python_of(module: Any) -> tuple[str, Mapping[str, str]]:
     """The interpreter of the ranks, and the variables that the manifest wants to be set for it."""
-    try:
+    with in_one_line(module):
         return python_of_ranks(module.params["python"], module.params["default_python"])
-    except NoTraining as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
-        raise
 
 
 def free_ports(count: int) -> list[int]:

@@ -45,6 +45,7 @@ import os  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.machine.busy import killed_by_a_reboot  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import READING, in_one_line  # noqa: E402
 
 
 def main() -> None:
@@ -56,7 +57,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    work = killed_by_a_reboot(module.params["mount_point"], os.environ)
+    with in_one_line(module, READING):
+        work = killed_by_a_reboot(module.params["mount_point"], os.environ)
     if work and not module.params["allow"]:
         more = " and %d more" % (len(work) - 1) if len(work) > 1 else ""
         module.fail_json(

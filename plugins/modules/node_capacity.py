@@ -43,6 +43,7 @@ capacity:
 
 from ..module_utils.machine.capacity import read_capacity  # noqa: E402  (Ansible wants the documentation first)
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import READING, in_one_line  # noqa: E402
 
 
 def main() -> None:
@@ -54,7 +55,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    capacity = read_capacity(module.params["target"], module.params["memory_target"])
+    with in_one_line(module, READING):
+        capacity = read_capacity(module.params["target"], module.params["memory_target"])
     module.exit_json(changed=False, capacity=capacity.to_dict())
 
 

@@ -53,14 +53,12 @@ starter:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.health import apply, health_units  # noqa: E402
 from ..module_utils.health.settings import dump, problems_of  # noqa: E402
-from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
+from ..module_utils.play.convergence import Words, change, in_one_line  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "enabled": {"type": "bool", "required": True},
@@ -111,21 +109,13 @@ def main() -> None:
     """Install or remove the health check under the node's lock, and report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     wanted = module.params
-    try:
-        with only_one():
-            diff = converge(module)
-        if diff and not module.check_mode:
-            module.change_begins()
+    words: Words = {CommandError: lambda error: "%s. hint: see `systemctl status %s`" % (error, health_units.TIMER)}
+    diff = change(module, lambda: converge(module), words)
+    if diff and not module.check_mode:
+        module.change_begins()
+        with in_one_line(module, words):
             health_units.take_effect(wanted["enabled"], bool(wanted["socket"]))
-    except CommandError as error:
-        module.fail_json(msg="%s. hint: see `systemctl status %s`" % (error, health_units.TIMER))
-    except OSError as error:
-        module.fail_json(msg=failed_write(error))
-    except (ForeignDropIn, Locked, Refusal) as error:
-        module.fail_json(msg=str(error))
-    else:
-        starter = health_units.starter_path(wanted["program"])
-        module.exit_json(changed=bool(diff), diff=diff, starter=starter)
+    module.exit_json(changed=bool(diff), diff=diff, starter=health_units.starter_path(wanted["program"]))
 
 
 if __name__ == "__main__":

@@ -134,16 +134,15 @@ from typing import Any  # noqa: E402
 
 from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
-from ..module_utils.common.drift import Difference, as_results, built_manifest, known_manifest  # noqa: E402
+from ..module_utils.common.drift import Difference, as_results, built_manifest, diff_entry, known_manifest  # noqa: E402
 from ..module_utils.common.files import closed, content, open_directory, replace_file  # noqa: E402
-from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
+from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, dump, write  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.common.training_part import CHECK_ID  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
-from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import look_at_earlier_manifest  # noqa: E402
-from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
+from ..module_utils.play.convergence import Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
+from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 from ..module_utils.volume.named_volume import describe_volume  # noqa: E402
 
@@ -172,18 +171,18 @@ def main() -> None:
         required_by={"array": ("members", "filesystem", "memory")},
         supports_check_mode=True,
     )
+    words: Words = {UnitError: lambda error: "tunetool_expect: %s" % line_of(error)}
+    document, result = change(module, lambda: write_manifest(module), words)
+    if module.check_mode:
+        module.exit_json(**result)
+    judge(module, document, result)
+
+
+def write_manifest(module: AnsibleModule) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The document, which is on the disk now unless in check mode, and the module's result."""
     wanted = module.params
-    try:
-        storage = storage_of(wanted)
-    except Refusal as error:
-        module.fail_json(msg=str(error), changed=False)
-    expect = {}
-    try:
-        for direction in ("read", "write"):
-            if wanted["expect_" + direction]:
-                expect[direction] = parse_bandwidth(wanted["expect_" + direction])
-    except UnitError as error:
-        module.fail_json(msg="tunetool_expect: %s. hint: %s" % (error.message, error.hint))
+    storage = storage_of(wanted)
+    directions = [name for name in ("read", "write") if wanted["expect_" + name]]
     document = {
         "schema": SCHEMA_NAME,
         "profile": wanted["profile"],
@@ -193,7 +192,7 @@ def main() -> None:
         **({"tuning": wanted["tuning"]} if wanted["tuning"] else {}),
         "offload_dir": wanted["offload_dir"] or None,
         **({"offload": wanted["offload"]} if wanted["offload_dir"] and wanted["offload"] else {}),
-        "expect": expect,
+        "expect": {name: parse_bandwidth(wanted["expect_" + name]) for name in directions},
         "reboot_required": bool(wanted["reboot_reasons"]),
         "tool_version": wanted["tool_version"],
     }
@@ -217,27 +216,16 @@ def main() -> None:
                 if document[key] != built[key]
             ]
         ),
-        "diff": {
-            "before_header": MANIFEST_PATH,
-            "after_header": MANIFEST_PATH,
-            "before": before,
-            "after": after,
-        },
+        "diff": diff_entry(MANIFEST_PATH, before, after),
     }
-    if module.check_mode:
-        module.exit_json(**result)
-    try:
-        if result["changed"]:
+    if result["changed"] and not module.check_mode:
+        with in_one_line(module, **result):
             module.change_begins()
-        _write_block(block, stale)
-        if before != after:
-            write(document)
-        open_directory(directory)
-    except ManifestError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), **result)
-    except OSError as error:
-        module.fail_json(msg=failed_write(error), **result)
-    judge(module, document, result)
+            _write_block(block, stale)
+            if before != after:
+                write(document)
+            open_directory(directory)
+    return document, result
 
 
 def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any]) -> None:
@@ -275,10 +263,7 @@ def storage_of(wanted: dict[str, Any]) -> dict[str, Any]:
 def _tuned(module: AnsibleModule, mount_point: str) -> dict[str, Any] | None:
     """This node's block as in the manifest; None without one."""
     wanted = module.params
-    try:
-        block = choose(wanted["tuned"], mount_point)
-    except TunedError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
+    block = choose(wanted["tuned"], mount_point)
     if block is None and wanted["tuned"]:
         module.warn("%s has no result of hardware like this: run `tunetool tune --store-vars` on this node" % VARIABLE)
     return block

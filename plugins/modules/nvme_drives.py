@@ -59,7 +59,11 @@ options:
         required path of GPUDirect Storage that is not possible there.
     type: dict
     default: {}
-extends_documentation_fragment: [tunetool.node.drives, tunetool.node.wipes, tunetool.node.read_only]
+extends_documentation_fragment:
+  - tunetool.node.drives
+  - tunetool.node.level
+  - tunetool.node.wipes
+  - tunetool.node.read_only
 author:
   - The tunetool authors (@tunetool)
 """
@@ -125,8 +129,14 @@ table:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.array.adopt_or_wipe import Consent, Foreign, array_mates, is_foreign, plain_uuid  # noqa: E402
-from ..module_utils.array.cut_off import cut_off  # noqa: E402
+from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
+    Consent,
+    Foreign,
+    array_mates,
+    cut_off,
+    is_foreign,
+    plain_uuid,
+)
 from ..module_utils.array.drift import GIVE_UP, Asked, complete  # noqa: E402
 from ..module_utils.array.drive_decisions import (  # noqa: E402
     ADOPT,
@@ -141,13 +151,14 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
     wipeable,
 )
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
-from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
+from ..module_utils.array.drive_selection import LEVEL, Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import read_text  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
+from ..module_utils.common.raid_levels import LEVELS  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import BEGUN_PATH  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
@@ -166,7 +177,7 @@ from ..module_utils.machine.drives import Drive, disks_under, read_drives  # noq
 from ..module_utils.machine.nvme_admin import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.plan.plan_file import host_part  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import look_at_earlier_manifest  # noqa: E402
+from ..module_utils.play.convergence import READING, in_one_line, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
@@ -200,7 +211,7 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
     return tuple(array for array in arrays.values() if is_foreign(array, array_name, ours))
 
 
-def cut_off_arrays(contents: Contents, array_name: str, count: int) -> dict[str, str]:
+def cut_off_arrays(contents: Contents, array_name: str, level: str, count: int) -> dict[str, str]:
     """Arrays of ours whose creation was cut off, with what to say of each; see ``cut_off``."""
     members = [
         name
@@ -218,7 +229,7 @@ def cut_off_arrays(contents: Contents, array_name: str, count: int) -> dict[str,
         return {}
     # Also of a manifest that is damaged: what it names was built. Not where a boot had begun to make it again.
     known = (read_text(MANIFEST_PATH) or "").replace(read_text(BEGUN_PATH) or "-", "")
-    return cut_off(array_name, count, superblocks, read_arrays(), known)
+    return cut_off(array_name, count, superblocks, read_arrays(), known, level)
 
 
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:
@@ -261,14 +272,14 @@ def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     return {name: list(dict.fromkeys(lines)) for name, lines in contents_of.items()}
 
 
-def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool) -> tuple[str, str]:
+def array_action(selection: Selection, array_name: str, level: str, chunk: int, adopt: bool) -> tuple[str, str]:
     """What raid_array would do with the array, and why."""
     if selection.problem:
         return "refuse", "%s. hint: %s" % (selection.problem, selection.hint)
     verdicts = {row.verdict for row in selection.decisions}
     if not verdicts & {KEEP, ADOPT}:
-        return "create", "RAID0 over %d drives" % len(selection.selected)
-    wanted = Wanted(array_name, "raid0", chunk, tuple(drive.name for drive in selection.selected))
+        return "create", "%s over %d drives" % (LEVELS[level], len(selection.selected))
+    wanted = Wanted(array_name, level, LEVELS[level].chunk(chunk), tuple(drive.name for drive in selection.selected))
     action = "adopt" if ADOPT in verdicts else "keep"
     try:
         superblocks = examine(wanted.members)
@@ -297,6 +308,7 @@ def main() -> None:
             "plan": {"type": "bool", "default": False},
             "wipes": WIPES,
             "adopt": {"type": "bool", "default": False},
+            **LEVEL,
             "chunk": {"type": "str", "default": "1MiB"},
             "mount_point": {"type": "path"},
             "wishes": WISHES,
@@ -304,7 +316,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     wanted = module.params
-    problems = drives_problems(wanted["count"], wanted["size"] or "", wanted["serials"])
+    problems = drives_problems(wanted["count"], wanted["size"] or "", wanted["serials"], wanted["level"])
     problems += [problem for problem in (name_problem(wanted["array_name"]), chunk_problem(wanted["chunk"])) if problem]
     if problems:
         module.fail_json(msg=refusal(problems), changed=False)
@@ -319,7 +331,8 @@ def main() -> None:
         transport=wanted["transport"],
         serials=tuple(wanted["serials"]),
     )
-    report(module, criteria, chunk)
+    with in_one_line(module, READING):
+        report(module, criteria, chunk)
 
 
 def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
@@ -335,11 +348,12 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         wipes=allowed,
         hashes=hashes_of(drives, contents, unreadable) if wanted["plan"] or allowed else {},
         adopt=wanted["adopt"],
-        chunk_bytes=chunk,
+        chunk_bytes=LEVELS[wanted["level"]].chunk(chunk),
+        level=wanted["level"],
         foreign=foreign_arrays(drives, contents, wanted["array_name"]),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
         mates=array_mates(contents),
-        cut_off=cut_off_arrays(contents, wanted["array_name"], criteria.count),
+        cut_off=cut_off_arrays(contents, wanted["array_name"], wanted["level"], criteria.count),
     )
     selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent, formats)
     answer: dict[str, Any] = {
@@ -358,7 +372,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     }
     blockers = build_obstacles(wanted, selection, chunk)
     if wanted["plan"]:
-        action, reason = array_action(selection, wanted["array_name"], chunk, wanted["adopt"])
+        action, reason = array_action(selection, wanted["array_name"], wanted["level"], chunk, wanted["adopt"])
         if blockers and action in ("create", "adopt"):
             action, reason = "refuse", "; ".join(blockers)
         answer["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
@@ -398,7 +412,7 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) ->
         wishes, mount_point = {**wishes, "filesystem": None}, ""
     if wishes.get("filesystem"):
         wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=chunk)
-    return obstacles(mount_point, wishes, [drive.serial for drive in selection.selected], array)
+    return obstacles(mount_point, wishes, [drive.serial for drive in selection.selected], array, level=wanted["level"])
 
 
 def torn_array(selection: Selection, array_name: str) -> str | None:
@@ -436,7 +450,8 @@ def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, ans
     if WIPE in verdicts or not (selection.problem or verdicts & {KEEP, ADOPT}):
         return  # the built array is to be wiped, or gone
     members = tuple(drive.serial for drive in selection.selected)
-    asked = Asked(wanted["array_name"], "raid0", chunk, members, wanted["count"], wanted["adopt"])
+    level = wanted["level"]
+    asked = Asked(wanted["array_name"], level, LEVELS[level].chunk(chunk), members, wanted["count"], wanted["adopt"])
     differences = overview(asked, wanted["wishes"])
     if not differences or (not selection.problem and all(difference.mended for difference in differences)):
         return

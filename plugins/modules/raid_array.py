@@ -26,11 +26,6 @@ options:
     description: Name of the array, C(/dev/md/NAME).
     type: str
     required: true
-  level:
-    description: RAID level.
-    type: str
-    choices: [raid0]
-    default: raid0
   chunk:
     description: Chunk size, such as V(1MiB).
     type: str
@@ -45,7 +40,7 @@ options:
       - Keep an array of another name under that name, with its data, when its level, chunk and members are as asked.
     type: bool
     default: false
-extends_documentation_fragment: [tunetool.node.changes, tunetool.node.wipes]
+extends_documentation_fragment: [tunetool.node.changes, tunetool.node.level, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -77,6 +72,10 @@ array:
   description: The array as the manifest holds it, without its members. C(uuid) is null where check mode predicts it.
   returned: success
   type: dict
+data_members:
+  description: The members that hold distinct data, over which the file system is aligned.
+  returned: success
+  type: int
 wiped:
   description: Serial numbers of the drives that lost (or would lose) what they held.
   returned: success
@@ -89,74 +88,45 @@ initramfs_rebuilt:
   elements: str
 """
 
-from typing import Mapping  # noqa: E402  (Ansible wants the documentation first)
-
-from ..module_utils.array.begun import begin, note_as_made  # noqa: E402
-from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
-from ..module_utils.array.drift import GIVE_UP, Asked, array_differences  # noqa: E402
-from ..module_utils.array.drive_decisions import (  # noqa: E402
-    by_serial,
-    chunk_problem,
-    name_problem,
+from ..module_utils.array.build import ArrayRefusal, Facts, decide_build  # noqa: E402
+from ..module_utils.array.create import (  # noqa: E402  (Ansible wants the documentation first)  # noqa: E402
+    assemble,
+    begin,
+    create,
+    members_by_serial,
+    note_as_made,
+    refuse_unless_blank,
+    settled,
 )
+from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
+from ..module_utils.array.drive_decisions import by_serial, chunk_problem, name_problem  # noqa: E402
+from ..module_utils.array.drive_selection import LEVEL  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
-from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
+from ..module_utils.array.md_arrays import Array, Step, Wanted, adopted, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
 from ..module_utils.audit.before_changes import not_writable  # noqa: E402
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
-from ..module_utils.common.commands import CommandError, run  # noqa: E402
-from ..module_utils.common.drift import Difference, Drifted, as_results, built_manifest  # noqa: E402
+from ..module_utils.common.commands import run  # noqa: E402
+from ..module_utils.common.drift import Drifted, Ledger, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
-from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.machine.drive_contents import UnreadableDevice, read_signatures  # noqa: E402
-from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
+from ..module_utils.common.raid_levels import LEVELS, data_members  # noqa: E402
+from ..module_utils.common.refusal import Expected, Refusal  # noqa: E402
+from ..module_utils.machine.drive_contents import read_signatures  # noqa: E402
+from ..module_utils.machine.drives import read_drives  # noqa: E402
 from ..module_utils.machine.held_drives import held  # noqa: E402
 from ..module_utils.machine.unlabelled import clear_ends  # noqa: E402
-from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import Words, change, line_of  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe, written  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
 from ..module_utils.volume.apply import forget_volume  # noqa: E402
 
 
-def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
-    """Carry out a step and read back the array. ``doomed`` are the members that a plan lets us wipe."""
-    if step.action == "create":
-        # From here to md's own hold the names are those of the drives that are looked at, also while they are wiped.
-        with held(members):
-            refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
-            module.change_begins()
-            # After an interruption here the node counts as not built: the next run continues from its present state.
-            forget_volume()
-            if doomed:
-                # Reading the other drives took its time, and what opens a drive need not claim it.
-                refuse_unless_wipeable(doomed, {entry["serial"]: entry["hash"] for entry in module.params["wipes"]})
-                wipe(doomed)
-                members = members_by_serial([drive.serial for drive in members])
-            refuse_unless_blank(members, deep=True)
-            create(wanted.name, wanted.chunk_bytes, members, begin())
-    elif step.action == "assemble":
-        module.change_begins()
-        assemble(wanted.name, str(step.uuid), members)
-    array = settled(step.uuid or wanted.members[0])
-    if array is None or array.uuid is None:
-        module.fail_json(msg="array `%s` did not appear. hint: see `dmesg | grep md`" % wanted.name)
-        raise AssertionError  # fail_json does not return
-    made = (array.level, array.chunk_bytes, set(array.members))
-    if made != (wanted.level, wanted.chunk_bytes, set(wanted.members)):
-        module.fail_json(
-            msg="array `%s` was made as %s, chunk %d, members %s. hint: look at `mdadm --detail %s`"
-            % (wanted.name, array.level, array.chunk_bytes, by_serial(array.members, _serials()), array.path)
-        )
-    return array
-
-
 def main() -> None:
-    """Entry point: compare, act in order, report."""
+    """Entry point: check the arguments, do the job, report."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "level": {"type": "str", "choices": ["raid0"], "default": "raid0"},
+            **LEVEL,
             "chunk": {"type": "str", "default": "1MiB"},
             "serials": {"type": "list", "elements": "str", "required": True},
             "wipes": WIPES,
@@ -168,116 +138,123 @@ def main() -> None:
     problems = [problem for problem in (name_problem(name), chunk_problem(module.params["chunk"])) if problem]
     if problems:
         module.fail_json(msg="; ".join(problems))
-    chunk = parse_size(module.params["chunk"])
-    try:
-        with only_one():
-            # Read under the lock: the node may have changed while we waited for it.
-            members = members_by_serial(module.params["serials"])
-            wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
-            result = converge(module, wanted, members)
-    except Drifted as error:
-        module.fail_json(msg=str(error), changed=False, differences=as_results(error.differences))
-    except (CommandError, UnreadableDevice, Refusal, Locked) as error:
-        module.fail_json(msg="array `%s`: %s" % (name, error))
-    except OSError as error:
-        module.fail_json(msg="array `%s`: %s" % (name, failed_write(error)))
-    else:
-        module.exit_json(**result)
+    words: Words = {
+        Drifted: line_of,
+        ArrayRefusal: line_of,
+        Expected: lambda error: "array `%s`: %s" % (name, error),
+        OSError: lambda error: "array `%s`: %s" % (name, line_of(error)),
+    }
+    module.exit_json(**change(module, lambda: converge(module), words))
 
 
-def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dict[str, object]:
-    """Do the whole job. Returns the module's result."""
-    # In check mode on a new node mdadm is not installed yet; wipefs shows below that the members are blank.
-    missing = module.check_mode and module.get_bin_path("mdadm") is None
-    superblocks = {} if missing else examine(wanted.members)
+def converge(module: AnsibleModule) -> dict[str, object]:
+    """Read, decide, act, report. Returns the module's result."""
     hashes = {entry["serial"]: entry["hash"] for entry in module.params["wipes"]}
-    doomed = [drive for drive in members if drive.serial in hashes]
-    if module.params["adopt"]:
-        wanted = adopted(wanted, superblocks)
-    # A plan's drives count as blank here; they are checked before the first one is touched.
-    doomed_names = {drive.name for drive in doomed}
-    stopped = {array for drive in doomed for array in drive.idle_arrays}
-    arrays = read_arrays()
-    step = decide(
-        wanted,
-        {name: block for name, block in superblocks.items() if name not in doomed_names},
-        [array for array in arrays if array.device not in stopped],
-        _serials(),
-    )
-    differences: list[Difference] = []
-    if step.action != "create" and not doomed:
-        differences = drift(module, wanted, step, superblocks, arrays)
-    if step.action == "refuse" or (doomed and step.action != "create"):
-        module.fail_json(
-            msg="array `%s` is not as asked: %s. hint: nothing was changed; put back what is missing, or ask for what "
-            "is there%s. %s"
-            % (
-                wanted.name,
-                "; ".join(step.reasons) or "a plan cannot wipe members of an array that stays",
-                ", with `raid_array_adopt: true` under its own name" if only_name(step) else "",
-                GIVE_UP,
-            ),
-            changed=False,
-        )
-    if step.action == "create":
-        # Once more, right before the drives are written: the packages came since nvme_drives looked.
-        closed = not_writable()
-        if closed:
-            raise Refusal("; ".join(closed))
-    if doomed:
-        refuse_unless_wipeable(doomed, hashes)
-    lost = contents_text(doomed)
-    if not module.check_mode:
-        array = apply(module, wanted, step, members, doomed)
-        uuid = str(array.uuid)
+    facts = read(module, hashes)
+    step, differences = decide_build(facts)
+    if module.check_mode:
         if step.action == "create":
-            clear_beginning_of(array, wiped=bool(doomed))
-            note_as_made(uuid, array.device)
-    else:
-        if step.action == "create":
-            refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
+            refuse_unless_ready(facts, hashes)
         uuid = step.uuid or "(new)"
-    conf = mdadm_conf_path()
-    before = content(conf)
-    after = conf_with_array(before, wanted.name, uuid)
-    if after != before and not module.check_mode:
-        module.change_begins()
-        replace_file(conf, after)
-    stale = renew_initramfs(module, conf, uuid, after != before)
+    else:
+        uuid = act(module, facts, step, hashes)
+    ledger = Ledger(None, not module.check_mode, module.change_begins)
+    described = describe(facts)
+    ledger.note("drives that are wiped", facts.held, "".join("%s: blank\n" % drive.serial for drive in facts.doomed))
+    ledger.note("array %s" % facts.wanted.name, "" if step.action == "create" else described, described)
+    stale = remember(module, ledger, facts.wanted.name, uuid)
     return {
-        "changed": step.action != "keep" or after != before or bool(stale),
+        "changed": step.action != "keep" or bool(ledger.diff),
         "differences": as_results(differences),
         "action": step.action,
-        "wiped": [drive.serial for drive in doomed],
+        "wiped": [drive.serial for drive in facts.doomed],
         "initramfs_rebuilt": [image.path for image in stale],
         "array": {
             "uuid": None if uuid == "(new)" else uuid,
-            "name": wanted.name,
-            "level": wanted.level,
-            "chunk_bytes": wanted.chunk_bytes,
+            "name": facts.wanted.name,
+            "level": facts.wanted.level,
+            "chunk_bytes": facts.wanted.chunk_bytes,
         },
-        "diff": [
-            {
-                "before_header": "drives that are wiped",
-                "after_header": "drives that are wiped",
-                "before": lost,
-                "after": "".join("%s: blank\n" % drive.serial for drive in doomed),
-            },
-            {
-                "before_header": "array %s" % wanted.name,
-                "after_header": "array %s" % wanted.name,
-                "before": "" if step.action == "create" else describe(wanted, members),
-                "after": describe(wanted, members),
-            },
-            {"before_header": conf, "after_header": conf, "before": before, "after": after},
-            {
-                "before_header": "initramfs",
-                "after_header": "initramfs",
-                "before": "".join("%s\n" % image for image in stale),
-                "after": "".join("%s: rebuilt\n" % image.path for image in stale),
-            },
-        ],
+        "data_members": data_members(facts.wanted.level, len(facts.members)),
+        "diff": ledger.diff,
     }
+
+
+def read(module: AnsibleModule, hashes: dict[str, str]) -> Facts:
+    """What is asked for, and what is there now."""
+    asked = module.params
+    level = LEVELS[asked["level"]]
+    members = members_by_serial(asked["serials"])
+    chunk = level.chunk(parse_size(asked["chunk"]))
+    wanted = Wanted(asked["name"], level.name, chunk, tuple(drive.name for drive in members))
+    # In check mode on a new node mdadm is not installed yet; wipefs shows before the end that the members are blank.
+    missing = module.check_mode and module.get_bin_path("mdadm") is None
+    superblocks = {} if missing else examine(wanted.members)
+    wanted = adopted(wanted, superblocks) if asked["adopt"] else wanted
+    arrays, serials = read_arrays(), _serials()
+    doomed = tuple(drive for drive in members if drive.serial in hashes)
+    manifest = None if doomed else built_manifest()
+    differences = None
+    if manifest is not None:
+        expected = Asked(wanted.name, level.name, chunk, tuple(asked["serials"]), len(members), asked["adopt"])
+        differences = array_differences(manifest, expected, arrays, superblocks, serials)
+    held_there = contents_text(list(doomed))
+    return Facts(wanted, tuple(members), doomed, superblocks, arrays, serials, differences, held_there)
+
+
+def refuse_unless_ready(facts: Facts, hashes: dict[str, str]) -> None:
+    """Every condition of a new array, before the first byte is written. Raises ``Refusal``."""
+    # Once more, right before the drives are written: the packages came since nvme_drives looked.
+    closed = not_writable()
+    if closed:
+        raise Refusal("; ".join(closed))
+    if facts.doomed:
+        refuse_unless_wipeable(list(facts.doomed), hashes)
+    refuse_unless_blank(facts.spared, deep=True)
+
+
+def act(module: AnsibleModule, facts: Facts, step: Step, hashes: dict[str, str]) -> str:
+    """Carry out the step and read back the array. Returns its UUID."""
+    if step.action == "create":
+        make(module, facts, hashes)
+    elif step.action == "assemble":
+        module.change_begins()
+        assemble(facts.wanted.name, str(step.uuid), list(facts.members))
+    array = settled(step.uuid or facts.wanted.members[0])
+    if array is None or array.uuid is None:
+        raise ArrayRefusal("array `%s` did not appear. hint: see `dmesg | grep md`" % facts.wanted.name)
+    refuse_unless_as_wanted(array, facts.wanted)
+    if step.action == "create":
+        clear_beginning_of(array, wiped=bool(facts.doomed))
+        note_as_made(array.uuid, array.device)
+    return array.uuid
+
+
+def make(module: AnsibleModule, facts: Facts, hashes: dict[str, str]) -> None:
+    """Wipe what the plan names and create the array, if every drive is still what was looked at."""
+    members, wanted = list(facts.members), facts.wanted
+    # From here to md's own hold the names are those of the drives that are looked at, also while they are wiped.
+    with held(members):
+        refuse_unless_ready(facts, hashes)
+        module.change_begins()
+        # After an interruption here the node counts as not built: the next run continues from its present state.
+        forget_volume()
+        if facts.doomed:
+            # Reading the other drives took its time, and what opens a drive need not claim it.
+            refuse_unless_wipeable(list(facts.doomed), hashes)
+            wipe(list(facts.doomed))
+            members = members_by_serial([drive.serial for drive in members])
+        refuse_unless_blank(members, deep=True)
+        create(wanted.name, wanted.chunk_bytes, members, begin(), wanted.level)
+
+
+def refuse_unless_as_wanted(array: Array, wanted: Wanted) -> None:
+    """Raises ``ArrayRefusal`` where md made something else, or another array came under these names."""
+    if (array.level, array.chunk_bytes, set(array.members)) != (wanted.level, wanted.chunk_bytes, set(wanted.members)):
+        raise ArrayRefusal(
+            "array `%s` was made as %s, chunk %d, members %s. hint: look at `mdadm --detail %s`"
+            % (wanted.name, array.level, array.chunk_bytes, by_serial(array.members, _serials()), array.path)
+        )
 
 
 def clear_beginning_of(array: Array, wiped: bool) -> None:
@@ -289,52 +266,36 @@ def clear_beginning_of(array: Array, wiped: bool) -> None:
         written(clear_ends, array.path)
 
 
-def renew_initramfs(module: AnsibleModule, conf: str, uuid: str, changed: bool) -> list[Image]:
-    """The images that do not carry the arrays of ``conf``, rebuilt unless in check mode. ``uuid`` is our array's."""
-    renewed = renew(conf, changed, acting=not module.check_mode, ours=uuid, begins=module.change_begins)
+def remember(module: AnsibleModule, ledger: Ledger, name: str, uuid: str) -> list[Image]:
+    """Write the array into mdadm.conf, then rebuild the images that do not carry it. Returns these."""
+    conf = mdadm_conf_path()
+    before = content(conf)
+    after = conf_with_array(before, name, uuid)
+    if ledger.note(conf, before, after):
+        replace_file(conf, after)
+    renewed = renew(conf, before != after, acting=ledger.acting, ours=uuid, begins=module.change_begins)
     if renewed.left:
-        module.fail_json(
-            msg="the initramfs does not carry `%s` after it was rebuilt: %s. hint: rebuild it by hand"
+        raise ArrayRefusal(
+            "the initramfs does not carry `%s` after it was rebuilt: %s. hint: rebuild it by hand"
             % (conf, "; ".join(map(str, renewed.left)))
         )
     for image in renewed.unknown:
         module.warn("whether the initramfs carries `%s` is not known: %s" % (conf, image))
+    rebuilt = "".join("%s: rebuilt\n" % image.path for image in renewed.stale)
+    ledger.note("initramfs", "".join("%s\n" % image for image in renewed.stale), rebuilt)
     return list(renewed.stale)
 
 
-def drift(
-    module: AnsibleModule, wanted: Wanted, step: Step, superblocks: Mapping[str, Superblock], arrays: list[Array]
-) -> list[Difference]:
-    """Every difference on a built node. Raises ``Drifted`` when one cannot be mended: nothing was changed then."""
-    manifest = built_manifest()
-    if manifest is None:
-        return []
-    members = tuple(module.params["serials"])
-    asked = Asked(wanted.name, wanted.level, wanted.chunk_bytes, members, len(members), module.params["adopt"])
-    differences = array_differences(manifest, asked, arrays, superblocks, _serials())
-    if step.action == "refuse" and all(difference.mended for difference in differences):
-        reasons = "; ".join(step.reasons)
-        differences.append(Difference("array", "as asked", reasons, mended=False, hint="look at `mdadm --examine`"))
-    if not all(difference.mended for difference in differences):
-        raise Drifted(differences)
-    return differences
+def describe(facts: Facts) -> str:
+    """The array as lines, for the diff."""
+    lines = ["level %s, chunk %d bytes" % (facts.wanted.level, facts.wanted.chunk_bytes)]
+    lines += ["slot %d: %s %s" % (slot, drive.serial, drive.model) for slot, drive in enumerate(facts.members)]
+    return "\n".join(lines) + "\n"
 
 
 def _serials() -> dict[str, str]:
     """The drives' serials by kernel name."""
     return {drive.name: drive.serial for drive in read_drives()}
-
-
-def only_name(step: Step) -> bool:
-    """Whether an array is refused only for its name."""
-    return len(step.reasons) == 1 and step.reasons[0].startswith("name:")
-
-
-def describe(wanted: Wanted, members: list[Drive]) -> str:
-    """The array as lines, for the diff."""
-    lines = ["level %s, chunk %d bytes" % (wanted.level, wanted.chunk_bytes)]
-    lines += ["slot %d: %s %s" % (slot, drive.serial, drive.model) for slot, drive in enumerate(members)]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

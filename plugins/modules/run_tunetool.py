@@ -95,7 +95,8 @@ stderr_tail:
 """
 
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
-from ..module_utils.play.tunetool_command import HAVE_CHECK_MODE, Refused, command_line, run  # noqa: E402
+from ..module_utils.play.convergence import in_one_line  # noqa: E402
+from ..module_utils.play.tunetool_command import HAVE_CHECK_MODE, command_line, run  # noqa: E402
 
 
 def main() -> None:
@@ -112,18 +113,15 @@ def main() -> None:
         keep_umask=True,
     )
     command = module.params["command"]
-    try:
+    with in_one_line(module):
         argv = command_line(command, module.params["options"], module.params["arguments"], module.check_mode)
-    except Refused as error:
-        module.fail_json(msg=str(error))
-    else:
-        if module.check_mode and command not in HAVE_CHECK_MODE:
-            module.exit_json(changed=False, skipped=True, msg="`tunetool %s` has no check mode" % " ".join(command))
-        result = run(module, argv)
-        if module.params["judge"] and result["rc"] != 0:
-            module.fail_json(**result)
-        # Without `failed`, Ansible takes any `rc` but 0 for a failure.
-        module.exit_json(failed=False, **result)
+    if module.check_mode and command not in HAVE_CHECK_MODE:
+        module.exit_json(changed=False, skipped=True, msg="`tunetool %s` has no check mode" % " ".join(command))
+    result = run(module, argv)
+    if module.params["judge"] and result["rc"] != 0:
+        module.fail_json(**result)
+    # Without `failed`, Ansible takes any `rc` but 0 for a failure.
+    module.exit_json(failed=False, **result)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ options:
     type: int
     required: true
   members:
-    description: Number of members of the array; the stripe width.
+    description: Number of the array's members that hold distinct data; the stripe width.
     type: int
     required: true
   adopt:
@@ -100,7 +100,7 @@ from ..module_utils.array.adopt_or_wipe import plain_uuid  # noqa: E402
 from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
+from ..module_utils.machine.file_system import BUILT  # noqa: E402
 from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import converge  # noqa: E402
@@ -108,7 +108,6 @@ from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
-from ..module_utils.volume.xfs_geometry import wanted_geometry  # noqa: E402
 
 
 def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
@@ -135,7 +134,7 @@ def access(wanted: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Entry point: check the arguments, do the job, report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    geometry = wanted_geometry(module.params["chunk_bytes"], module.params["members"])
+    geometry = BUILT.geometry(module.params["chunk_bytes"], module.params["members"])
     problems = volume_problems(module.params, geometry.log_su_bytes)
     if problems:
         module.fail_json(msg="; ".join(problems))
@@ -143,12 +142,12 @@ def main() -> None:
         module,
         lambda ledger: work(module, ledger),
         lambda: None if module.params["new_array"] else built_manifest(),
-        (UnreadableDevice, ValueError),
+        {ValueError: str},
     )
     module.exit_json(
         filesystem={
             "uuid": uuid,
-            "type": "xfs",
+            "type": BUILT.type,
             "mount_point": plain_path(module.params["mount_point"]),
             "data_su_bytes": geometry.data_su_bytes,
             "data_sw": geometry.data_sw,

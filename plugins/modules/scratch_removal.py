@@ -122,13 +122,12 @@ from typing import Any  # noqa: E402
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, not_writable, obstacles  # noqa: E402
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
-from ..module_utils.common.commands import CommandError  # noqa: E402
+from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import Words, change, line_of  # noqa: E402
 from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
     Removal,
@@ -140,8 +139,6 @@ from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.volume.immutable_flag import Unsupported  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
 
 
 def criteria_of(wanted: dict[str, Any]) -> Criteria:
@@ -155,14 +152,14 @@ def criteria_of(wanted: dict[str, Any]) -> Criteria:
     )
 
 
-def buildable(removal: Removal, wanted: dict[str, Any]) -> Removal:
+def buildable(removal: Removal, wanted: dict[str, Any], level: str) -> Removal:
     """With everything as a problem that would stop the build of the next volume, once this one is gone."""
     wishes = dict(wanted["wishes"])
     if removal.problems or removal.done or not any(wishes.values()):
         return removal
     if wishes.get("filesystem"):
         wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=parse_size(wanted["chunk"]))
-    found = obstacles(wanted["mount_point"], wishes, removal.serials, removed=True)
+    found = obstacles(wanted["mount_point"], wishes, removal.serials, removed=True, level=level)
     return replace(removal, problems=tuple("%s; nothing was changed" % each for each in found))
 
 
@@ -172,7 +169,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
     if wanted["job"] == REPLACE:
         swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted), hashes)
-        removal = buildable(plan_replacement(machine, wanted["name"], wanted["mount_point"], swap), wanted)
+        removal = buildable(
+            plan_replacement(machine, wanted["name"], wanted["mount_point"], swap), wanted, machine.level
+        )
     else:
         removal = plan_removal(machine, wanted["name"], wanted["mount_point"])
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
@@ -182,8 +181,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
         remains = remove_remains(wanted["program"], acting=False)
     if remains:
         removal = replace(removal, note="nothing to remove but the health check")
+    ledger = Ledger(None, not module.check_mode, module.change_begins)
     if removal.volume:
-        job = Job(removal, removal.volume, wanted["job"], module.check_mode, wanted["program"], module.change_begins)
+        job = Job(removal, removal.volume, wanted["job"], wanted["program"], ledger)
     if wanted["plan"]:
         text = describe(removal, job.occupants() if job else [])
         return dict(answer, wiped=[], plan=removal_part(removal, text), msg="%s\n%s" % (answer["table"], text))
@@ -205,9 +205,9 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     if closed:
         raise Refusal("; ".join(closed))
     job.run(allowed)
-    for warning in job.warnings:
+    for warning in ledger.warnings:
         module.warn(warning)
-    return dict(answer, changed=bool(job.diff), wiped=job.wiped, diff=job.diff)
+    return dict(answer, changed=bool(ledger.diff), wiped=job.wiped, diff=ledger.diff)
 
 
 def main() -> None:
@@ -231,27 +231,18 @@ def main() -> None:
         required_if=[("job", REPLACE, ["old_serial", "new_serial"])],
         supports_check_mode=True,
     )
-    try:
-        with only_one():
-            # Read under the lock: the node may have changed while we waited for it.
-            result = converge(module)
-    except ManifestError as error:
-        module.fail_json(
-            msg="%s. hint: nothing was changed; repair it with `tunetool provision`, or move it away: the "
-            "array is then found by "
-            "its name" % error.message
-        )
-    except UnitError as error:
-        module.fail_json(msg="nvme_drives_size: %s. hint: %s" % (error.message, error.hint))
-    except (CommandError, UnreadableDevice, Refusal, Locked, ForeignDropIn, Unsupported) as error:
-        module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(
-            msg="`%s`: %s. hint: repair that, then run the playbook again with the same plan: it goes on"
+    words: Words = {
+        ManifestError: lambda error: (
+            "%s. hint: nothing was changed; repair it with `tunetool provision`, or move it away: the array is then "
+            "found by its name" % error.message
+        ),
+        UnitError: lambda error: "nvme_drives_size: %s" % line_of(error),
+        OSError: lambda error: (
+            "`%s`: %s. hint: repair that, then run the playbook again with the same plan: it goes on"
             % (error.filename or module.params["mount_point"], error.strerror or error)
-        )
-    else:
-        module.exit_json(**result)
+        ),
+    }
+    module.exit_json(**change(module, lambda: converge(module), words))
 
 
 if __name__ == "__main__":

@@ -68,15 +68,17 @@ import os  # noqa: E402  (Ansible wants the documentation first)
 import shutil  # noqa: E402
 import tarfile  # noqa: E402
 import tempfile  # noqa: E402
-from typing import Callable  # noqa: E402
 
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
+from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.files import closed, open_to_users  # noqa: E402
+from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.common.venv import make_venv, pip_of, point  # noqa: E402
 from ..module_utils.machine.distribution import read_distribution  # noqa: E402
-from ..module_utils.machine.writable import failed_write  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import Words, converge, line_of  # noqa: E402
+
+_CANNOT = "tunetool cannot be installed: %s"
 
 
 def installed_key(program: str) -> str | None:
@@ -119,25 +121,37 @@ def entrances(prefix: str, key: str) -> list[str]:
     return [prefix, os.path.join(prefix, "bin"), venv, *(os.path.join(venv, name) for name in ("bin", "lib"))]
 
 
-def converge(wanted: dict[str, str], begins: Callable[[], None]) -> None:
-    """Install under the new key unless it exists, switch to it, remove the old ones. ``begins`` comes first."""
+def refuse_old(python: str) -> None:
+    """Raises ``CommandError`` for a Python that the package does not run on."""
+    if run([python, "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip() != "True":
+        raise CommandError("`%s` is older than Python 3.10" % python)
+
+
+def work(wanted: dict[str, str], ledger: Ledger) -> list[str]:
+    """Install under the new key unless it exists, switch to it, remove the old ones.
+
+    Returns what is closed to users. The action plugin sends the wheelhouse where the diff has an entry `tunetool`.
+    """
     prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
     program = os.path.join(prefix, "bin/tunetool")
-    if installed_key(program) != key:
-        version = run([wanted["python"], "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip()
-        if version != "True":
-            raise CommandError("`%s` is older than Python 3.10" % wanted["python"])
-        begins()
+    if link and os.path.lexists(link) and not os.path.islink(link):
+        raise Refusal("`%s` is a file that tunetool did not make. hint: set `tunetool_link` to ''" % link)
+    before = installed_key(program)
+    if before != key and ledger.acting:
+        refuse_old(wanted["python"])
+    if ledger.note("tunetool", "%s\n" % before if before else "", "%s\n" % key):
         install(wanted["python"], wanted["archive"], os.path.join(prefix, "venv-" + key))
         point(program, os.path.join("..", "venv-" + key, "bin/tunetool"))
-    begins()
-    if link:
+    if link and ledger.note(link, os.readlink(link) if os.path.islink(link) else "", program):
         point(link, program)
-    if closed(entrances(prefix, key)):
+    shut = closed(entrances(prefix, key))
+    if ledger.note("closed to users", "".join("%s\n" % path for path in shut), ""):
         open_to_users(prefix)
-    for name in os.listdir(prefix):
-        if name.startswith("venv-") and name != "venv-" + key:
-            shutil.rmtree(os.path.join(prefix, name))
+    if ledger.acting:
+        for name in os.listdir(prefix):
+            if name.startswith("venv-") and name != "venv-" + key:
+                shutil.rmtree(os.path.join(prefix, name))
+    return shut
 
 
 def main() -> None:
@@ -152,32 +166,17 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    wanted = module.params
-    prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
-    program = os.path.join(prefix, "bin/tunetool")
-    if link and os.path.lexists(link) and not os.path.islink(link):
-        module.fail_json(msg="`%s` is a file that tunetool did not make. hint: set `tunetool_link` to ''" % link)
-    before = installed_key(program)
-    linked = not link or (os.path.islink(link) and os.readlink(link) == program)
-    shut = closed(entrances(prefix, key))
-    result = {
-        "changed": before != key or not linked or bool(shut),
-        "executable": program,
-        "opened": shut,
-        "diff": {"before": "%s\n" % before if before else "", "after": "%s\n" % key},
+    words: Words = {
+        CommandError: lambda error: _CANNOT % ("%s. hint: %s" % (error, read_distribution().python_hint)),
+        OSError: lambda error: _CANNOT % line_of(error),
     }
-    if module.check_mode or not result["changed"]:
-        module.exit_json(**result)
-    try:
-        with only_one():
-            converge(wanted, module.change_begins)
-    except Locked as error:
-        module.fail_json(msg=str(error))
-    except CommandError as error:
-        module.fail_json(msg="tunetool cannot be installed: %s. hint: %s" % (error, read_distribution().python_hint))
-    except OSError as error:
-        module.fail_json(msg="tunetool cannot be installed: %s" % failed_write(error))
-    module.exit_json(**result)
+    shut, answer = converge(module, lambda ledger: work(module.params, ledger), lambda: None, words)
+    module.exit_json(
+        changed=answer["changed"],
+        diff=answer["diff"],
+        executable=os.path.join(module.params["prefix"], "bin/tunetool"),
+        opened=shut,
+    )
 
 
 if __name__ == "__main__":

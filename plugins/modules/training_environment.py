@@ -174,13 +174,13 @@ import json  # noqa: E402  (Ansible wants the documentation first)
 import os  # noqa: E402
 from typing import Any  # noqa: E402
 
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.manifest import MANIFEST_PATH, ManifestError  # noqa: E402
+from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.gds.kernel_modules import read_driver  # noqa: E402
 from ..module_utils.machine.pci_tree import GPU, read_pci  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import Words, change  # noqa: E402
 from ..module_utils.training import accelerator, lock, ops, wheel_files  # noqa: E402
 from ..module_utils.training.environment import Wish, interpreter, need_space  # noqa: E402
 from ..module_utils.training.job import (  # noqa: E402
@@ -368,23 +368,14 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    try:
-        with only_one():
-            result = converge(module)
-    except (Refusal, Locked) as error:
-        module.fail_json(msg=str(error), changed=False)
-    except CommandError as error:
-        module.fail_json(msg="%s. hint: nothing that is in use was changed" % error, changed=False)
-    except ManifestError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
-    except OSError as error:
-        module.fail_json(
-            msg="`%s`: %s. hint: nothing that is in use was changed"
-            % (error.filename or module.params["directory"], error.strerror or error),
-            changed=False,
-        )
-    else:
-        module.exit_json(**result)
+    words: Words = {
+        CommandError: lambda error: "%s. hint: nothing that is in use was changed" % error,
+        OSError: lambda error: (
+            "`%s`: %s. hint: nothing that is in use was changed"
+            % (error.filename or module.params["directory"], error.strerror or error)
+        ),
+    }
+    module.exit_json(**change(module, lambda: converge(module), words))
 
 
 if __name__ == "__main__":

@@ -73,10 +73,16 @@ import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
-from ..module_utils.common.control_pip import own_pip, package_files, package_wheel, platform_options  # noqa: E402
 from ..module_utils.common.file_lock import FileLock  # noqa: E402
+from ..module_utils.common.node_wheel import own_pip, package_files, package_wheel, platform_options  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import in_one_line  # noqa: E402
 
+_INCOMPLETE = "take the whole collection, or install tunetool again"
+_NOT_BUILT = (
+    "the wheelhouse cannot be built: %s. hint: this machine's pip needs a package index, or wheels for every Python "
+    "that `tunetool_python_versions` names"
+)
 # Oldest glibc first: pip takes any of them. RHEL 9, Debian 12 and Ubuntu 22.04 all have 2.28 or newer.
 PLATFORMS = ("manylinux_2_17_%s", "manylinux2014_%s", "manylinux_2_28_%s")
 
@@ -152,10 +158,8 @@ def main() -> None:
     cache = wanted["cache_dir"] or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"), "tunetool", "wheelhouse"
     )
-    try:
+    with in_one_line(module, {CommandError: lambda error: "%s. hint: %s" % (error, _INCOMPLETE)}):
         key = key_of(source, wanted["python_versions"], wanted["machines"])
-    except CommandError as error:
-        module.fail_json(msg="%s. hint: take the whole collection, or install tunetool again" % error)
     archive = os.path.join(cache, "wheelhouse-%s.tar" % key)
     if os.path.exists(archive) or module.check_mode:
         # Never "changed": the control machine's cache is no part of any node.
@@ -165,13 +169,9 @@ def main() -> None:
         if not os.path.exists(archive):
             directory = tempfile.mkdtemp(prefix="build-", dir=cache)
             try:
-                build(source, wanted["python_versions"], wanted["machines"], directory)
-                pack(directory, archive)
-            except CommandError as error:
-                module.fail_json(
-                    msg="the wheelhouse cannot be built: %s. hint: this machine's pip needs a package index, or wheels "
-                    "for every Python that `tunetool_python_versions` names" % error
-                )
+                with in_one_line(module, {CommandError: lambda error: _NOT_BUILT % error}):
+                    build(source, wanted["python_versions"], wanted["machines"], directory)
+                    pack(directory, archive)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
     module.exit_json(changed=False, archive=archive, key=key, built=True)

@@ -16,7 +16,7 @@ import tiny_wheels
 import training_module
 from calls import call
 from programs import need_program
-from tunetool.node.common.control_pip import package_wheel
+from tunetool.node.common.node_wheel import package_wheel
 
 pytestmark = pytest.mark.slow
 

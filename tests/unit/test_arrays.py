@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from builders import nvme_drive
 from machines import ARRAY_CURES
 from tunetool.node.array import create
+from tunetool.node.array.build import ArrayRefusal, Facts, decide_build
 from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine
 from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common.commands import CommandError, NotInstalled
+from tunetool.node.common.drift import Difference, Drifted
+from tunetool.node.common.raid_levels import LEVELS, RAID0, copies, data_members, needs_every_member
 
 UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"
 NAMES = tuple(f"nvme{number}n1" for number in range(1, 9))
@@ -131,6 +134,56 @@ def test_an_array_that_works_has_no_fault(state: str) -> None:
     assert replace(ASSEMBLED, state=state).serves
     lost = replace(ASSEMBLED, state=state, members=(*NAMES[:-1], None))
     assert "has lost a member" in str(lost.fault)
+
+
+DRIVES = tuple(nvme_drive(number) for number in range(1, 9))
+FACTS = Facts(WANTED, DRIVES, (), SUPERBLOCKS, [ASSEMBLED], {})
+LOST = {name: block for name, block in SUPERBLOCKS.items() if name != NAMES[0]}
+
+
+def test_members_that_a_plan_gives_up_count_as_blank() -> None:
+    doomed = replace(FACTS, doomed=DRIVES, arrays=[])
+    assert [decide_build(facts)[0].action for facts in (FACTS, doomed)] == ["keep", "create"]
+    assert doomed.spared == []
+    assert replace(FACTS, doomed=DRIVES[:2]).spared == list(DRIVES[2:])
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (replace(FACTS, superblocks=LOST), "no superblock, while the others have one. hint: nothing was changed; "),
+        (replace(FACTS, doomed=DRIVES[:1]), "nvme1n1: no superblock, while"),
+        (
+            replace(FACTS, wanted=replace(WANTED, name="x")),
+            "with `raid_array_adopt: true` under its own name. `ansible",
+        ),
+    ],
+)
+def test_an_array_that_is_not_as_asked_says_what_to_do(facts: Facts, words: str) -> None:
+    with pytest.raises(ArrayRefusal, match=r"array `.*` is not as asked: ") as caught:
+        decide_build(facts)
+    assert words in str(caught.value)
+
+
+def test_a_built_array_that_is_refused_is_drift_by_name() -> None:
+    with pytest.raises(Drifted, match=r"`array`: expected as asked, found .*hint: look at `mdadm --examine`"):
+        decide_build(replace(FACTS, superblocks=LOST, differences=()))
+    left = Difference("array.chunk", "1MiB", "512KiB", mended=False)
+    with pytest.raises(Drifted, match=r"array\.chunk"):
+        decide_build(replace(FACTS, differences=(left,)))
+    mended = [Difference("mdadm.conf", "a", "b")]
+    assert decide_build(replace(FACTS, differences=mended))[1] == mended
+    assert decide_build(replace(FACTS, superblocks={}, arrays=[], differences=(left,)))[0].action == "create"
+
+
+def test_what_a_level_means_stands_in_its_row() -> None:
+    assert RAID0.create_arguments(2**20) == ["--level=raid0", "--chunk=1024K"]
+    assert replace(RAID0, chunked=False).create_arguments(2**20) == ["--level=raid0"]
+    assert [replace(RAID0, chunked=chunked).chunk(2**20) for chunked in (True, False)] == [2**20, 0]
+    assert (data_members("raid0", 8), data_members("somebody's", 8)) == (8, 8)
+    assert [copies(level) for level in ("raid0", "linear", "raid1", "raid10")] == [False, False, True, True]
+    assert [needs_every_member(level) for level in ("raid0", "raid1")] == [True, False]
+    assert list(LEVELS) == ["raid0"]
 
 
 def test_a_second_array_of_our_name_is_refused() -> None:

@@ -92,7 +92,7 @@ def test_the_extra_control_has_all_that_is_imported() -> None:
             for path in ROOT.glob(f"plugins/{name}/*.py")
         ),
         *(ROOT / f"plugins/modules/{name}.py" for name in ("wheelhouse", "write_plan", "validate_variables")),
-        ROOT / "plugins/module_utils/common/control_pip.py",
+        ROOT / "plugins/module_utils/common/node_wheel.py",
     ]
     assert len(sources) > 15
     for source in sources:

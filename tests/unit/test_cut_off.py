@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from builders import nvme_drive
-from tunetool.node.array.adopt_or_wipe import Consent
-from tunetool.node.array.cut_off import cut_off
+from tunetool.node.array.adopt_or_wipe import Consent, cut_off
 from tunetool.node.array.drive_decisions import KEEP, REFUSE, TAKE, WIPE, Criteria, wipeable
 from tunetool.node.array.drive_selection import PLAN_HINT, Selection, select
 from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide
@@ -59,7 +58,7 @@ def root(tmp_path: Path) -> Path:
 
 def judged(root: Path, known: str = "", arrays: tuple[Array, ...] = (BEGUN,), **changes: object) -> dict[str, str]:
     blocks = {name: replace(block, **changes) for name, block in BLOCKS.items()}  # type: ignore[arg-type]
-    return cut_off(NAME, COUNT, blocks, arrays, known, str(root))
+    return cut_off(NAME, COUNT, blocks, arrays, known, root=str(root))
 
 
 def chosen(reasons: dict[str, str], drives: list[Drive] = EIGHT, **consent: object) -> Selection:
@@ -126,7 +125,7 @@ def test_what_a_cut_off_create_cannot_leave_is_none(root: Path, changes: dict[st
 
 def test_an_array_without_its_first_member_is_not_judged(root: Path) -> None:
     rest = {name: BLOCKS[name] for name in WRITTEN[1:]}
-    assert cut_off(NAME, COUNT, rest, [BEGUN], "", str(root)) == {}
+    assert cut_off(NAME, COUNT, rest, [BEGUN], "", root=str(root)) == {}
 
 
 def test_a_refused_array_names_serials() -> None:
@@ -169,7 +168,7 @@ def run_module(root: Path, monkeypatch: pytest.MonkeyPatch, manifest: str = "", 
         "disks_under": lambda path, array: set(WRITTEN),
         "devices_of": lambda drive: {},
         "built_manifest": lambda: None,
-        "obstacles": lambda *_: [],
+        "obstacles": lambda *_, **__: [],
         "overview": lambda *_: [],
         "read_text": texts.get,
         "cut_off": lambda *given: cut_off(*given, root=str(root)),
@@ -185,6 +184,7 @@ def run_module(root: Path, monkeypatch: pytest.MonkeyPatch, manifest: str = "", 
         "wipes": [],
         "adopt": False,
         "array_name": NAME,
+        "level": "raid0",
         "mount_point": None,
         "wishes": {},
     }

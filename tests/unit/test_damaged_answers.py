@@ -28,11 +28,11 @@ from tunetool.node.common.refusal import Refusal
 from tunetool.node.common.training_part import NoTraining
 from tunetool.node.machine.capacity import Capacity, capacity_of, smallest_gpu
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
+from tunetool.node.machine.file_system import BUILT
 from tunetool.node.memory.kernel_parameters import parse as parse_kernel_parameters
 from tunetool.node.memory.memlock_checks import parse_attempt
 from tunetool.node.plan.plan_file import PlanError
 from tunetool.node.tuning.deepspeed_aio import TunedError
-from tunetool.node.volume.xfs_geometry import parse_xfs_info
 
 SLURM = Path(__file__).parents[1] / "data/slurm"
 DIGITS = re.compile(r"\d+")
@@ -61,7 +61,7 @@ def _wipefs(text: str) -> None:
 
 
 def _xfs_info(text: str) -> None:
-    geometry = parse_xfs_info(text)
+    geometry = BUILT.parse_geometry(text)
     assert min(geometry.data_su_bytes, geometry.data_sw, geometry.log_su_bytes) >= 0
 
 

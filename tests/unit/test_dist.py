@@ -28,7 +28,7 @@ import dist
 import reference
 from tunetool.node.common import node_wheel
 from tunetool.node.common.commands import CommandError
-from tunetool.node.common.control_pip import package_wheel
+from tunetool.node.common.node_wheel import package_wheel
 from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, RESUME,
 from tunetool.node.ephemeral.boot_unit import UNIT, changes
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, read_drives
-from tunetool.node.volume.make_xfs import half_made
+from tunetool.node.machine.file_system import BUILT
 from tunetool.node.volume.unit_dropins import escape
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
@@ -362,13 +362,13 @@ def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None
     image = tmp_path / "image"
     with image.open("wb") as stream:
         stream.truncate(512 * 2**20)
-    assert not half_made(str(image), "made")
+    assert not BUILT.half_made(str(image), "made")
     subprocess.run(["mkfs.xfs", "-q", "-L", "made", str(image)], check=True)
-    assert not half_made(str(image), "made")
+    assert not BUILT.half_made(str(image), "made")
     with image.open("r+b") as stream:
         stream.seek(126)  # sb_inprogress
         stream.write(b"\x01")
-    assert half_made(str(image), "made")
+    assert BUILT.half_made(str(image), "made")
     # The tools of XFS read that byte in the same way.
     done = call("xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image), check=True)
     assert done.stdout == "inprogress = 1\n"

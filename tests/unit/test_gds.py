@@ -23,7 +23,7 @@ from tunetool.node.gds.md_udev_override import PATH as RULE
 from tunetool.node.gds.md_udev_override import distributions_rule, outdated, wanted_override
 from tunetool.node.gds.path_choice import MODES, Impossible, choose, current
 from tunetool.node.gds.requirements import ANY, DIRECT, RULES
-from tunetool.node.machine.pcie_acs import redirecting_ports, redirects
+from tunetool.node.machine.pci_tree import redirecting_ports, redirects
 
 READY = GdsFacts(
     kernel="6.8.0-1051-nvidia",

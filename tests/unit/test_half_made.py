@@ -12,16 +12,15 @@ from test_drift import wishes
 
 from programs import need_program
 from skips import no_loops
-from tunetool.node.array.begun import note_as_made, note_formatting
+from tunetool.node.array.create import note_as_made, note_formatting
 from tunetool.node.array.md_arrays import Array
 from tunetool.node.common.commands import run
 from tunetool.node.common.drift import Ledger, settle
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.device_users import users_of
+from tunetool.node.machine.file_system import BUILT
 from tunetool.node.machine.unlabelled import XFS, look, probes
 from tunetool.node.volume.apply import Volume
-from tunetool.node.volume.make_xfs import half_made
-from tunetool.node.volume.xfs_geometry import mkfs_arguments, wanted_geometry
 
 # The start of the superblock as mkfs.xfs 6.1.0 left it, killed half-way. Byte 126 is its mark.
 KILLED = bytes.fromhex(
@@ -51,7 +50,7 @@ FINISHED = KILLED[:126] + b"\0" + KILLED[127:]
 def test_only_our_own_unfinished_file_system_is_given_up(content: bytes, label: str, expected: bool, tmp_path: Path):
     device = tmp_path / "md127"
     device.write_bytes(content)
-    assert half_made(str(device), label) is expected
+    assert BUILT.half_made(str(device), label) is expected
 
 
 CUT = r"""
@@ -265,7 +264,7 @@ def test_an_mkfs_that_was_cut_off_before_its_label_is_done_again(
             write(device, 2**30, bytes(4096))
             raise KeyboardInterrupt
 
-        patch.setattr("tunetool.node.volume.apply.make_xfs", cut)
+        patch.setattr("tunetool.node.volume.apply.BUILT.mkfs", cut)
         with pytest.raises(KeyboardInterrupt):
             made(device, tmp_path)
     made(device, tmp_path)
@@ -299,7 +298,7 @@ def test_an_mkfs_that_is_killed_at_any_write_is_done_again(
 
     def mkfs(cut: int) -> subprocess.CompletedProcess[str]:
         """As the build calls it."""
-        argv = ["mkfs.xfs", *mkfs_arguments(wanted_geometry(2**20, 8), "nvme_raid0"), device.path]
+        argv = ["mkfs.xfs", *BUILT.shape(BUILT.geometry(2**20, 8), "nvme_raid0"), device.path]
         environment = {**os.environ, "LD_PRELOAD": str(tmp_path / "cut.so"), "CUT": str(cut)}
         return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
 
@@ -317,7 +316,7 @@ def test_an_mkfs_that_is_killed_at_any_write_is_done_again(
     for cut in (2, 3, 4, writes // 2, writes - 2, writes):
         blank()
         assert mkfs(cut).returncode == -9, cut
-        half += half_made(device.path, "nvme_raid0")
+        half += BUILT.half_made(device.path, "nvme_raid0")
         before = settle(build, None, False)[1]
         assert "file system on nvme_raid0" in str(before.diff), cut
         assert run(["xfs_repair", "-n", device.path]).returncode == 0

@@ -21,6 +21,7 @@ from tunetool.bench.drives import made, volume
 from tunetool.bench.drives.volume import BareDrive
 from tunetool.errors import CannotJudge
 from tunetool.node.common.commands import run
+from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import drive_contents, held_drives
 from tunetool.node.machine.device_users import users_of
@@ -145,15 +146,15 @@ def applied(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> N
     raid = raid_array()
     monkeypatch.setattr(raid, "wipe", writing(drive, did))
     monkeypatch.setattr(raid, "forget_volume", lambda: None)
-    params = {"wipes": [{"serial": "S1", "hash": contents_hash(drive)}]}
-    module = SimpleNamespace(params=params, change_begins=lambda: None)
+    monkeypatch.setattr(raid, "not_writable", list)
+    module = SimpleNamespace(change_begins=lambda: None)
     wanted = raid.Wanted("nvme_raid0", "raid0", 2**20, (drive.name,))
     # Ansible's copy of the modules has its own names.
     for door in (raid.held, raid.members_by_serial):
         names = door.__wrapped__.__globals__ if hasattr(door, "__wrapped__") else door.__globals__
         monkeypatch.setitem(names, "read_drives", vars(held_drives)["read_drives"])
     try:
-        raid.apply(module, wanted, SimpleNamespace(action="create"), [drive], [drive])
+        raid.make(module, raid.Facts(wanted, (drive,), (drive,), {}, [], {}), {"S1": contents_hash(drive)})
     except raid.Refusal as error:
         raise Refusal(str(error)) from error
 
@@ -162,7 +163,7 @@ def torn_down(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) ->
     monkeypatch.setattr(removal, "wipe", writing(drive, did))
     monkeypatch.setattr(removal, "run", lambda *_, **__: None)
     found: Any = SimpleNamespace(members=[drive], incoming=None, holds=[], arrays=[])
-    removal.Job(found, SimpleNamespace(name="nvme_raid0"), "teardown", False, "").wipe()  # type: ignore[arg-type]
+    removal.Job(found, SimpleNamespace(name="nvme_raid0"), "teardown", "", Ledger(None, acting=True)).wipe()  # type: ignore[arg-type]
 
 
 def benched(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> None:

@@ -15,11 +15,11 @@ from tunetool.node.audit.before_changes import in_the_way
 from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.commands import CommandError
 from tunetool.node.common.files import content, replace_file
+from tunetool.node.machine.file_system import BUILT, Geometry
 from tunetool.node.machine.fstab import FstabConflict, escape, foreign_entry, with_entry
 from tunetool.node.machine.memory import HugePages
 from tunetool.node.machine.mounts import mount_at, mount_holding, parse_fstab, parse_mountinfo, unescape
 from tunetool.node.memory.persistent_files import render_limits, render_systemd, render_tmpfiles
-from tunetool.node.volume.xfs_geometry import Geometry, apart, geometry_of_mount, parse_xfs_info, wanted_geometry
 
 XFS_INFO = """meta-data=/dev/md127               isize=512    agcount=16, agsize=523776 blks
          =                       sectsz=512   attr=2, projid32bit=1
@@ -35,13 +35,13 @@ realtime =none                   extsz=4096   blocks=0, rtextents=0
 
 
 def test_geometry_of_eight_members() -> None:
-    assert wanted_geometry(2**20, 8) == Geometry(2**20, 8, 256 * 1024)
-    assert wanted_geometry(2**17, 4) == Geometry(2**17, 4, 2**17)
+    assert BUILT.geometry(2**20, 8) == Geometry(2**20, 8, 256 * 1024)
+    assert BUILT.geometry(2**17, 4) == Geometry(2**17, 4, 2**17)
 
 
 def test_xfs_info_is_read_back() -> None:
-    assert parse_xfs_info(XFS_INFO) == wanted_geometry(2**20, 8)
-    assert apart(wanted_geometry(2**19, 4), parse_xfs_info(XFS_INFO)) == [
+    assert BUILT.parse_geometry(XFS_INFO) == BUILT.geometry(2**20, 8)
+    assert BUILT.geometry(2**19, 4).apart(BUILT.parse_geometry(XFS_INFO)) == [
         ("data_stripe_unit", "512 KiB", "1 MiB"),
         ("data_stripe_width", "4 members", "8 members"),
     ]
@@ -49,12 +49,12 @@ def test_xfs_info_is_read_back() -> None:
 
 def test_no_geometry_is_an_error() -> None:
     with pytest.raises(CommandError, match="no geometry"):
-        parse_xfs_info("xfs_info: not an XFS filesystem")
+        BUILT.parse_geometry("xfs_info: not an XFS filesystem")
 
 
 def test_mountinfo_shows_the_stripe_in_sectors() -> None:
-    assert geometry_of_mount(("rw", "sunit=2048", "swidth=16384")) == (2**20, 2**23)
-    assert geometry_of_mount(("rw", "noatime")) is None
+    assert BUILT.mounted_stripe(("rw", "sunit=2048", "swidth=16384")) == (2**20, 2**23)
+    assert BUILT.mounted_stripe(("rw", "noatime")) is None
 
 
 MOUNTINFO = r"""22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw

@@ -19,10 +19,14 @@ pytest.importorskip("ansible", reason="ansible-core is for control machines, wit
 from ansible.module_utils.testing import patch_module_args
 
 from tunetool.node.common.commands import run
-from tunetool.node.common.drift import Ledger
+from tunetool.node.common.drift import Difference, Drifted, Ledger
 from tunetool.node.common.files import content, replace_file
+from tunetool.node.common.manifest import ManifestError
+from tunetool.node.common.refusal import Expected, Refusal
 from tunetool.node.machine.fstab import with_entry
 from tunetool.node.play.ansible_module import AnsibleModule
+from tunetool.node.play.convergence import READING, Words, in_one_line
+from tunetool.node.units import UnitError
 
 ROOT = Path(__file__).parents[2]
 FSTAB = b"# fr\xfc\n/dev/sdb1 /srv/\xe9 ext4 defaults 0 2\n"
@@ -68,6 +72,43 @@ def test_an_error_that_quotes_a_name_is_printable(module: AnsibleModule, capsys:
     assert (result["failed"], result["changed"]) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("error", "words", "line"),
+    [
+        (Refusal("no. hint: x"), {}, "no. hint: x"),
+        (ManifestError("`m` is damaged", "repair it"), {}, "`m` is damaged. hint: repair it"),
+        (UnitError("`1` is not a size", "write `1B`"), {}, "`1` is not a size. hint: write `1B`"),
+        (Refusal("no"), {Expected: lambda error: f"array: {error}"}, "array: no"),
+        (Refusal("no"), {Refusal: str, Expected: lambda error: f"array: {error}"}, "no"),
+        (KeyError("owner"), {KeyError: lambda error: f"no {error.args[0]}"}, "no owner"),
+        (
+            OSError(5, "Input/output error", "/x"),
+            READING,
+            "`/x`: Input/output error. hint: nothing was changed; see in",
+        ),
+    ],
+)
+def test_what_is_refused_or_fails_ends_the_module_in_one_line(
+    module: AnsibleModule, capsys: pytest.CaptureFixture[str], error: Exception, words: Words, line: str
+) -> None:
+    with pytest.raises(SystemExit), in_one_line(module, words, step="s"):
+        raise error
+    result = said(capsys)
+    assert result["msg"].startswith(line)
+    assert (result["failed"], result["changed"], result["step"]) == (True, False, "s")
+
+
+def test_drift_ends_the_module_with_each_difference(module: AnsibleModule, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), in_one_line(module):
+        raise Drifted([Difference("array.chunk", "1MiB", "512KiB", mended=False)])
+    assert [each["name"] for each in said(capsys)["differences"]] == ["array.chunk"]
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(module: AnsibleModule) -> None:
+    with pytest.raises(KeyError), in_one_line(module):
+        raise KeyError("x")
+
+
 @pytest.fixture
 def private() -> Iterator[None]:
     """Root's umask on a node whose owner wants it so."""
@@ -107,7 +148,8 @@ def test_a_program_that_was_installed_for_root_alone_is_opened(
     (prefix / "venv-K/lib/link").symlink_to(secret)
     monkeypatch.setattr(sys, "path", [str(ROOT / ".ansible/collections"), *sys.path])
     tool_install = importlib.import_module("ansible_collections.tunetool.node.plugins.modules.tool_install")
-    monkeypatch.setattr(tool_install, "only_one", contextlib.nullcontext)
+    frame = importlib.import_module("ansible_collections.tunetool.node.plugins.module_utils.play.convergence")
+    monkeypatch.setattr(frame, "only_one", contextlib.nullcontext)
     arguments = {"archive": "/none", "key": "K", "prefix": str(prefix), "link": ""}
 
     def installed(**more: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_a_boot_without_room_for_an_image_is_one(blank: Path, etc: Callable[[str
     assert said.startswith(f"`/boot/initrd` cannot be written: `{blank}/boot` has 2048 KiB free, and 4096 KiB")
 
 
-def module(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> tuple[Any, Any, list[str]]:
+def module(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> tuple[Any, list[str]]:
     """raid_array over two blank drives, and the steps that it did."""
     raid = raid_array()
     drives = [nvme_drive(number) for number in (1, 2)]
@@ -108,6 +108,8 @@ def module(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> tuple[Any, Any
         "examine": lambda names: {},
         "read_arrays": lambda: [],
         "read_drives": lambda: drives,
+        "members_by_serial": lambda serials: drives,
+        "built_manifest": lambda: None,
         "refuse_unless_blank": lambda *_, **__: None,
         "contents_text": lambda doomed: "",
         "clear_beginning_of": lambda array, wiped: None,
@@ -117,34 +119,34 @@ def module(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> tuple[Any, Any
         "not_writable": lambda: closed,
     }.items():
         monkeypatch.setattr(raid, name, fake)
-    wanted = raid.Wanted("nvme_raid0", "raid0", 2**20, tuple(drive.name for drive in drives))
-    return raid, (wanted, drives), did
+    return raid, did
 
 
 def test_the_array_is_not_made_where_the_rest_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    raid, job, did = module(monkeypatch, ["`/etc/fstab` cannot be written: X. hint: Y"])
-    params = {"serials": ["S1", "S2"], "wipes": [], "adopt": False}
+    raid, did = module(monkeypatch, ["`/etc/fstab` cannot be written: X. hint: Y"])
+    array = {"name": "nvme_raid0", "level": "raid0", "chunk": "1MiB"}
+    params = {**array, "serials": ["S1", "S2"], "wipes": [], "adopt": False}
     fake = SimpleNamespace(params=params, check_mode=False, get_bin_path=lambda name: name)
     with pytest.raises(raid.Refusal, match=r"cannot be written: X\. hint: Y"):
-        raid.converge(fake, *job)
+        raid.converge(fake)
     assert did == []
 
 
 def test_a_failure_after_the_array_says_changed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raid, job, did = module(monkeypatch, [])
+    raid, did = module(monkeypatch, [])
     array = SimpleNamespace(
         uuid="u", level="raid0", chunk_bytes=2**20, members=("nvme1n1", "nvme2n1"), device="md0", path="/dev/md0"
     )
     monkeypatch.setattr(raid, "settled", lambda uuid: array)
-    monkeypatch.setattr(raid, "members_by_serial", lambda serials: job[1])
 
     def closed(path: str, text: str) -> None:
         raise OSError(30, "Read-only file system", "/etc/mdadm/.mdadm.conf.tunetool-abcdefgh")
 
     monkeypatch.setattr(raid, "replace_file", closed)
-    monkeypatch.setattr(raid, "only_one", contextlib.nullcontext)
+    frame = importlib.import_module("ansible_collections.tunetool.node.plugins.module_utils.play.convergence")
+    monkeypatch.setattr(frame, "only_one", contextlib.nullcontext)
     answer = answer_of(raid, capsys)
     assert did == ["forget_volume", "create"]
     assert (answer["failed"], answer["changed"]) == (True, True)

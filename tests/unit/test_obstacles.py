@@ -15,6 +15,7 @@ from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.audit.before_changes import obstacles
 from tunetool.node.common.commands import NotInstalled
 from tunetool.node.common.io_settings import ARGUMENTS as TUNING
+from tunetool.node.machine import file_system
 from tunetool.node.volume import apply as volume_apply
 from tunetool.node.volume import mount_point
 
@@ -149,6 +150,7 @@ def test_a_run_that_was_ended_after_the_array_was_made_goes_on(node: Node, monke
 
     # Role node_packages installs it later.
     monkeypatch.setattr(volume_apply, "run", lacks)
+    monkeypatch.setattr(file_system, "run", lacks)
     assert unfinished(node) == []
 
 

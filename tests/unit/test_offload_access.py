@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -45,6 +46,8 @@ def test_the_manifest_notes_it(
     testing = pytest.importorskip("ansible.module_utils.testing", reason="Ansible's control side needs Python 3.11")
     monkeypatch.syspath_prepend(str(COLLECTION))
     module = importlib.import_module("ansible_collections.tunetool.node.plugins.modules.node_manifest")
+    frame = importlib.import_module("ansible_collections.tunetool.node.plugins.module_utils.play.convergence")
+    monkeypatch.setattr(frame, "only_one", contextlib.nullcontext)
     arguments = {
         "_ansible_check_mode": True,
         "profile": "lab",

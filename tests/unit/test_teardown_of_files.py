@@ -52,6 +52,7 @@ from pathlib import Path
 sys.path[:0] = [{str(TESTS)!r}]
 import stops
 from tunetool.node.array import initramfs_check
+from tunetool.node.common.drift import Ledger
 from tunetool.node.plan.plan_file import TEARDOWN
 from tunetool.node.removal.apply import Job
 from tunetool.node.removal.decision import plan_removal
@@ -86,7 +87,7 @@ def teardown(tree, at=None, log=None):
         machine, _ = look()
         removal = plan_removal(machine, "nvme_raid0", point + "/nvme_raid0")
         if not removal.done:
-            job = Job(removal, removal.volume, TEARDOWN, False, {TOOL!r})
+            job = Job(removal, removal.volume, TEARDOWN, {TOOL!r}, Ledger(None, acting=True))
             job.refuse_if_busy()
             job.run({{}})
         os._exit(7 if removal.done else 0)
@@ -213,6 +214,7 @@ OVER = """
 import ctypes, os, sys
 from pathlib import Path
 from tunetool.node.common.refusal import Refusal
+from tunetool.node.common.drift import Ledger
 from tunetool.node.plan.plan_file import TEARDOWN
 from tunetool.node.removal.apply import Job
 from tunetool.node.removal.decision import plan_removal
@@ -238,7 +240,7 @@ HIDDEN = (
     + """
 machine, _ = look()
 removal = plan_removal(machine, "nvme_raid0", str(point / "nvme_raid0"))
-job = Job(removal, removal.volume, TEARDOWN, True, "/opt/tunetool/bin/tunetool")
+job = Job(removal, removal.volume, TEARDOWN, "/opt/tunetool/bin/tunetool", Ledger(None, acting=False))
 job.refuse_if_busy()
 over(None, point)
 (point / "nvme_raid0").mkdir()
@@ -301,9 +303,9 @@ def mounted(check_mode=False):
     "The same job where something is mounted, which is no array; its diff."
     machine, _ = look()
     removal = plan_removal(machine, "nvme_raid0", volume)
-    job = Job(removal, removal.volume, TEARDOWN, check_mode, {TOOL!r})
+    job = Job(removal, removal.volume, TEARDOWN, {TOOL!r}, Ledger(None, not check_mode))
     job.run({{}})
-    return [entry["before_header"] for entry in job.diff]
+    return [entry["before_header"] for entry in job.ledger.diff]
 
 
 def there():

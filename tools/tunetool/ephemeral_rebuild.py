@@ -20,15 +20,15 @@ from tunetool.node.common import manifest
 from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.commands import CommandError, run
 from tunetool.node.common.files import read_text, replace_file
+from tunetool.node.common.raid_levels import LEVELS
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.common.waiting import wait_for
 from tunetool.node.ephemeral import boot_decision
 from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, Finding, Scene
 from tunetool.node.machine.drive_contents import UnreadableDevice, read_contents, read_signatures
 from tunetool.node.machine.drives import read_drives
+from tunetool.node.machine.file_system import BUILT, Geometry, wipe_half_made
 from tunetool.node.tuning.new_members import follow_members
-from tunetool.node.volume.make_xfs import discard_half_made, half_made, make_xfs
-from tunetool.node.volume.xfs_geometry import Geometry, apart, parse_xfs_info
 
 Say = Callable[[str], None]
 LOCK_SECONDS = 60.0
@@ -68,8 +68,8 @@ def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
             if finding.action != NOTHING and not dry_run:
                 _carry_out(finding, built, config, say)
                 say(
-                    f"`{built['filesystem']['mount_point']}` was rebuilt and is empty: RAID0 over "
-                    + ", ".join(drive.serial for drive in finding.members)
+                    f"`{built['filesystem']['mount_point']}` was rebuilt and is empty: "
+                    f"{LEVELS[built['array']['level']]} over " + ", ".join(drive.serial for drive in finding.members)
                 )
     except (Refusal, Locked) as error:
         message, _, hint = str(error).partition(". hint: ")
@@ -121,7 +121,7 @@ def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, 
     if finding.action == BUILD:
         refuse_unless_blank(members)
         replace_file(boot_decision.BEGUN_PATH, wanted["uuid"] + "\n")
-        create(wanted["name"], wanted["chunk_bytes"], members, wanted["uuid"])
+        create(wanted["name"], wanted["chunk_bytes"], members, wanted["uuid"], wanted["level"])
     array = _require_manifest_geometry(settled(wanted["uuid"]), wanted, [drive.name for drive in members])
     try:
         _make_filesystem(array, built["filesystem"], config["label"], fresh=finding.action == BUILD)
@@ -155,24 +155,24 @@ def _require_manifest_geometry(array: Array | None, wanted: Mapping[str, Any], n
 
 
 def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fresh: bool) -> None:
-    """Make XFS with the manifest's UUID and geometry. Only an interrupted mkfs of that file system may be overwritten;
+    """Make it with the manifest's UUID and geometry. Only an interrupted mkfs of that file system may be overwritten;
     raises ``Refusal`` for any other content.
     """
     geometry = Geometry(wanted["data_su_bytes"], wanted["data_sw"], wanted["log_su_bytes"])
     signatures = read_signatures([array.device])
     ours = [(signature.type, signature.uuid) for signature in signatures] == [(wanted["type"], wanted["uuid"])]
-    if ours and not fresh and half_made(array.path, label):
+    if ours and not fresh and BUILT.half_made(array.path, label):
         # It cannot be mounted, so that it holds no files.
-        discard_half_made(array)
+        wipe_half_made(array.path)
         signatures = []
     if not signatures:
-        make_xfs(array, geometry, label, wanted["uuid"])
+        BUILT.mkfs(array.path, geometry, label, wanted["uuid"])
     elif fresh or not ours:
         raise Refusal(
             f"the array over blank drives shows {', '.join(map(str, signatures))}. "
             "hint: this is old data, which was not changed; look at it, then decide"
         )
-    wrong = apart(geometry, parse_xfs_info(run(["xfs_info", array.path]).stdout))
+    wrong = geometry.apart(BUILT.read_geometry(array.path))
     if wrong:
         differences = "; ".join(f"{name}: expected {expected}, found {actual}" for name, expected, actual in wrong)
         raise Refusal(f"the file system differs from the manifest: {differences}. hint: {boot_decision.ADVICE}")
@@ -181,7 +181,7 @@ def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fre
 def _create_offload_directory(array: Array, relative_path: str, offload: Mapping[str, Any]) -> None:
     """Create the offload directory before the volume is mounted, so that no job sees the volume without it."""
     with tempfile.TemporaryDirectory(prefix="tunetool-rebuild-", dir="/run") as mount_point:
-        run(["mount", "-t", "xfs", array.path, mount_point])
+        run(["mount", "-t", BUILT.type, array.path, mount_point])
         try:
             directory = Path(mount_point, relative_path)
             directory.mkdir(parents=True, exist_ok=True)

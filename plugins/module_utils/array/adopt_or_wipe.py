@@ -1,13 +1,22 @@
-"""Arrays and drives that are not blank: which the owner allows to be adopted with their data, or to be wiped."""
+"""Arrays and drives that are not blank: which the owner allows to be adopted with their data, or to be wiped.
+
+Also arrays of ours whose creation was cut off: some drives carry a superblock, the rest are blank. Such a one can never
+be whole, and nothing was ever stored in it. It looks like one whose other members came too late, whose data may be
+whole: what tells them apart is read here, and a doubt counts against giving anything up.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Mapping, Sequence
 
+from ..common.raid_levels import DEFAULT, LEVELS, needs_every_member
 from ..machine.drive_contents import RAID_MEMBER, Contents, Signature
 from ..machine.drives import Drive
+from ..machine.unlabelled import PROBE, probes, written
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, by_serial
+from .md_arrays import Array, Superblock
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Consent:
     """Hashes by kernel name, of the drives as they are now."""
     adopt: bool = False
     chunk_bytes: int = 0
+    level: str = DEFAULT
     foreign: tuple[Foreign, ...] = ()
     disks_under: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Kernel names of the disks under each idle array."""
@@ -88,7 +98,7 @@ def _fits(
     return (
         bool(array.name)
         and array.version == "1.2"
-        and array.level == "raid0"
+        and array.level == consent.level
         and array.chunk_bytes == consent.chunk_bytes
         and array.raid_disks == len(members) == len(serials) == criteria.count
         and all(
@@ -105,13 +115,13 @@ def _fits(
 
 
 def is_foreign(array: Foreign, array_name: str, built: str | None) -> bool:
-    """Whether an array is not ours: it has another name, or it is no RAID0 and not the array that was built here.
+    """Whether an array is not ours: it has another name, or a level that we never make and is not what was built here.
 
     ``built`` is the UUID in the manifest. An unknown level says nothing.
     """
     if array.uuid == plain_uuid(built):
         return array.name != array_name
-    return array.name != array_name or array.level not in ("", "raid0")
+    return array.name != array_name or array.level not in ("", *LEVELS)
 
 
 def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:
@@ -140,8 +150,7 @@ def array_mates(contents: Contents) -> dict[str, frozenset[str]]:
 def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
     """Rows with the drives to wipe: for a plan those that are needed, otherwise those that the applied plan names.
 
-    Never more than the count needs, never a guess among several, and never to mend an array that lost a member:
-    RAID0 cannot be mended.
+    Never more than the count needs, never a guess among several, and never to mend an array that lost a member.
     """
     needed = criteria.count - sum(row.verdict == TAKE for row in rows)
     if needed <= 0 or any(row.verdict == KEEP for row in rows):
@@ -195,3 +204,65 @@ def _problems(drives: Sequence[Drive], consent: Consent, serials: Mapping[str, s
         if not spared:
             return problems
         problems.update(spared)
+
+
+_WINDOW = 2**20
+"""Bytes read where the data of the first member begins. A file system in the array would begin there."""
+
+
+def cut_off(
+    name: str,
+    count: int,
+    superblocks: Mapping[str, Superblock],
+    arrays: Sequence[Array],
+    known: str,
+    level: str = DEFAULT,
+    root: str = "/",
+) -> dict[str, str]:
+    """Arrays called ``name`` over ``count`` drives whose creation was cut off: what to say of each, by plain UUID.
+
+    ``superblocks`` are those of all drives, by kernel name; ``known`` is the text of the manifest: what it names was
+    built. An array whose first member is absent, or with anything in its data, is never among them.
+    """
+    found = {}
+    for uuid in sorted({block.uuid for block in superblocks.values()}):
+        blocks = [block for block in superblocks.values() if block.uuid == uuid]
+        first = blocks[0]
+        roles = [block.role for block in blocks]
+        if (
+            plain_uuid(uuid) not in plain_uuid(known)
+            and {(block.name, block.level, block.raid_disks) for block in blocks} == {(name, level, count)}
+            and needs_every_member(level)
+            and len(blocks) < first.raid_disks
+            and 0 in roles
+            and None not in roles
+            and len(set(roles)) == len(roles)
+            and not any(array.uuid == uuid and array.state not in ("inactive", "clear") for array in arrays)
+            and all(_empty(block, root) for block in blocks)
+        ):
+            found[plain_uuid(uuid)] = "making its array was cut off: %d of %d members were written, and no data" % (
+                len(blocks),
+                first.raid_disks,
+            )
+    return found
+
+
+def _empty(member: Superblock, root: str) -> bool:
+    """Whether nothing is found in this member's part of the array's data."""
+    begin = member.data_offset_bytes
+    if begin is None:
+        return False
+    try:
+        handle = os.open(os.path.join(root, "dev", member.device), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # md writes to its members past their page cache, which may hold older data of an earlier reader.
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        places = [at for at in probes(os.lseek(handle, 0, os.SEEK_END)) if at >= begin + _WINDOW]
+        blocks = [os.pread(handle, _WINDOW, begin), *(os.pread(handle, PROBE, at) for at in places)]
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return all(blocks) and not any(map(written, blocks))

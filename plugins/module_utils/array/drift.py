@@ -8,6 +8,7 @@ from typing import Any, Mapping, Sequence
 
 from ..common.drift import Difference, lines_only_in
 from ..common.files import content
+from ..common.raid_levels import LEVELS
 from ..units import format_size_binary
 from .initramfs_check import judge_images, mdadm_conf_path, rebuild_command
 from .md_arrays import DEAD_STATES, HALTED_STATES, Array, Superblock, find
@@ -124,11 +125,9 @@ def _members(manifest: Mapping[str, Any], asked: Asked, array: Array, serials: M
     if len(parts) == 1 and array.raid_disks == asked.count == len(present):
         return []
     hint = (
-        "put back what is missing. A drive that is lost takes the data with it: "
-        "`ansible-playbook tunetool.node.replace_drive` rebuilds "
-        "the scratch over another one"
+        LEVELS[asked.level].remedy
         if len(present) < array.raid_disks
-        else "a RAID0 keeps its members: ask for these %d, or %s" % (array.raid_disks, ANEW)
+        else "a %s keeps its members: ask for these %d, or %s" % (LEVELS[asked.level], array.raid_disks, ANEW)
     )
     expected = "%d members by serial" % asked.count
     # An adopted array may have other drives; it suffices that it has the requested number, all present.

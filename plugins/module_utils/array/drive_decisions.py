@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Iterable, Mapping, Sequence
 
+from ..common.raid_levels import DEFAULT, LEVELS
 from ..machine.drives import Drive
 from ..units import UnitError, format_size, format_size_binary, parse_size
 
@@ -73,7 +74,7 @@ def table(decisions: Sequence[Decision]) -> str:
 
 
 CHUNK_MIN = 4096
-"""Chunk in bytes: md needs whole pages, and for RAID0 on older kernels a power of two (md(4))."""
+"""Chunk in bytes: md needs whole pages, and on older kernels a power of two (md(4))."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,30}")
 
 
@@ -95,11 +96,13 @@ def chunk_problem(text: str) -> str | None:
     return None
 
 
-def drives_problems(count: int, size: str, serials: Sequence[str]) -> list[str]:
+def drives_problems(count: int, size: str, serials: Sequence[str], level: str = DEFAULT) -> list[str]:
     """The problems of the drives that are asked for, each with its hint."""
     problems = []
-    if count < 1:
-        problems.append("`nvme_drives_count` is %d. hint: an array needs at least one drive" % count)
+    fewest = LEVELS[level].fewest
+    if count < fewest:
+        needs = "an array needs at least one drive" if fewest == 1 else "%s needs at least %d" % (LEVELS[level], fewest)
+        problems.append("`nvme_drives_count` is %d. hint: %s" % (count, needs))
     if serials and len(set(serials)) < count:
         problems.append(
             "`nvme_drives_serials` names %d of %d drives. hint: name them all, or none" % (len(set(serials)), count)

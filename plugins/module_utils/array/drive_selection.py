@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Collection, Iterable, Mapping, Sequence
 
+from ..common.raid_levels import DEFAULT, LEVELS
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 from ..machine.nvme_admin import Formats, mending
@@ -27,6 +28,8 @@ ARGUMENTS: dict[str, Any] = {
     "serials": {"type": "list", "elements": "str", "default": []},
 }
 """Arguments of modules that choose drives; the documentation fragment `drives` describes them."""
+LEVEL: dict[str, Any] = {"level": {"type": "str", "choices": [*LEVELS], "default": DEFAULT}}
+"""The argument of modules that must know the array's level; the documentation fragment `level` describes it."""
 ADOPT_HINT = "`raid_array_adopt: true` keeps that array with its data; nothing was changed"
 
 
@@ -220,7 +223,8 @@ def _settle(
         hint = "name the wanted ones in `nvme_drives_serials`, or narrow the model or size"
     else:
         problem, rows = _uneven(rows, chosen, formats)
-        hint = "RAID0 needs equal members: see the reason beside each odd one; nothing was changed" if problem else None
+        hint = "%s needs equal members: see the reason beside each odd one; nothing was changed" % LEVELS[consent.level]
+        hint = hint if problem else None
     if problem:
         # On a host that cannot be built, nothing is wiped.
         rows = [Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE else row for row in rows]

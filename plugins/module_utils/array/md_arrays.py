@@ -10,6 +10,7 @@ from typing import Mapping, Sequence
 
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text, whole_number
+from ..common.raid_levels import data_members, needs_every_member
 from .drive_decisions import by_serial
 
 _MOST_DISKS = 2**16
@@ -57,10 +58,20 @@ class Array:
         return "/dev/" + self.device
 
     @property
+    def lost_data(self) -> bool:
+        """Whether a member is gone that no other one stands in for."""
+        return None in self.members and needs_every_member(self.level)
+
+    @property
+    def data_members(self) -> int:
+        """The members that hold distinct data: the width of its stripe."""
+        return data_members(self.level, self.raid_disks)
+
+    @property
     def serves(self) -> bool:
         """Whether it answers I/O: a RAID0 whose drive was pulled still reports the state `clean`, and a read of a
         suspended array waits in a state in which no signal ends it."""
-        return self.state not in (*DEAD_STATES, SUSPENDED) and not (self.level == "raid0" and None in self.members)
+        return self.state not in (*DEAD_STATES, SUSPENDED) and not self.lost_data
 
     @property
     def fault(self) -> str | None:
@@ -276,9 +287,8 @@ def adopted(wanted: Wanted, superblocks: Mapping[str, Superblock]) -> Wanted:
     """
     names = {superblocks[member].name if member in superblocks else "" for member in wanted.members}
     versions = {superblock.version for superblock in superblocks.values()}
-    if len(names) != 1 or "" in names or versions != {"1.2"}:
-        return wanted
-    return replace(wanted, name=names.pop())
+    one = len(names) == 1 and "" not in names and versions == {"1.2"}
+    return replace(wanted, name=names.pop()) if one else wanted
 
 
 def decide(
@@ -290,65 +300,57 @@ def decide(
     """Decide how to get the array ``wanted``. ``serials``: the drives' by kernel name, for messages.
 
     All members without a superblock: create. All of them members of one array of the wanted name, level, chunk
-    and size: keep it, or assemble it. Anything between is refused, with every difference named: RAID0 has no
-    repair in place, and its owner must decide which data to keep.
+    and size: keep it, or assemble it. Anything between is refused, with every difference named: its owner must decide
+    which data to keep.
     """
-    named = [superblocks[member] for member in wanted.members if member in superblocks]
-    if not named:
-        return _decide_blank(wanted, arrays)
-    reasons = []
-    uuids = sorted({superblock.uuid for superblock in named})
-    if len(uuids) > 1:
-        reasons.append("the members belong to %d different arrays: %s" % (len(uuids), ", ".join(uuids)))
-    blank = [member for member in wanted.members if member not in superblocks]
-    if blank:
-        reasons.append("%s: no superblock, while the others have one" % by_serial(blank, serials))
-    reasons += _differences(wanted, named[0])
-    if reasons:
-        return Step("refuse", uuids[0], tuple(reasons))
-    for array in arrays:
-        if array.uuid == uuids[0] or set(wanted.members) & {name for name in array.members if name}:
-            return _decide_assembled(wanted, array, uuids[0], serials)
-    return Step("assemble", uuids[0])
-
-
-def _differences(wanted: Wanted, superblock: Superblock) -> list[str]:
-    reasons = []
-    if superblock.name != wanted.name:
-        reasons.append("name: expected `%s`, found `%s`" % (wanted.name, superblock.name))
-    if superblock.level != wanted.level:
-        reasons.append("level: expected %s, found %s" % (wanted.level, superblock.level))
-    if superblock.chunk_bytes != wanted.chunk_bytes:
-        reasons.append("chunk: expected %d bytes, found %d" % (wanted.chunk_bytes, superblock.chunk_bytes))
-    if superblock.raid_disks != len(wanted.members):
-        reasons.append("members: expected %d, found %d" % (len(wanted.members), superblock.raid_disks))
-    return reasons
-
-
-def _decide_blank(wanted: Wanted, arrays: Sequence[Array]) -> Step:
-    for array in arrays:
-        if array.name == wanted.name:
-            return Step(
-                "refuse",
-                array.uuid,
-                ("an array named `%s` (%s) exists on other drives" % (wanted.name, array.device),),
-            )
-    return Step("create")
-
-
-def _decide_assembled(wanted: Wanted, array: Array, uuid: str, serials: Mapping[str, str] | None) -> Step:
-    if (array.state in DEAD_STATES and array.state != "inactive") or array.state in HALTED_STATES:
-        return Step("refuse", uuid, (str(array.fault),))
-    if array.state == "inactive":
+    blocks = [superblocks[member] for member in wanted.members if member in superblocks]
+    if blocks:
+        uuid: str | None = min(block.uuid for block in blocks)
+        own = [array for array in arrays if array.uuid == uuid or set(wanted.members) & set(array.members)][:1]
         # Udev assembles drive by drive: an inactive array is one whose members were not all there at that time.
-        return Step("assemble", uuid)
-    if set(array.members) != set(wanted.members):
-        return Step(
-            "refuse",
-            uuid,
-            ("assembled `%s` has other members: %s" % (array.device, by_serial(array.members, serials)),),
-        )
-    return Step("keep", uuid)
+        action = "keep" if own and own[0].state != "inactive" else "assemble"
+        reasons = _unlike(wanted, superblocks, blocks, serials) or [
+            reason for array in own for reason in _unfit(wanted, array, serials)
+        ]
+    else:
+        others = [array for array in arrays if array.name == wanted.name][:1]
+        uuid, action = others[0].uuid if others else None, "create"
+        reasons = ["an array named `%s` (%s) exists on other drives" % (wanted.name, each.device) for each in others]
+    return Step("refuse" if reasons else action, uuid, tuple(reasons))
+
+
+def _unlike(
+    wanted: Wanted,
+    superblocks: Mapping[str, Superblock],
+    blocks: Sequence[Superblock],
+    serials: Mapping[str, str] | None,
+) -> list[str]:
+    """How what the members carry differs from what is wanted."""
+    uuids = sorted({block.uuid for block in blocks})
+    blank = [member for member in wanted.members if member not in superblocks]
+    first, count = blocks[0], len(wanted.members)
+    reasons = (
+        (len(uuids) > 1, "the members belong to %d different arrays: %s" % (len(uuids), ", ".join(uuids))),
+        (blank, "%s: no superblock, while the others have one" % by_serial(blank, serials)),
+        (first.name != wanted.name, "name: expected `%s`, found `%s`" % (wanted.name, first.name)),
+        (first.level != wanted.level, "level: expected %s, found %s" % (wanted.level, first.level)),
+        (
+            first.chunk_bytes != wanted.chunk_bytes,
+            "chunk: expected %d bytes, found %d" % (wanted.chunk_bytes, first.chunk_bytes),
+        ),
+        (first.raid_disks != count, "members: expected %d, found %d" % (count, first.raid_disks)),
+    )
+    return [reason for differs, reason in reasons if differs]
+
+
+def _unfit(wanted: Wanted, array: Array, serials: Mapping[str, str] | None) -> list[str]:
+    """Why the array that runs over the members cannot be kept or assembled."""
+    reasons = []
+    if (array.state in DEAD_STATES and array.state != "inactive") or array.state in HALTED_STATES:
+        reasons.append(str(array.fault))
+    elif array.state != "inactive" and set(array.members) != set(wanted.members):
+        reasons.append("assembled `%s` has other members: %s" % (array.device, by_serial(array.members, serials)))
+    return reasons
 
 
 def find(arrays: Sequence[Array], uuid: str | None) -> Array | None:

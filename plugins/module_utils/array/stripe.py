@@ -6,8 +6,11 @@ import os
 from dataclasses import dataclass
 
 from ..common.files import read_int, read_text
+from ..common.raid_levels import LEVELS
 
 _SECTOR = 512
+LOCATED = " or ".join(level.name for level in LEVELS.values() if level.located)
+"""The levels whose bytes can be located."""
 
 
 class NoStripe(Exception):
@@ -61,8 +64,8 @@ def read_stripe(device: str, root: str = "/") -> Stripe:
     level = read_text(os.path.join(base, "level"))
     if level is None:
         raise NoStripe("`%s` is no md array" % device)
-    if level != "raid0":
-        raise NoStripe("`%s` is %s, not raid0" % (device, level))
+    if level not in LEVELS or not LEVELS[level].located:
+        raise NoStripe("`%s` is %s, not %s" % (device, level, LOCATED))
     chunk = read_int(os.path.join(base, "chunk_size")) or 0
     count = read_int(os.path.join(base, "raid_disks")) or 0
     names, offsets, rows = [], [], set()

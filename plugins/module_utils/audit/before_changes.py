@@ -18,10 +18,12 @@ from ..common.drift import Collector, Difference, Ledger, built_manifest
 from ..common.files import content
 from ..common.io_settings import ARGUMENTS as TUNING
 from ..common.manifest import MANIFEST_PATH
+from ..common.raid_levels import DEFAULT, data_members
 from ..common.refusal import Refusal
 from ..gds import apply as gds_apply
 from ..machine.drive_contents import UnreadableDevice
 from ..machine.drives import read_drives
+from ..machine.file_system import BUILT
 from ..machine.fstab import FSTAB, foreign_entry
 from ..machine.writable import Later, unwritable
 from ..memory import apply as memory_apply
@@ -34,7 +36,6 @@ from ..volume.apply import Volume, former_uuid
 from ..volume.mount_point import MountPoint
 from ..volume.unit_dropins import UNITS_DIRECTORY
 from ..volume.volume_values import volume_problems
-from ..volume.xfs_geometry import wanted_geometry
 
 WISHES: dict[str, Any] = {
     "type": "dict",
@@ -76,7 +77,7 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     volume, memory = wishes.get("filesystem"), wishes.get("memory")
     if volume and array.device and complete(array):
         # Compare the file system with the present array: otherwise one wrong chunk would be reported three times.
-        wanted = dict(volume, array=array.name, chunk_bytes=array.chunk_bytes, members=array.raid_disks)
+        wanted = dict(volume, array=array.name, chunk_bytes=array.chunk_bytes, members=array.data_members)
         differences += _look(manifest, "filesystem", lambda ledger: Volume(wanted, ledger, array, root).all())
     if memory:
         differences += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
@@ -119,20 +120,23 @@ def obstacles(
     array: Array | None = None,
     root: str = "/",
     removed: bool = False,
+    level: str = DEFAULT,
 ) -> list[str]:
     """Everything that would stop a build after its first write, a line each with its hint.
 
     ``wishes`` is as for ``overview``, with ``tuning`` for M(tunetool.node.io_tuning), and with ``gds`` (``mode``,
     ``packages``, ``cufile``) for M(tunetool.node.gpudirect_storage). ``serials``: the drives that are
-    chosen; ``array``: the running array over them, if it is to be kept; ``removed``: the volume that is there now is
-    gone by then.
+    chosen, for an array of this ``level``; ``array``: the running array over them, if it is to be kept; ``removed``:
+    the volume that is there now is gone by then.
     """
     found = Collector()
     found.refusals += not_writable(root)
     volume, memory, tuning = (wishes.get(name) for name in ("filesystem", "memory", "tuning"))
     invalid: list[str] = []
     if volume:
-        invalid = volume_problems(volume, wanted_geometry(volume["chunk_bytes"], len(serials)).log_su_bytes)
+        invalid = volume_problems(
+            volume, BUILT.geometry(volume["chunk_bytes"], data_members(level, len(serials))).log_su_bytes
+        )
     found.refusals += invalid
     if not invalid:
         _volume_obstacles(found, mount_point, volume, array, root, removed)
@@ -141,7 +145,7 @@ def obstacles(
     gds = wishes.get("gds")
     if gds:
         names = tuple(drive.name for drive in read_drives(root) if drive.serial in serials)
-        _collect(found, lambda: found.refusals.extend(gds_apply.early_refusals(gds, names, root)))
+        _collect(found, lambda: found.refusals.extend(gds_apply.early_refusals(gds, names, root, level)))
     if tuning and serials:
         asked = dict(tuning, serials=list(serials), array_uuid="")
         _collect(found, lambda: TuningJob(asked, found, root).all())
@@ -158,7 +162,7 @@ def _volume_obstacles(
 ) -> None:
     if array is not None:
         if wanted:
-            present = dict(wanted, array=array.name, chunk_bytes=array.chunk_bytes, members=array.raid_disks)
+            present = dict(wanted, array=array.name, chunk_bytes=array.chunk_bytes, members=array.data_members)
             _collect(found, lambda: Volume(present, found, array, root).all())
         return
     if not mount_point:

@@ -13,6 +13,7 @@ from typing import Any, Mapping, Sequence
 from ..array.initramfs_check import check_images
 from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, find, read_arrays
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
+from ..common.raid_levels import LEVELS
 from ..common.training_part import CHECK_ID as TRAINING
 from ..common.training_part import check_training, training_of
 from ..gds.facts import read_gds_facts
@@ -20,6 +21,7 @@ from ..gds.md_udev_override import outdated
 from ..gds.path_choice import MODES, OFF, current
 from ..machine.drive_health import Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
+from ..machine.file_system import BUILT
 from ..machine.memory import (
     SHMEM_ENABLED,
     HugePages,
@@ -45,7 +47,6 @@ from ..volume.named_volume import check_volume, unknown_uuid, uuid_of
 from ..volume.offload_check import check_offload
 from ..volume.volume_answers import ANSWERS, ask_volume
 from ..volume.write_read_probe import Answer, Asker, ask
-from ..volume.xfs_geometry import geometry_of_mount
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
 _STATE_REMEDIES = {**DEAD_STATES, **HALTED_STATES, "unknown": "`md/array_state` cannot be read: see `dmesg`"}
@@ -196,7 +197,7 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
         "%d members by serial" % len(expected),
         text,
         "reseat that drive and reboot, or replace it and run `ansible-playbook tunetool.node.replace_drive`; "
-        "its data is lost",
+        + LEVELS[wanted["level"]].loss,
     )
 
 
@@ -232,7 +233,7 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         names = ("filesystem.options", "filesystem.geometry")
         return checks + [Check(name, SKIP, "as built", "another file system lies there") for name in names]
     checks.append(_options_check(wanted["mount_options"], mount, point))
-    geometry = geometry_of_mount(mount.options)
+    geometry = BUILT.mounted_stripe(mount.options)
     stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
     checks.append(
         _check(

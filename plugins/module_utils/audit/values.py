@@ -9,11 +9,11 @@ from ..common.io_settings import ARGUMENTS as TUNING
 from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems
+from ..machine.file_system import BUILT
 from ..memory.memory_values import memory_problems
 from ..tuning.settings import normal_form
 from ..units import UnitError, parse_bandwidth, parse_size
 from ..volume.volume_values import volume_problems
-from ..volume.xfs_geometry import wanted_geometry
 
 _ASSUMED_CHUNK = 2**20
 
@@ -51,7 +51,7 @@ def _drives_and_volume(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
     array = _defaults(roles.get("raid_array", {}), {"name": "nvme_raid0", "chunk": "1MiB"})
     in_chunk = chunk_problem(array["chunk"])
     chunk = _ASSUMED_CHUNK if in_chunk else parse_size(array["chunk"])
-    log_su = wanted_geometry(chunk, max(drives["count"], 1)).log_su_bytes
+    log_su = BUILT.geometry(chunk, 1).log_su_bytes
     problems = [*drives_problems(**drives), name_problem(array["name"]), in_chunk]
     volume = volume_problems(_defaults(roles.get("scratch_filesystem", {}), _VOLUME), log_su)
     return [problem for problem in [*problems, *volume] if problem]

@@ -1,4 +1,4 @@
-"""The node's lock: one change at a time. Whoever owns a lock file can hold it, so nobody else may have made it."""
+"""The node's lock: one change at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 from typing import Iterator
 
 from .file_lock import FileLock
+from .refusal import Expected
 
 LOCK_PATH = "/run/tunetool.lock"
 _held: list[int] = []
 
 
-class Locked(Exception):
+class Locked(Expected):
     """Another run holds the lock. The message names its process."""
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
 from .change_lock import held
-from .refusal import on_one_line
+from .refusal import Expected, on_one_line
 
 
-class CommandError(Exception):
+class CommandError(Expected):
     """A program is missing, failed or did not end. The message names it and quotes its last line."""
 
     def __init__(self, message: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 from .files import lines, sync_directory
 from .manifest import MANIFEST_PATH, ManifestError, load
-from .refusal import Refusal, on_one_line
+from .refusal import Expected, Refusal, on_one_line
 
 WAITS = "it is mended by the next run that nothing else stops"
 
@@ -33,7 +33,7 @@ class Difference:
         return on_one_line("%s. hint: %s" % (text, self.hint) if self.hint else text)
 
 
-class Drifted(Exception):
+class Drifted(Expected):
     """A difference cannot be mended without risk to the data, so nothing was changed."""
 
     def __init__(self, differences: Sequence[Difference]) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Mapping
 from . import documents
 from .files import replace_file
 from .io_settings import manifest_schema
-from .refusal import on_one_line
+from .raid_levels import LEVELS
+from .refusal import Expected, on_one_line
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
 SCHEMA_VERSION = 1
@@ -72,7 +73,7 @@ SCHEMA: dict[str, Any] = {
                     {
                         "uuid": _TEXT,
                         "name": _TEXT,
-                        "level": {"type": "string", "enum": ["raid0"]},
+                        "level": {"type": "string", "enum": [*LEVELS]},
                         "chunk_bytes": _COUNT,
                         "members": {
                             "type": "array",
@@ -192,7 +193,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class ManifestError(Exception):
+class ManifestError(Expected):
     """The manifest cannot be used. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:

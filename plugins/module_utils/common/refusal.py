@@ -1,4 +1,4 @@
-"""The exception by which a module refuses, and what every message keeps to: one line."""
+"""The exceptions by which a module ends without a traceback, and what every message keeps to: one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ def on_one_line(text: str) -> str:
     return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
-class Refusal(Exception):
+class Expected(Exception):
+    """What may happen on a node. A module ends with its words; ``hint``, if it has one, says what to do."""
+
+
+class Refusal(Expected):
     """Why a step cannot be done, in one line with its hint. The step has changed nothing.
 
     ``more``: lines below it, such as a table that people read before they consent.

@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 from .check_result import FAIL, PASS, SKIP, Check
 from .manifest import MANIFEST_PATH, ManifestError, load
-from .refusal import on_one_line
+from .refusal import Expected, on_one_line
 from .venv import damage
 
 CHECK_ID = "training.environment"
@@ -64,7 +64,7 @@ class Training:
         return "%s for %s in `%s`" % (", ".join(versions) or "packages of its owner", self.accelerator, self.directory)
 
 
-class NoTraining(Exception):
+class NoTraining(Expected):
     """This node has no Python that can train. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:

@@ -14,7 +14,8 @@ from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, Wanted, find
 from ..array.md_arrays import decide as decide_array
 from ..common import documents
 from ..common.manifest import validate
-from ..common.refusal import on_one_line
+from ..common.raid_levels import LEVELS, needs_every_member
+from ..common.refusal import Expected, on_one_line
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 
@@ -56,7 +57,7 @@ SCHEMA: dict[str, Any] = _object(
 ADVICE = "run `tunetool provision` for this node, with a plan if a drive may lose what it holds"
 
 
-class ConfigError(Exception):
+class ConfigError(Expected):
     """The configuration cannot be used. The message is one line with its hint."""
 
     def __init__(self, message: str) -> None:
@@ -125,9 +126,9 @@ class Finding:
 
 
 def assembled(manifest: Mapping[str, Any], arrays: Sequence[Array]) -> Array | None:
-    """The manifest's array, if it is assembled with all its members and can serve."""
+    """The manifest's array, if it is assembled with all its data and can serve."""
     array = find(arrays, manifest["array"]["uuid"])
-    whole = array is not None and array.state not in DEAD_STATES and array.members and None not in array.members
+    whole = array is not None and array.state not in DEAD_STATES and array.members and not array.lost_data
     return array if whole else None
 
 
@@ -146,14 +147,14 @@ def decide(manifest: Mapping[str, Any], config: Mapping[str, Any], scene: Scene)
         Criteria(count, asked["model"], asked["size_bytes"], asked["transport"], tuple(asked["serials"])),
         name,
         scene.unreadable,
-        Consent(foreign=_strangers(wanted, scene)),
+        Consent(level=wanted["level"], foreign=_strangers(wanted, scene)),
     )
     kept = [row for row in chosen.decisions if row.verdict == KEEP]
     if kept:
         return _leave(
             "%d of %d drives are members of an array `%s` that is not assembled: %s"
             % (len(kept), count, name, ", ".join("`%s`" % row.drive.serial for row in kept)),
-            "drives went missing or came back blank beside them, and RAID0 keeps nothing then; " + ADVICE,
+            "drives went missing or came back blank beside them%s; %s" % (_lost(wanted["level"]), ADVICE),
         )
     if chosen.problem:
         return _leave("; ".join([chosen.problem, *_reasons(chosen.decisions)]), ADVICE)
@@ -162,6 +163,10 @@ def decide(manifest: Mapping[str, Any], config: Mapping[str, Any], scene: Scene)
     if step.action != "create":
         return _leave("; ".join(step.reasons), ADVICE)
     return Finding(BUILD, "all %d drives are blank" % count, chosen.selected)
+
+
+def _lost(level: str) -> str:
+    return ", and %s keeps nothing then" % LEVELS[level] if needs_every_member(level) else ""
 
 
 def _strangers(wanted: Mapping[str, Any], scene: Scene) -> tuple[Foreign, ...]:

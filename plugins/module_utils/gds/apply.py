@@ -12,6 +12,7 @@ from ..common.commands import CommandError, run
 from ..common.drift import Ledger
 from ..common.files import content, replace_file
 from ..common.job import Job
+from ..common.raid_levels import DEFAULT
 from ..common.refusal import Refusal
 from ..machine.distribution import DEBIAN, read_distribution
 from . import md_udev_override
@@ -70,8 +71,10 @@ def refuse_keyless(files: Mapping[str, str]) -> None:
             raise Refusal(NO_KEY)
 
 
-def early_refusals(wanted: Mapping[str, Any], drives: tuple[str, ...], root: str = "/") -> list[str]:
-    """What will be refused once the volume is built on ``drives`` (kernel names), a line each with its hint.
+def early_refusals(
+    wanted: Mapping[str, Any], drives: tuple[str, ...], root: str = "/", level: str = DEFAULT
+) -> list[str]:
+    """What will be refused once an array of this level is built on ``drives`` (kernel names), a line with its hint.
 
     ``wanted`` has ``mode``, ``packages`` and ``cufile``. Packages that are named are expected to come: whether they do
     is known once the lists of the repositories were fetched.
@@ -79,7 +82,7 @@ def early_refusals(wanted: Mapping[str, Any], drives: tuple[str, ...], root: str
     mode = wanted["mode"]
     if mode == OFF:
         return []
-    facts = read_gds_facts(root, planned=drives)
+    facts = read_gds_facts(root, planned=drives, level=level)
     coming = any(name.startswith(PATCHED_NVME) for name in wanted["packages"])
     facts = replace(
         facts,

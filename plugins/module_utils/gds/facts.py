@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ..common.files import read_text
+from ..common.raid_levels import DEFAULT
 from ..machine.container import read_container
 from ..machine.distribution import read_distribution
-from ..machine.pcie_acs import redirecting_ports
+from ..machine.pci_tree import redirecting_ports
 from .installed_cufile import allows_p2pdma, read_config, setting, version_key
 from .kernel_modules import (
     NvidiaFs,
@@ -111,12 +112,15 @@ _SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 
 
 def read_gds_facts(
-    root: str = "/", mount_point: Optional[str] = None, planned: Optional[tuple[str, ...]] = None
+    root: str = "/",
+    mount_point: Optional[str] = None,
+    planned: Optional[tuple[str, ...]] = None,
+    level: str = DEFAULT,
 ) -> GdsFacts:
     """The facts of the machine under ``root``, with those of a volume if ``mount_point`` is given.
 
-    ``planned``: kernel names of the drives on which that volume is yet to be built. The kernel's symbols, which take a
-    fifth of a second, are read only on a machine with an NVIDIA GPU.
+    ``planned``: kernel names of the drives on which that volume, over an array of this ``level``, is yet to be built.
+    The kernel's symbols, which take a fifth of a second, are read only on a machine with an NVIDIA GPU.
     """
     kernel = read_text(os.path.join(root, "proc/sys/kernel/osrelease")) or ""
     distribution = read_distribution(root)
@@ -134,7 +138,7 @@ def read_gds_facts(
     libcufile = read_libcufile(root)
     md_rule = read_md_rule(root)
     if planned is not None:
-        volume = planned_volume(planned, kernel, p2pdma, md_rule.get("md_rule"))
+        volume = planned_volume(planned, kernel, p2pdma, md_rule.get("md_rule"), level)
     else:
         volume = read_volume(mount_point, kernel, p2pdma, root) if mount_point else {}
     drives = drive_addresses(volume.get("drives", ()), root)

@@ -66,9 +66,5 @@ def distributions_rule(root: str = "/") -> Optional[str]:
     return None
 
 
-def _listing(line: str) -> str:
-    return line.replace(" --no-devices", "")
-
-
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
+from ..common.refusal import Expected
 from .facts import GdsFacts
 from .requirements import RULES, Blocker, notes_on
 
@@ -58,7 +59,7 @@ class Decision:
         return next(path for path in self.paths if path.mode == (mode or self.mode))
 
 
-class Impossible(Exception):
+class Impossible(Expected):
     """The requested mode is not possible here. The message is one line with every reason and a hint."""
 
 

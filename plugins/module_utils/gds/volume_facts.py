@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from ..common.files import lines, read_text
 from ..machine.block_stack import device_directory, devices_under, read_stack
+from ..machine.file_system import BUILT
 
 MD_RULE = "63-md-raid-arrays.rules"
 UDEV_PLACES = (
@@ -76,15 +77,15 @@ def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str
 
 
 def planned_volume(
-    drives: tuple[str, ...], kernel: str, p2pdma: Optional[bool], md_rule: Optional[str]
+    drives: tuple[str, ...], kernel: str, p2pdma: Optional[bool], md_rule: Optional[str], level: str
 ) -> dict[str, Any]:
-    """The volume that is to be built on ``drives``, as ``read_volume`` will read it."""
+    """The volume that is to be built over an array of ``drives``, as ``read_volume`` will read it."""
     volume: dict[str, Any] = {
-        "fs_type": "xfs",
+        "fs_type": BUILT.type,
         "device": "md0",
         "drives": drives,
         "drives_nvme": True,
-        "md_levels": ("raid0",),
+        "md_levels": (level,),
         "dm": (),
         # Without a rule, mdadm is not installed yet: role node_packages comes later, and brings one.
         "md_members_in_udev": md_rule is None,

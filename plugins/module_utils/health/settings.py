@@ -7,6 +7,7 @@ from typing import Any, Mapping
 
 from ..common import documents
 from ..common.manifest import validate
+from ..common.refusal import Expected
 
 CONFIG_PATH = "/etc/tunetool/health.json"
 CHECKED_PATH = "/run/tunetool/health.json"
@@ -31,7 +32,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class SettingsError(Exception):
+class SettingsError(Expected):
     """The settings cannot be used. The message is one line with its hint."""
 
 

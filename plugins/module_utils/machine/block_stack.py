@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..common.documents import read_bytes
 from ..common.files import read_int, read_text, whole_number
+from ..common.raid_levels import copies
 from .drive_identity import identities
 from .mounts import DEVICE_NUMBER, Mount, mount_holding, read_mounts
 from .volume_members import named_device, volume_members
@@ -311,8 +312,7 @@ class _Walk:
     def _layer(self, base: str) -> str:
         level = read_text(os.path.join(base, "md/level"))
         if level:
-            if level not in ("raid0", "linear"):
-                self.redundant = True
+            self.redundant = self.redundant or copies(level)
             return "md " + level.upper().replace("LINEAR", "linear")
         uuid = read_text(os.path.join(base, "dm/uuid")) or ""
         kind = uuid.split("-", 1)[0].lower()
@@ -412,3 +412,10 @@ def _scsi_serial(path: str) -> str | None:
     except OSError:
         return None
     return page[4:].decode("ascii", "replace").strip("\0 ") or None
+
+
+def active_scheduler(name: str, root: str = "/") -> str | None:
+    """``none`` or ``mq-deadline``, the one in brackets; None if unknown."""
+    text = read_text(os.path.join(root, "sys/block", name, "queue/scheduler"))
+    match = re.search(r"\[([^\]]+)\]", text or "")
+    return match.group(1) if match else None

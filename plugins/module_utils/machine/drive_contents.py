@@ -13,6 +13,7 @@ from typing import Sequence
 from ..common import documents
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text
+from ..common.refusal import Expected
 from ..units import format_size_binary
 from . import unlabelled
 from .device_users import PATIENCE, users_of
@@ -49,7 +50,7 @@ Contents = dict[str, list[Signature]]
 """Signatures by a drive's kernel name, those on its partitions included."""
 
 
-class UnreadableDevice(Exception):
+class UnreadableDevice(Expected):
     """The contents of a device could not be read, so nothing is known about them."""
 
 

@@ -1,50 +1,87 @@
-"""The frame of a module that changes a node to what is asked for: lock, comparison, action, and Ansible's result."""
+"""The frame of every module.
+
+``in_one_line``: what is refused or fails ends the module with one line and its hint, never with a traceback.
+``change``: the same under the node's lock, for work that changes the node.
+``converge``: the same for work that notes each change in a ledger, which gives it check mode and diff.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, TypeVar
+import contextlib
+from typing import Any, Callable, Iterator, Mapping, TypeVar
 
-from ..common.change_lock import Locked, only_one
-from ..common.commands import CommandError
+from ..common.change_lock import only_one
 from ..common.drift import Drifted, Ledger, as_results, built_manifest, message, settle
-from ..common.manifest import ManifestError, damage, refuse_newer
-from ..common.refusal import Refusal
+from ..common.manifest import damage, refuse_newer
+from ..common.refusal import Expected
 from ..machine.writable import failed_write
 from ..units import UnitError
 
 Result = TypeVar("Result")
+Words = Mapping[type[Exception], Callable[[Any], str]]
+"""What a module says of an error where the error's own words do not suffice: the first class that fits counts."""
+
+
+def line_of(error: Exception) -> str:
+    """An error in its own words, with its hint."""
+    if isinstance(error, OSError):
+        return failed_write(error)
+    hint = getattr(error, "hint", None)
+    return "%s. hint: %s" % (getattr(error, "message", error), hint) if hint else str(error)
+
+
+def unreadable(error: OSError) -> str:
+    """A file that could not be read."""
+    what = "`%s`: %s" % (error.filename, error.strerror) if error.filename else str(error)
+    return "%s. hint: nothing was changed; see in `dmesg` what stops reading" % what
+
+
+READING: Words = {OSError: unreadable}
+"""Of a module that only reads."""
+
+
+@contextlib.contextmanager
+def in_one_line(module: Any, words: Words | None = None, **results: Any) -> Iterator[None]:
+    """End the module with an error, in one line, if something inside is refused or fails; with ``results`` too.
+
+    An error that is none of ours, and not in ``words``, is a fault of the program: its traceback is wanted.
+    """
+    words = words or {}
+    kinds: tuple[type[Exception], ...] = (Expected, UnitError, OSError, *words)
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, Drifted):
+            results = {"differences": as_results(error.differences), **results}
+        say = next((say for kind, say in words.items() if isinstance(error, kind)), line_of)
+        # After ``change_begins`` the module itself says that the node was changed.
+        module.fail_json(msg=say(error), **{"changed": False, **results})
+        raise
+
+
+def change(module: Any, work: Callable[[], Result], words: Words | None = None, **results: Any) -> Result:
+    """Do ``work`` under the node's lock: it reads there, since the node may have changed while it was waited for."""
+    with in_one_line(module, words, **results), only_one():
+        return work()
 
 
 def converge(
     module: Any,
     work: Callable[[Ledger], Result],
     manifest: Callable[[], Mapping[str, Any] | None] = built_manifest,
-    errors: tuple[type[Exception], ...] = (),
+    words: Words | None = None,
 ) -> tuple[Result, dict[str, Any]]:
     """Settle ``work`` under the node's lock. Return its result, and ``changed``, ``diff`` and ``differences``.
 
-    Ends the module with an error if something is refused, fails (``errors`` too), or remains different.
+    Ends the module with an error if something is refused, fails, or remains different.
     """
-    refused: tuple[type[Exception], ...] = (Refusal, CommandError, Locked, *errors)
-    try:
-        with only_one():
-            result, ledger = settle(work, manifest(), module.check_mode, module.change_begins)
-    except UnitError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
-    except Drifted as error:
-        module.fail_json(msg=str(error), changed=False, differences=as_results(error.differences))
-    except refused as error:
-        module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(msg=failed_write(error))
-    else:
-        for warning in ledger.warnings:
-            module.warn(warning)
-        answer = outcome(ledger)
-        if ledger.left:
-            module.fail_json(msg=message(ledger.left), **answer)
-        return result, answer
-    raise AssertionError  # fail_json does not return
+    result, ledger = change(module, lambda: settle(work, manifest(), module.check_mode, module.change_begins), words)
+    for warning in ledger.warnings:
+        module.warn(warning)
+    answer = outcome(ledger)
+    if ledger.left:
+        module.fail_json(msg=message(ledger.left), **answer)
+    return result, answer
 
 
 def outcome(ledger: Ledger) -> dict[str, Any]:
@@ -54,10 +91,8 @@ def outcome(ledger: Ledger) -> dict[str, Any]:
 
 def look_at_earlier_manifest(module: Any, if_damaged: str) -> None:
     """End the module where a newer tunetool wrote it; warn where it is damaged, with what becomes of it."""
-    try:
+    with in_one_line(module, READING):
         refuse_newer()
-    except ManifestError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
     damaged = damage()
     if damaged:
         module.warn("%s: %s" % (damaged, if_damaged))

@@ -7,6 +7,7 @@ import os
 import tempfile
 from typing import Any, Mapping, Sequence
 
+from ..common.refusal import Expected
 from . import connection
 
 INSPECT = "inspect"
@@ -24,7 +25,7 @@ MARK = "TUNETOOL_PLAY"
 interrupted."""
 
 
-class Refused(Exception):
+class Refused(Expected):
     """The command line cannot be run on a node; the message says why, with a hint."""
 
 

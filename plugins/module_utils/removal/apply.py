@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Callable, Mapping
+from typing import Mapping
 
 from ..array.create import members_by_serial
 from ..array.initramfs_check import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
 from ..common.commands import CommandError, run
-from ..common.drift import diff_entry
+from ..common.drift import Ledger
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
@@ -45,34 +45,15 @@ def remove_remains(program: str, acting: bool) -> list[dict[str, str]]:
 
 
 class Job:
-    """The steps in order; collects the diff as it goes."""
+    """The steps in order; each notes in the ledger what it changes, and changes it if that acts."""
 
-    def __init__(
-        self,
-        removal: Removal,
-        volume: Volume,
-        job: str,
-        check_mode: bool,
-        program: str,
-        begins: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``begins`` is called before each change."""
+    def __init__(self, removal: Removal, volume: Volume, job: str, program: str, ledger: Ledger) -> None:
         self.removal = removal
-        self._begins = begins
         self.volume = volume
         self.teardown = job == TEARDOWN
-        self.check_mode = check_mode
         self.program = program
-        self.diff: list[dict[str, str]] = []
-        self.warnings: list[str] = []
+        self.ledger = ledger
         self.wiped: list[str] = []
-
-    def note(self, what: str, before: str, after: str) -> None:
-        """Record a difference for the diff; equal texts are none."""
-        if before != after:
-            self.diff.append(diff_entry(what, before, after))
-            if not self.check_mode:
-                self._begins()
 
     def occupants(self) -> list[str]:
         """What uses the volume, a line each."""
@@ -120,10 +101,10 @@ class Job:
             self.forget()
             return
         # A check of a volume that is gone would drain the node in Slurm: it stops before, and no boot starts it after.
-        with health_apply.halted(acting=not self.check_mode) as stopped:
-            self.diff += stopped
+        with health_apply.halted(acting=self.ledger.acting) as stopped:
+            self.ledger.diff += stopped
             self.unmount()
-        self.diff += health_apply.remove(self.program, acting=not self.check_mode)
+        self.ledger.diff += health_apply.remove(self.program, acting=self.ledger.acting)
         self.forget()
         self.forget_services()
         self.wipe()
@@ -136,8 +117,8 @@ class Job:
         point = self.volume.mount_point
         mount = mount_at(point, read_mounts())
         if mount is not None:
-            self.note("mount " + point, "%s\n" % ",".join(mount.options), "")
-        if self.check_mode:
+            self.ledger.note("mount " + point, "%s\n" % ",".join(mount.options), "")
+        if not self.ledger.acting:
             return
         if mount is not None:
             run(["umount", point])
@@ -157,7 +138,7 @@ class Job:
             run(["mount", point])
         except CommandError:
             return False
-        self.diff = [entry for entry in self.diff if entry["before_header"] != "mount " + point]
+        self.ledger.diff = [entry for entry in self.ledger.diff if entry["before_header"] != "mount " + point]
         return True
 
     def _claimed(self, path: str) -> str | None:
@@ -174,14 +155,12 @@ class Job:
         conf, uuid = mdadm_conf_path(), self.volume.filesystem_uuid
         before = content(FSTAB)
         after = without_entry(before, uuid) if uuid else before
-        self.note(FSTAB, before, after)
-        if before != after and not self.check_mode:
+        if self.ledger.note(FSTAB, before, after):
             replace_file(FSTAB, after)
             reload_systemd()
         before = content(conf)
         after = conf_without_array(before, self.volume.uuid)
-        self.note(conf, before, after)
-        if before != after and not self.check_mode:
+        if self.ledger.note(conf, before, after):
             replace_file(conf, after)
 
     def forget_services(self) -> None:
@@ -189,12 +168,11 @@ class Job:
         units = [*changes([], self.volume.mount_point), *late_mount.changes({})]
         at_boot = boot_unit.changes({})
         for change in [*units, *at_boot]:
-            self.note(change.path, change.before, change.after)
-            if not self.check_mode:
+            if self.ledger.note(change.path, change.before, change.after):
                 apply(change)
-        if units and not self.check_mode:
+        if units and self.ledger.acting:
             reload_systemd()
-        if at_boot and not self.check_mode:
+        if at_boot and self.ledger.acting:
             boot_unit.take_effect(False)
 
     def wipe(self) -> None:
@@ -206,8 +184,8 @@ class Job:
             return
         before = "".join("array %s: %s\n" % (self.volume.name, what) for what in removal.holds)
         blank = "".join("%s: blank\n" % serial for serial in self.wiped)
-        self.note("what lies on the drives", before + contents_text(doomed), blank)
-        if self.check_mode:
+        self.ledger.note("what lies on the drives", before + contents_text(doomed), blank)
+        if not self.ledger.acting:
             return
         # Read again: after the unmount, which may have taken minutes, the array can be stopped.
         drives = members_by_serial(self.wiped)
@@ -230,14 +208,14 @@ class Job:
     def rebuild_initramfs(self) -> None:
         """Rebuild the images if this run changed mdadm.conf, or if an image still has the array."""
         conf = mdadm_conf_path()
-        changed = any(entry["before_header"] == conf for entry in self.diff)
-        renewed = renew(conf, changed, acting=not self.check_mode, gone=self.volume.uuid)
-        self.note(
+        changed = any(entry["before_header"] == conf for entry in self.ledger.diff)
+        renewed = renew(conf, changed, acting=self.ledger.acting, gone=self.volume.uuid)
+        self.ledger.note(
             "initramfs",
             "".join("%s\n" % image for image in renewed.stale),
             "".join("%s: rebuilt\n" % image.path for image in renewed.stale),
         )
-        self.warnings += ["%s. hint: rebuild it by hand" % image for image in (*renewed.left, *renewed.unknown)]
+        self.ledger.warnings += ["%s. hint: rebuild it by hand" % image for image in (*renewed.left, *renewed.unknown)]
 
     def remove_mount_point(self) -> None:
         """Remove the bare mount point, which was protected from writes."""
@@ -247,10 +225,9 @@ class Job:
             return
         entries = [] if mounted else os.listdir(point)
         if entries:
-            self.warnings.append("`%s` stays: it holds %d entries" % (point, len(entries)))
+            self.ledger.warnings.append("`%s` stays: it holds %d entries" % (point, len(entries)))
             return
-        self.note("mount point", point + "\n", "")
-        if self.check_mode or mounted:
+        if not self.ledger.note("mount point", point + "\n", "") or mounted:
             return
         with contextlib.suppress(Unsupported):
             set_immutable(point, False)
@@ -258,8 +235,8 @@ class Job:
 
     def remove_manifest(self) -> None:
         """Remove the manifest, last of all: until then the next run reads from it what to finish."""
-        self.note(MANIFEST_PATH, content(MANIFEST_PATH), "")
-        if self.check_mode or not os.path.exists(MANIFEST_PATH):
+        self.ledger.note(MANIFEST_PATH, content(MANIFEST_PATH), "")
+        if not self.ledger.acting or not os.path.exists(MANIFEST_PATH):
             return
         os.unlink(MANIFEST_PATH)
         with contextlib.suppress(OSError):

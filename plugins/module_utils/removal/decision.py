@@ -10,8 +10,10 @@ from typing import Any, Mapping, Sequence
 from ..array.adopt_or_wipe import plain_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
 from ..array.md_arrays import HALTED_STATES, Array, Superblock
+from ..common.raid_levels import DEFAULT
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
+from ..machine.file_system import BUILT
 from ..plan.plan_file import drive_part
 
 
@@ -30,6 +32,11 @@ class Machine:
     """The labels in each md device that can be read, by kernel name."""
     manifest: Mapping[str, Any] | None
     unreadable: Mapping[str, str]
+
+    @property
+    def level(self) -> str:
+        """Of the array that was built, and will be again."""
+        return str(self.manifest["array"]["level"]) if self.manifest else DEFAULT
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def find_volume(machine: Machine, name: str, mount_point: str) -> tuple[Volume |
         sorted(superblocks, key=lambda serial: (superblocks[serial].role is None, superblocks[serial].role or 0))
     )
     inside = _inside(machine, arrays_over(machine, set(blocks))) or ()
-    filesystem_uuid = next((signature.uuid for signature in inside if signature.type == "xfs"), None)
+    filesystem_uuid = next((signature.uuid for signature in inside if signature.type == BUILT.type), None)
     volume = Volume(name, uuids[0], filesystem_uuid, mount_point, serials)
     if len(uuids) > 1:
         return volume, ["there are %d arrays named `%s`: %s" % (len(uuids), name, ", ".join(uuids))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping
 
-from ..array.adopt_or_wipe import plain_uuid
+from ..array.adopt_or_wipe import Consent, plain_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
 from ..array.drive_selection import select
 from ..machine.drives import Drive
@@ -100,7 +100,8 @@ def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
         else drive
         for drive in machine.drives
     ]
-    selection = select(after, {}, replace(swap.criteria, serials=removal.serials), name, machine.unreadable)
+    consent = Consent(level=machine.level)
+    selection = select(after, {}, replace(swap.criteria, serials=removal.serials), name, machine.unreadable, consent)
     ruled = {row.drive.name: row for row in selection.decisions if row.drive.serial in removal.serials}
     rows = []
     for row in removal.decisions:

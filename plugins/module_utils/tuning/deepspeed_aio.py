@@ -9,7 +9,7 @@ from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, UNKNOWN, Check
 from ..common.files import read_text
-from ..common.refusal import on_one_line
+from ..common.refusal import Expected, on_one_line
 from ..machine.block_stack import read_stack
 from ..machine.drives import read_drives
 from ..machine.hardware_hash import hardware, hardware_changes, hardware_hash
@@ -28,7 +28,7 @@ KEYS: Mapping[str, type] = {
 """Types by key; DeepSpeed itself ignores an unknown key, and takes any text as true."""
 
 
-class TunedError(Exception):
+class TunedError(Expected):
     """The variable has a value that DeepSpeed would not accept. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:

@@ -6,7 +6,7 @@ import os
 from typing import Any, Mapping
 
 from ..array.adopt_or_wipe import plain_uuid
-from ..array.begun import BEGUN_PATH, Begun, begun, note_formatting
+from ..array.create import BEGUN_PATH, Begun, begun, note_formatting
 from ..array.md_arrays import Array
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget
@@ -15,15 +15,14 @@ from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..machine.device_users import users_of
 from ..machine.drive_contents import UnreadableDevice, read_signatures
+from ..machine.file_system import BUILT, Geometry, wipe_half_made
 from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry, without_entry
 from ..machine.mounts import read_mounts
 from ..machine.unlabelled import look, look_at_ends
 from ..units import format_size_binary
-from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import MountPoint, reload_systemd
 from .offload_access import OFFLOAD_ARGUMENTS
-from .xfs_geometry import Geometry, apart, parse_xfs_info, wanted_geometry
 
 OF_THE_ARRAY: dict[str, Any] = {
     "array": {"type": "str", "required": True},
@@ -51,7 +50,7 @@ class Volume(MountPoint):
 
     def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, array: Array | None, root: str = "/") -> None:
         super().__init__(wanted, ledger, array, root)
-        self.geometry: Geometry = wanted_geometry(wanted["chunk_bytes"], wanted["members"])
+        self.geometry: Geometry = BUILT.geometry(wanted["chunk_bytes"], wanted["members"])
         self.built: Mapping[str, Any] = (ledger.manifest or {}).get("filesystem") or {}
         self.known: set[str] = set()
         """Present and former UUIDs of the volume: a line in fstab with one of them is ours."""
@@ -77,47 +76,49 @@ class Volume(MountPoint):
             return str(self.built["uuid"])  # it is in an array that is not assembled yet
         if self.array is None:
             # On a blank node the array would be new, and so would all that follows.
-            self.ledger.note("file system on %s" % name, "", describe(self.geometry))
+            self.ledger.note("file system on %s" % name, "", BUILT.described(self.geometry))
             return None
         signatures = read_signatures([self.array.device])
         kinds = {signature.type for signature in signatures}
         half = (
-            kinds == {"xfs"} and self._mount() is None and half_made(self._path(self.array.path), self.wanted["label"])
+            kinds == {BUILT.type}
+            and self._mount() is None
+            and BUILT.half_made(self._path(self.array.path), self.wanted["label"])
         )
         if (not signatures or half) and os.path.exists(self._path(MANIFEST_PATH)):
             hint = (
-                "nothing is made over it: `xfs_repair -n %s` looks for what was there; to start again without it, "
-                "`ansible-playbook tunetool.node.teardown`, then `tunetool provision`" % self.array.path
+                "nothing is made over it: `%s` looks for what was there; to start again without it, "
+                "`ansible-playbook tunetool.node.teardown`, then `tunetool provision`" % (BUILT.look % self.array.path)
             )
-            expected = "xfs UUID %s" % self.built.get("uuid", "of the manifest")
+            expected = "%s UUID %s" % (BUILT.type, self.built.get("uuid", "of the manifest"))
             refusal = "array `%s` of a built node holds nothing. hint: %s" % (name, hint)
             self.ledger.cannot("filesystem.type", expected, "nothing", hint, refusal)
             return self.built.get("uuid")
         if not signatures:
             self._refuse_unless_blank(self.array)
         if not signatures or half:
-            before = "xfs that mkfs did not finish\n" if half else ""
-            if not self.ledger.note("file system on %s" % name, before, describe(self.geometry)):
+            before = "%s that mkfs did not finish\n" % BUILT.type if half else ""
+            if not self.ledger.note("file system on %s" % name, before, BUILT.described(self.geometry)):
                 return None
             if self._noted(self.array) is not None:
                 note_formatting(str(self.array.uuid), self.root)
             if half:
-                discard_half_made(self.array)
-            make_xfs(self.array, self.geometry, self.wanted["label"])
+                wipe_half_made(self.array.path)
+            BUILT.mkfs(self.array.path, self.geometry, self.wanted["label"])
             forget(self._path(BEGUN_PATH))
             signatures = read_signatures([self.array.device])
-        elif kinds != {"xfs"}:
+        elif kinds != {BUILT.type}:
             shown = ", ".join(str(signature) for signature in signatures)
             hint = "nothing was changed; move the data away first"
             refusal = "array `%s` holds %s. hint: %s" % (name, shown, hint)
-            self.ledger.cannot("filesystem.type", "xfs", shown, hint, refusal)
+            self.ledger.cannot("filesystem.type", BUILT.type, shown, hint, refusal)
             return self.built.get("uuid")
         self._compare_geometry(self.array)
         return self._uuid(str(signatures[0].uuid))
 
     def _refuse_unless_blank(self, array: Array) -> None:
         """Read all of the array, whoever made it. Only where it holds what it held when it was made here, there may be
-        something: what the drives held that a plan or a teardown gave up, such as the groups of the old XFS. Where an
+        something: what the drives held that a plan or a teardown gave up, such as the groups of an old XFS. Where an
         mkfs of ours was cut off, only the ends tell. Raises ``Refusal``.
         """
         path = "/dev/" + array.device
@@ -125,8 +126,8 @@ class Volume(MountPoint):
         if self.wanted["adopt"] and not (noted or self.wanted["new_array"]):
             raise Refusal(
                 "array `%s` was not made here, and holds no file system that libblkid knows. hint: nothing was made "
-                "over it; make its XFS yourself, or ask without `raid_array_adopt` for one on an array that is blank"
-                % self.wanted["array"]
+                "over it; make its %s yourself, or ask without `raid_array_adopt` for one on an array that is blank"
+                % (self.wanted["array"], BUILT)
             )
         problem = piece = None
         try:
@@ -165,14 +166,13 @@ class Volume(MountPoint):
         mount_points = [
             mount.mount_point for mount in read_mounts(self.root) if mount.device_number == array.device_number
         ]
-        # xfs_info reads a mounted file system through its mount point, an unmounted one through its device.
-        geometry = parse_xfs_info(run(["xfs_info", mount_points[0] if mount_points else array.path]).stdout)
+        geometry = BUILT.read_geometry(mount_points[0] if mount_points else array.path)
         hint = (
             "geometry cannot be changed in place. Save the data, `ansible-playbook tunetool.node.teardown`, "
             "then `tunetool provision`; or ask for "
             "what is there"
         )
-        wrong = apart(self.geometry, geometry)
+        wrong = self.geometry.apart(geometry)
         refusal = "the file system on `%s` does not fit the array: %s. hint: nothing was changed; %s" % (
             self.wanted["array"],
             "; ".join("%s: expected %s, found %s" % (name.replace("_", " "), *values) for name, *values in wrong),
@@ -208,7 +208,7 @@ class Volume(MountPoint):
         specs = {entry.spec for entry in entries_at(before, self.point)}
         try:
             after = with_entry(
-                before, "UUID=" + (uuid or "(new)"), self.point, "xfs", options, replace_any_spec=specs <= ours
+                before, "UUID=" + (uuid or "(new)"), self.point, BUILT.type, options, replace_any_spec=specs <= ours
             )
         except FstabConflict as error:
             hint = "remove the line that is not the volume's"
@@ -241,8 +241,8 @@ class Volume(MountPoint):
         fixed = [option for option in missing if at_mount_only(option)]
         if fixed:
             hint = (
-                "XFS takes it only when it is mounted: stop what uses it, `umount %s`, run `tunetool provision` again"
-                % self.point
+                "%s takes it only when it is mounted: stop what uses it, `umount %s`, run `tunetool provision` again"
+                % (BUILT, self.point)
             )
             refusal = "`%s` is mounted without %s. hint: %s" % (
                 self.point,
@@ -280,12 +280,12 @@ class Volume(MountPoint):
         """Change the label while mounted. An adopted file system keeps its own: others may know it by that."""
         if self.array is None or self.wanted["adopt"]:
             return
-        signatures = [signature for signature in read_signatures([self.array.device]) if signature.type == "xfs"]
+        signatures = [signature for signature in read_signatures([self.array.device]) if signature.type == BUILT.type]
         if not signatures:
             return
         wanted, label = self.wanted["label"], signatures[0].label or ""
         if self.ledger.differs("filesystem.label", quoted(wanted), quoted(label), "label", label + "\n", wanted + "\n"):
-            run(["xfs_io", "-c", "label -s " + wanted if wanted else "label -c", self.point])
+            BUILT.set_label(self.point, wanted)
             now = read_signatures([self.array.device])[0].label or ""
             if now != wanted:
                 raise Refusal("the label is `%s`, not `%s`. hint: see `dmesg`" % (now, wanted))
@@ -312,8 +312,3 @@ def forget_volume(root: str = "/") -> None:
 def quoted(label: str) -> str:
     """A label for people, who cannot see an empty one."""
     return "`%s`" % label if label else "none"
-
-
-def describe(geometry: Geometry) -> str:
-    """The geometry as a line, for the diff."""
-    return "xfs su=%d sw=%d, log su=%d\n" % (geometry.data_su_bytes, geometry.data_sw, geometry.log_su_bytes)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
 from ..common.files import content, lines
+from ..common.refusal import Expected
 from ..machine.mounts import mount_at, parse_mountinfo
 
 # include/uapi/linux/fs.h. The number says `long`, yet the kernel reads and writes an int.
@@ -47,7 +48,7 @@ def with_immutable(flags: int, wanted: bool) -> int:
     return flags | FS_IMMUTABLE_FL if wanted else flags & ~FS_IMMUTABLE_FL
 
 
-class Unsupported(Exception):
+class Unsupported(Expected):
     """The file system has no such flag, or the kernel does not permit access. The message says which."""
 
 

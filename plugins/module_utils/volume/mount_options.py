@@ -1,8 +1,10 @@
-"""Mount options: which ones XFS takes by remount, and which are set but not asked for."""
+"""Mount options: which ones the file system takes by remount, and which are set but not asked for."""
 
 from __future__ import annotations
 
 from typing import Sequence
+
+from ..machine.file_system import BUILT
 
 _TIMES = ("noatime", "relatime", "strictatime", "atime")
 _OPPOSITES = {
@@ -14,12 +16,12 @@ _OPPOSITES = {
     "nodiratime": "diratime",
     "lazytime": "nolazytime",
 }
-_REMOUNTED = {*_TIMES, *_OPPOSITES, *_OPPOSITES.values(), "inode32", "inode64"}
-"""Flags of the VFS, and the only option that XFS itself changes on a remount (kernel: fs/xfs/xfs_super.c)."""
+_REMOUNTED = {*_TIMES, *_OPPOSITES, *_OPPOSITES.values(), *BUILT.remounted}
+"""Flags of the VFS, and those of the file system."""
 
 
 def at_mount_only(option: str) -> bool:
-    """Whether XFS takes the option only at mount; a remount with it is ignored or refused."""
+    """Whether the file system takes the option only at mount; a remount with it is ignored or refused."""
     return option not in _REMOUNTED
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Iterable, Mapping, Sequence
 
 from ..common.files import content, replace_file
+from ..common.refusal import Expected
 
 UNITS_DIRECTORY = "/etc/systemd/system"
 FILE_NAME = "60-tunetool-scratch.conf"
@@ -21,7 +22,7 @@ _UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]*\.(service|socket|timer|path|ta
 _LINK = "-> "
 
 
-class ForeignDropIn(Exception):
+class ForeignDropIn(Expected):
     """A file with our name that tunetool did not write."""
 
 

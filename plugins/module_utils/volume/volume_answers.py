@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..machine.drives import read_drives
+from ..machine.file_system import BUILT
 from ..machine.mounts import Mount
 from ..units import format_size_binary
 from .write_read_probe import FULL, MAKE, PATIENCE, Answer, Asker, Question
@@ -17,7 +18,7 @@ READ_ONLY = "ro"
 _LOG = "see the kernel's log (`dmesg`)"
 _NO_DIRECTORY = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP)
 """At the top of an owner's volume: an NFS server that trusts no root, a program's file system without directories."""
-LOCAL = ("xfs", "ext2", "ext3", "ext4", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs")
+LOCAL = (BUILT.type, "ext2", "ext3", "ext4", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs")
 """File systems where root may write, whoever owns a directory, unless a flag forbids it or the directory is gone."""
 _MANY_SECONDS = 120
 
@@ -147,7 +148,7 @@ def forbidden(flag: str, path: str, words: str) -> tuple[str, str]:
 
 def shut_down(fs_type: str) -> str:
     """A file system that answers everything with EIO."""
-    name = fs_type.upper() if fs_type == "xfs" else fs_type
+    name = str(BUILT) if fs_type == BUILT.type else fs_type
     return "%s is shut down: every access fails with an I/O error" % name
 
 

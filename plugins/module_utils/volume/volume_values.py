@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping
 
+from ..machine.file_system import BUILT
 from ..machine.mounts import plain_path
 from .unit_dropins import units_problem
-from .xfs_geometry import LABEL_MAX
 
 TAKEN = (
     "/",
@@ -30,7 +30,6 @@ _MODE = re.compile(r"[0-7]{3,4}")
 _SPAN = re.compile(
     r"\d+(\.\d+)?\s*(us|usec|ms|msec|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?|w|weeks?|M|months?|y|years?)?"
 )
-_LOG_BUFFER_MAX = 256 * 1024
 
 
 def volume_problems(wanted: Mapping[str, Any], log_su_bytes: int) -> list[str]:
@@ -59,10 +58,10 @@ def _mount_point(point: str) -> str | None:
 
 
 def _label(label: str) -> str | None:
-    if len(label.encode()) > LABEL_MAX or not re.fullmatch(r"[^\s\"'\\]*", label):
+    if len(label.encode()) > BUILT.label_max or not re.fullmatch(r"[^\s\"'\\]*", label):
         return "label `%s` is longer than %d characters, or holds a blank or a quote. hint: `nvme_raid0`" % (
             label,
-            LABEL_MAX,
+            BUILT.label_max,
         )
     return None
 
@@ -74,19 +73,9 @@ def _offload_dir(path: str, point: str) -> str | None:
 
 
 def _option(option: str, log_su_bytes: int) -> str | None:
-    if option in ("barrier", "nobarrier"):
-        return "XFS has no mount option `%s` since Linux 4.19. hint: remove it" % option
     if not option or re.search(r"[\s,]", option):
         return "`%s` is not one mount option. hint: a list such as `[noatime, logbufs=8]`" % option
-    if option.startswith("logbsize="):
-        match = re.fullmatch(r"(\d{1,9})(k?)", option.partition("=")[2])
-        size = int(match.group(1)) * (1024 if match.group(2) else 1) if match else 0
-        if size < log_su_bytes or size % log_su_bytes or size > _LOG_BUFFER_MAX:
-            return "`%s` does not mount with a log stripe unit of %d. hint: use `logbsize=256k`" % (
-                option,
-                log_su_bytes,
-            )
-    return None
+    return BUILT.option_problem(option, log_su_bytes)
 
 
 def _device_timeout(text: str) -> str | None:

@@ -21,9 +21,9 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.fleet.collection import find_collection
 from tunetool.measure.progress import Progress
 from tunetool.node.common.commands import CommandError, captured
-from tunetool.node.common.control_pip import package_wheel, platform_options
 from tunetool.node.common.file_lock import FileLock
 from tunetool.node.common.files import replace_file
+from tunetool.node.common.node_wheel import package_wheel, platform_options
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.training import accelerator, lock, wheel_files
 

@@ -29,12 +29,11 @@ from tunetool.node.machine.block_stack import SECTOR, devices_under, read_stack
 from tunetool.node.machine.container import Container, device_nodes, read_container
 from tunetool.node.machine.drive_health import Health, Reader, judge_health
 from tunetool.node.machine.drives import Drive, read_drives
-from tunetool.node.machine.gpus import read_gpus
+from tunetool.node.machine.file_system import BUILT
 from tunetool.node.machine.host import read_host, read_memory
 from tunetool.node.machine.mounts import read_mounts
 from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
-from tunetool.node.machine.pci_tree import read_pci
-from tunetool.node.volume.xfs_geometry import geometry_of_mount
+from tunetool.node.machine.pci_tree import read_gpus, read_pci
 
 _DISK = re.compile(r"^(sd|vd|xvd)[a-z]+$")
 _VIRTIO = "vd"
@@ -233,10 +232,10 @@ def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
         if number.startswith("0:") or number in by_device or not whole or mount.fs_type == "squashfs":
             continue
         stack = read_stack(mount.mount_point, root)
-        geometry = geometry_of_mount(mount.options)
+        geometry = BUILT.mounted_stripe(mount.options)
         aligned = None
-        if array is not None and mount.fs_type == "xfs":
-            aligned = geometry == (array.chunk_bytes, array.chunk_bytes * array.raid_disks)
+        if array is not None and mount.fs_type == BUILT.type:
+            aligned = geometry == (array.chunk_bytes, array.chunk_bytes * array.data_members)
         by_device[number] = model.Filesystem(
             mount_point=mount.mount_point,
             type=mount.fs_type,

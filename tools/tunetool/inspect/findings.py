@@ -175,7 +175,7 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
             reason = f"{gone} of {len(array.members)} members missing" if gone else f"state `{array.state}`"
             cure = DEAD_STATES.get(array.state) or HALTED_STATES.get(array.state)
             remedy = (not gone and cure) or (
-                "look for the drive in the kernel's log; a RAID0 that lost one is rebuilt by "
+                f"look for the drive in the kernel's log; a {array.level.upper()} that lost one is rebuilt by "
                 "`ansible-playbook tunetool.node.replace_drive`"
             )
             yield Finding(id="array.state", found=f"{name} does not serve: {reason}", remedy=remedy)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tunetool.node.volume.xfs_geometry import mkfs_arguments, wanted_geometry
+from tunetool.node.common.raid_levels import RAID0
+from tunetool.node.machine.file_system import BUILT
 
 FileSystem = Literal["xfs", "ext4"]
 CHUNK = 2**20
@@ -29,7 +30,7 @@ class Layout:
         """For people and records; ``kind``: of the drives."""
         # One drive makes no array.
         if self.striped and drives > 1:
-            return f"md RAID0 ({drives} x {kind}), {self.file_system}"
+            return f"md {RAID0} ({drives} x {kind}), {self.file_system}"
         return f"{drives} x {kind}, {self.file_system} on each" if drives > 1 else f"{kind}, {self.file_system}"
 
 
@@ -61,8 +62,8 @@ def mkfs(file_system: FileSystem, device: str, uuid: str, members: int) -> list[
     Nothing is discarded first: that would change the state of the flash from one layout to the next.
     """
     if file_system == "xfs":
-        shape = mkfs_arguments(wanted_geometry(CHUNK, members), _LABEL) if members > 1 else ["-L", _LABEL]
-        return ["mkfs.xfs", "-q", "-K", *shape, "-m", f"uuid={uuid}", device]
+        shape = BUILT.shape(BUILT.geometry(CHUNK, members), _LABEL) if members > 1 else ["-L", _LABEL]
+        return [BUILT.program, "-q", "-K", *shape, "-m", f"uuid={uuid}", device]
     stride = CHUNK // _EXT4_BLOCK
     extended = f"nodiscard,stride={stride},stripe_width={stride * members}" if members > 1 else "nodiscard"
     return ["mkfs.ext4", "-q", "-b", str(_EXT4_BLOCK), "-E", extended, "-L", _LABEL, "-U", uuid, device]

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step
 from tunetool.measure.ladder.raw import ALONE
 from tunetool.node.array.stripe import NoStripe, read_stripe
-from tunetool.node.machine.block_queue import active_scheduler
-from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack, active_scheduler
 from tunetool.node.machine.drives import Drive
+from tunetool.node.machine.file_system import BUILT
 from tunetool.node.machine.pcie_links import link_bandwidth, shared_ports
-from tunetool.node.volume.xfs_geometry import geometry_of_mount
 from tunetool.record import Measurement, Rung
 
 
@@ -23,7 +22,7 @@ def read_facts(
     below = [drive for drive in drives if drive.name in {leaf.name for leaf in stack.leaves}]
     alone = {str(m.parameters["device"]): m for m in measurements if m.name == ALONE}
     ports = shared_ports(below, root)
-    geometry = geometry_of_mount(stack.mount.options) if stack.mount else None
+    geometry = BUILT.mounted_stripe(stack.mount.options) if stack.mount else None
     return Facts(
         drives=[_drive(drive, alone.get(drive.name), root) for drive in below],
         shared=[

@@ -1,0 +1,71 @@
+"""The RAID levels that an array is made with: what each means for its members, its stripe and its data.
+
+Everything that depends on the level asks here. A level that is not in ``LEVELS`` is somebody else's array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level, by the name that the kernel, mdadm and the manifest have for it."""
+
+    name: str
+    data_members: Callable[[int], int]
+    """Of so many members, how many hold distinct data: the width of a stripe."""
+    redundant: bool
+    """Whether the array serves, with all its data, after the loss of a member."""
+    located: bool
+    """Whether every byte lies on one member, found by counting chunks round the members (``array.stripe``)."""
+    loss: str
+    """What a lost member means for the data, for the remedy of a check."""
+    remedy: str
+    """What to do about a member that is missing."""
+    fewest: int = 1
+    chunked: bool = True
+    """Whether a chunk applies."""
+    create: tuple[str, ...] = ()
+    """Arguments of ``mdadm --create`` that this level needs beside its name and chunk."""
+
+    def __str__(self) -> str:
+        return self.name.upper()
+
+    def chunk(self, asked: int) -> int:
+        """The chunk in bytes that the kernel shows for an array that was asked for with ``asked``."""
+        return asked if self.chunked else 0
+
+    def create_arguments(self, chunk_bytes: int) -> list[str]:
+        """For ``mdadm --create``."""
+        chunk = ["--chunk=%dK" % (chunk_bytes // 1024)] if self.chunked else []
+        return ["--level=" + self.name, *chunk, *self.create]
+
+
+RAID0 = Level(
+    "raid0",
+    data_members=lambda members: members,
+    redundant=False,
+    located=True,
+    loss="its data is lost",
+    remedy="put back what is missing. A drive that is lost takes the data with it: "
+    "`ansible-playbook tunetool.node.replace_drive` rebuilds the scratch over another one",
+)
+LEVELS = {level.name: level for level in (RAID0,)}
+DEFAULT = RAID0.name
+
+
+def data_members(level: str, members: int) -> int:
+    """The members that hold distinct data; all of them where the level is none of ours."""
+    return LEVELS[level].data_members(members) if level in LEVELS else members
+
+
+def copies(level: str) -> bool:
+    """Whether md writes more than it is asked to, or reads elsewhere, under a level as the kernel names it."""
+    return level != "linear" and (level not in LEVELS or LEVELS[level].redundant)
+
+
+def needs_every_member(level: str) -> bool:
+    """Whether an array of ours does not serve once a member is gone."""
+    return level in LEVELS and not LEVELS[level].redundant
