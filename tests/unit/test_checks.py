@@ -352,7 +352,7 @@ def test_a_bare_mount_point_says_whether_it_can_be_written(built: Path, monkeypa
     edit(built, "proc/self/mountinfo", without_line(POINT))
     assert "lands on the root" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
     monkeypatch.setattr(
-        "tunetool.node.audit.manifest_checks.is_immutable", lambda path: path == str(built / POINT.lstrip("/"))
+        "tunetool.node.volume.built_volume.is_immutable", lambda path: path == str(built / POINT.lstrip("/"))
     )
     assert "it is immutable" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
 

@@ -23,6 +23,8 @@ DEFAULT_LIMIT = 8 * 2**20
 """The kernel's default limit: locking less proves nothing. systemd may give its logins an eighth of the RAM."""
 LOCK_BYTES = DEFAULT_LIMIT + 64 * 2**20
 LOGIN, SERVICE, SESSION = "login", "service", "session"
+PREFIX = "memory.memlock."
+CHECKS = (PREFIX + LOGIN, PREFIX + SERVICE, PREFIX + SESSION)
 _SECONDS = 60
 _PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 # The limit before PAM sets one, so that root's own limit cannot be inherited.
@@ -133,7 +135,7 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def _judge(kind: str, wanted: str, size: int, locker: Locker) -> Check:
-    name = "memory.memlock." + kind
+    name = PREFIX + kind
     who = {LOGIN: "an ordinary user's login", SERVICE: "an ordinary user's service", SESSION: "this session"}[kind]
     asked = "unlimited" if wanted == "unlimited" else format_size_binary(int(wanted) * 1024)
     expected = "limit %s, and %s locked by %s" % (asked, format_size_binary(size), who)

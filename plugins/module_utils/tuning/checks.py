@@ -7,9 +7,10 @@ from typing import Any, Mapping, Sequence
 from ..common.check_result import FAIL, PASS, UNKNOWN, Check
 from .apply import fstrim_state, read_machine
 from .conflicts import Rival, rivals
-from .settings import FSTRIM, SETTINGS, Machine, Tuning, by_value, shown, wanted
+from .settings import ARGUMENTS, FSTRIM, SETTINGS, Machine, Tuning, by_value, shown, wanted
 
 PREFIX = "io_tuning."
+CHECKS = tuple(PREFIX + setting for setting in ARGUMENTS)
 
 
 def tuning_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
