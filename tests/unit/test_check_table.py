@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from machines import RECORDED, lay_out
-from tunetool.node.audit.manifest_checks import BY_ID, CHECKS, LATER, STOPS, WAITS, WARNS, run_checks
+from tunetool.node.audit.manifest_checks import BY_ID, CHECKS, LATER, STOPS, WAITS, WARNS, ignored_problems, run_checks
 from tunetool.node.common.check_result import UNKNOWN
 from tunetool.node.machine.drive_health import Health
 from tunetool.node.memory.memlock_checks import Attempt
@@ -100,3 +100,10 @@ def test_what_a_failure_is_worth_while_a_node_is_built() -> None:
         "filesystem.answers",
         "drives.answer",
     ]
+
+
+def test_a_glob_that_is_no_checks_is_named_with_the_nearest() -> None:
+    assert ignored_problems(["io_tuning.*", "memory.memlock.*", "*", "drives.wear", "gds.path"]) == []
+    (problem,) = ignored_problems(["drives.wear", "array.initramf"])
+    assert problem.endswith("has `array.initramf`, which is no check. hint: did you mean `array.initramfs`?")
+    assert "guide" in ignored_problems(["zzz"])[0]

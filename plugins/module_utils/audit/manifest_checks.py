@@ -7,8 +7,10 @@ this one never does, since a dead volume would hold it for ever.
 
 from __future__ import annotations
 
+import difflib
 import os
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Callable, Mapping, Sequence, Union
 
@@ -282,3 +284,14 @@ def run_checks(
         health, locker, asker = health or read_health, locker or lock_memory, asker or ask
     node = Node(manifest, root, health, locker, asker, writes)
     return [check for row in CHECKS for check in row.checks(node)]
+
+
+def ignored_problems(ignored: Sequence[str]) -> list[str]:
+    """Of `node_health_ignored_checks`, a line for each glob that is no check's, with its hint."""
+    problems = []
+    for glob in ignored:
+        if not any(fnmatchcase(identity, glob) for identity in BY_ID):
+            near = difflib.get_close_matches(glob, BY_ID, 1)
+            hint = "did you mean `%s`?" % near[0] if near else 'the guide "A node\'s health, every day" lists them'
+            problems.append("`node_health_ignored_checks` has `%s`, which is no check. hint: %s" % (glob, hint))
+    return problems

@@ -14,6 +14,7 @@ from ..tuning.settings import normal_form
 from ..units import UnitError, parse_bandwidth, parse_size
 from ..volume.volume_values import volume_problems
 from ..volume.xfs_geometry import wanted_geometry
+from .manifest_checks import ignored_problems
 
 _ASSUMED_CHUNK = 2**20
 
@@ -111,7 +112,9 @@ def _units_problems(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str
             )
         if (ephemeral.get("wait_seconds") or 0) < 0:
             problems.append("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
-    return [*problems, *(health_problems(health) if health.get("enabled") else [])]
+    if health.get("enabled"):
+        problems += [*health_problems(health), *ignored_problems(health.get("ignored_checks") or [])]
+    return problems
 
 
 def _gds_problems(given: Mapping[str, Any]) -> list[str]:
