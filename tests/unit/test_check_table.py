@@ -13,7 +13,7 @@ from machines import RECORDED, lay_out
 from tunetool.node.audit.manifest_checks import BY_ID, CHECKS, LATER, STOPS, WAITS, WARNS, ignored_problems, run_checks
 from tunetool.node.common.check_result import UNKNOWN
 from tunetool.node.machine.drive_health import Health
-from tunetool.node.memory.memlock_checks import Attempt
+from tunetool.node.memory.memory_checks import Attempt
 from tunetool.node.volume.write_read_probe import Answer
 
 ROOT = Path(__file__).parents[2]

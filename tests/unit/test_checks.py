@@ -25,7 +25,7 @@ from tunetool.node.machine.drive_health import Health
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.hardware_hash import hardware_hash
 from tunetool.node.machine.mounts import mount_at, read_mounts
-from tunetool.node.memory.memlock_checks import Attempt
+from tunetool.node.memory.memory_checks import Attempt
 from tunetool.node.tuning.deepspeed_aio import TunedError, choose, facts_of, render
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())

@@ -22,22 +22,27 @@ from ..array.md_arrays import Array, find, read_arrays
 from ..common.check_result import PASS, UNKNOWN, Check, judged
 from ..common.training_part import CHECK_ID as TRAINING
 from ..common.training_part import check_training, training_of
-from ..gds.gds_checks import MD_RULE, MODE, check_md_rule, check_mode
-from ..gds.path_choice import OFF
+from ..gds.md_udev_override import CHECK_ID as MD_RULE
+from ..gds.md_udev_override import check_md_rule
+from ..gds.path_choice import CHECK_ID as MODE
+from ..gds.path_choice import OFF, check_mode
 from ..machine.drive_health import HEALTH_CHECKS, Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
 from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
-from ..memory.memlock_checks import CHECKS as LOCKS
-from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..memory.memory_checks import (
     HUGEPAGES,
+    LOCKS,
     MEMLOCK,
     SHM,
     SHM_HUGE,
+    Locker,
     check_hugepages,
     check_memlock,
     check_shm,
     check_shm_huge,
+    kinds,
+    lock_checks,
+    lock_memory,
 )
 from ..tuning.checks import CHECKS as IO_TUNING
 from ..tuning.checks import tuning_checks
