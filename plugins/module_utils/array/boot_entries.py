@@ -102,7 +102,7 @@ def default_entry(menu: Sequence[Item], default: str) -> Optional[Item]:
     for word in default.replace(">>", "\0").split(">"):
         name = word.replace("\0", ">").strip()
         number = whole_number(name)
-        chosen = items[number] if number is not None and number < len(items) else None
+        chosen = items[number] if number is not None and 0 <= number < len(items) else None
         chosen = chosen or next((item for item in items if name in (item.id, item.title)), None)
         if chosen is None:
             break
