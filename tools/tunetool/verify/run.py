@@ -18,8 +18,6 @@ from tunetool.measure.fio import find_fio
 from tunetool.measure.gds.config import default_mode
 from tunetool.measure.ladder import facts as ladder_facts
 from tunetool.measure.ladder import plan as ladder
-from tunetool.measure.ladder.deepspeed_handles import CHECK_ID as DEEPSPEED_CHECK
-from tunetool.measure.ladder.deepspeed_handles import PINNED
 from tunetool.measure.ladder.deepspeed_handles import prepare as pinned_handle
 from tunetool.measure.ladder.gpudirect import GpuDirect
 from tunetool.measure.ladder.rung import Context, Rung
@@ -311,11 +309,9 @@ def _add_sequential(context: Context, found: Found) -> None:
 def _ladder(found: Found, context: Context | None) -> Ladder | None:
     if context is None:
         return None
-    # The handle to pinned memory is measured at every level; where it was left out, its check says why.
-    left_out = {name: check.found for check in found.checks if check.id == DEEPSPEED_CHECK for name in PINNED}
     return ladder.conclude(
         found.measurements,
-        {**left_out, **found.skipped},
+        found.skipped,
         found.unproven,
         lambda: ladder_facts.read_facts(context.stack, read_drives(), found.measurements),
     )
