@@ -14,47 +14,22 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Callable, Mapping, Sequence, Union
 
-from ..array.array_checks import CHECKS as ARRAY
-from ..array.array_checks import check_array
-from ..array.initramfs_check import CHECK_ID as INITRAMFS
-from ..array.initramfs_check import check_images
+from ..array import array_checks, initramfs_check
 from ..array.md_arrays import Array, find, read_arrays
+from ..common import training_part
 from ..common.check_result import PASS, UNKNOWN, Check, judged
-from ..common.training_part import CHECK_ID as TRAINING
-from ..common.training_part import check_training, training_of
-from ..gds.md_udev_override import CHECK_ID as MD_RULE
-from ..gds.md_udev_override import check_md_rule
-from ..gds.path_choice import CHECK_ID as MODE
-from ..gds.path_choice import OFF, check_mode
+from ..gds import md_udev_override, path_choice
 from ..machine.drive_health import HEALTH_CHECKS, Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
 from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
-from ..memory.memory_checks import (
-    HUGEPAGES,
-    LOCKS,
-    MEMLOCK,
-    SHM,
-    SHM_HUGE,
-    Locker,
-    check_hugepages,
-    check_memlock,
-    check_shm,
-    check_shm_huge,
-    kinds,
-    lock_checks,
-    lock_memory,
-)
-from ..tuning.checks import CHECKS as IO_TUNING
-from ..tuning.checks import tuning_checks
-from ..tuning.deepspeed_aio import CHECK_ID as TUNED
-from ..tuning.deepspeed_aio import check_tuned
+from ..memory import memory_checks
+from ..memory.memory_checks import HUGEPAGES, LOCKS, MEMLOCK, SHM, SHM_HUGE, Locker, kinds, lock_checks, lock_memory
+from ..tuning import checks as io_tuning
+from ..tuning import deepspeed_aio
+from ..volume import late_mount, offload_check
 from ..volume.built_volume import GEOMETRY, OPTIONS, check_built_volume
-from ..volume.late_mount import CHECK_ID as BOOT
-from ..volume.late_mount import check_boot
 from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
-from ..volume.offload_check import CHECK_ID as OFFLOAD
-from ..volume.offload_check import check_offload
 from ..volume.volume_answers import ANSWERS, DRIVES, WRITABLE, ask_volume
 from ..volume.write_read_probe import Answer, Asker, ask
 
@@ -181,11 +156,11 @@ def _built(node: Node) -> bool:
 
 
 def _has_a_path(node: Node) -> bool:
-    return str(node.manifest["gds"]["mode"]) != OFF
+    return str(node.manifest["gds"]["mode"]) != path_choice.OFF
 
 
 def _training_lies_there(node: Node) -> bool:
-    training = training_of(node.manifest)
+    training = training_part.training_of(node.manifest)
     return training is not None and any(
         plain_path(path).startswith(plain_path(node.filesystem["mount_point"]) + "/")
         for path in (training.python, training.directory, training.ops_directory)
@@ -214,8 +189,14 @@ def _reboot(node: Node) -> Check:
 
 
 CHECKS: Sequence[Row] = (
-    Row(ARRAY, lambda node: check_array(node.manifest["array"], node.array, node.drives), _built),
-    Row([INITRAMFS], lambda node: check_images(node.manifest["array"], node.root), _built),
+    Row(
+        array_checks.CHECKS,
+        lambda node: array_checks.check_array(node.manifest["array"], node.array, node.drives),
+        _built,
+    ),
+    Row(
+        [initramfs_check.CHECK_ID], lambda node: initramfs_check.check_images(node.manifest["array"], node.root), _built
+    ),
     Row(
         HEALTH_CHECKS,
         lambda node: [*judge_health(node.members, node.health), judge_links(node.members)],
@@ -223,43 +204,53 @@ CHECKS: Sequence[Row] = (
         building=WARNS,
     ),
     Row([MOUNTED, OPTIONS, GEOMETRY], lambda node: node.volume_checks),
-    Row([BOOT], lambda node: check_boot(node.filesystem, node.root), _built),
+    Row([late_mount.CHECK_ID], lambda node: late_mount.check_boot(node.filesystem, node.root), _built),
     Row([WRITABLE, ANSWERS, DRIVES], lambda node: node.asked[1], halts=True),
-    Row([HUGEPAGES], lambda node: check_hugepages(node.memory["hugepages"], node.root), building=WAITS),
+    Row([HUGEPAGES], lambda node: memory_checks.check_hugepages(node.memory["hugepages"], node.root), building=WAITS),
     Row(
         [SHM],
-        lambda node: check_shm(node.memory["shm_bytes"], node.root),
+        lambda node: memory_checks.check_shm(node.memory["shm_bytes"], node.root),
         lambda node: node.memory["shm_bytes"] is not None,
     ),
     Row(
         [SHM_HUGE],
-        lambda node: check_shm_huge(node.memory["shm_huge"], node.root),
+        lambda node: memory_checks.check_shm_huge(node.memory["shm_huge"], node.root),
         lambda node: "shm_huge" in node.memory,
     ),
     Row(
         [MEMLOCK],
-        lambda node: check_memlock(node.memory["memlock"], node.root),
+        lambda node: memory_checks.check_memlock(node.memory["memlock"], node.root),
         lambda node: node.memory["memlock"] is not None,
         building=LATER,
     ),
-    Row(IO_TUNING, lambda node: tuning_checks(node.manifest, node.root)),
+    Row(io_tuning.CHECKS, lambda node: io_tuning.tuning_checks(node.manifest, node.root)),
     Row(LOCKS, _locks),
     Row(
-        [OFFLOAD],
-        lambda node: check_offload(node.manifest, node.mount, node.asked[0], node.root, node.mounted == UNKNOWN),
+        [offload_check.CHECK_ID],
+        lambda node: offload_check.check_offload(
+            node.manifest, node.mount, node.asked[0], node.root, node.mounted == UNKNOWN
+        ),
     ),
     # A path may wait for a reboot; the role gpudirect_storage has reported what it needs.
-    Row([MODE], lambda node: check_mode(node.manifest, node.root), touches=_has_a_path, building=WARNS),
-    Row([MD_RULE], lambda node: check_md_rule(node.root), _has_a_path),
     Row(
-        [TUNED],
-        lambda node: check_tuned(node.manifest["aio"], node.filesystem["mount_point"], node.root),
+        [path_choice.CHECK_ID],
+        lambda node: path_choice.check_mode(node.manifest, node.root),
+        touches=_has_a_path,
+        building=WARNS,
+    ),
+    Row([md_udev_override.CHECK_ID], lambda node: md_udev_override.check_md_rule(node.root), _has_a_path),
+    Row(
+        [deepspeed_aio.CHECK_ID],
+        lambda node: deepspeed_aio.check_tuned(node.manifest["aio"], node.filesystem["mount_point"], node.root),
         lambda node: node.manifest.get("aio"),
         touches=lambda node: True,
     ),
     # A later role of site.yml makes it, or makes it again.
     Row(
-        [TRAINING], lambda node: check_training(node.manifest, node.root), touches=_training_lies_there, building=WARNS
+        [training_part.CHECK_ID],
+        lambda node: training_part.check_training(node.manifest, node.root),
+        touches=_training_lies_there,
+        building=WARNS,
     ),
     Row([REBOOT], _reboot, building=WAITS),
     # Of the files themselves: verify/configuration.py and health/check.py of the package.
