@@ -12,7 +12,7 @@ ARRAY_CURES = {
     "broken": "tunetool.node.replace_drive",
     "clear": "mdadm --assemble --scan",
     "readonly": "mdadm --readwrite",
-    "suspended": "md/suspend_lo",
+    "suspended": "a RAID0 has neither",
 }
 """States of an array that takes no writes, and part of the remedy."""
 

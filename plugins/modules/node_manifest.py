@@ -132,14 +132,12 @@ import os  # noqa: E402
 from dataclasses import asdict  # noqa: E402
 from typing import Any  # noqa: E402
 
-from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
+from ..module_utils.audit.manifest_checks import BY_ID, LATER, WAITS, WARNS, run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, as_results, built_manifest, diff_entry, known_manifest  # noqa: E402
 from ..module_utils.common.files import closed, content, open_directory, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, dump, write  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.common.training_part import CHECK_ID  # noqa: E402
-from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, choose, render  # noqa: E402
@@ -231,9 +229,9 @@ def write_manifest(module: AnsibleModule) -> tuple[dict[str, Any], dict[str, Any
 def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any]) -> None:
     """Check the node against its manifest and end the module: with failure where something is not as asked."""
     checks = run_checks(document)
-    waiting = WAITS_FOR_A_REBOOT if document["reboot_required"] else ()
-    bad = [check for check in checks if check.status == FAIL and check.id not in SESSION_CHECKS + waiting]
-    failed = [check for check in bad if check.id not in (*HEALTH_CHECKS, *PATH_CHECKS, *LATER_CHECKS)]
+    nothing = (LATER, WAITS) if document["reboot_required"] else (LATER,)
+    bad = [check for check in checks if check.status == FAIL and BY_ID[check.id].building not in nothing]
+    failed = [check for check in bad if BY_ID[check.id].building != WARNS]
     result["checks"] = [asdict(check) for check in checks]
     if failed:
         lines = ["%s: expected %s, found %s. hint: %s" % (c.id, c.expected, c.found, c.remedy) for c in failed]
@@ -274,19 +272,6 @@ def _write_block(block: str | None, stale: bool) -> None:
         os.unlink(TUNED_PATH)
     elif stale and block is not None:
         replace_file(TUNED_PATH, block)
-
-
-SESSION_CHECKS = ("memory.memlock",)
-"""Checks of this login, which began before the limit was set; `verify` judges later ones."""
-
-PATH_CHECKS = ("gds.mode",)
-"""Checks of a path that may wait for a reboot; the role gpudirect_storage has reported what it needs."""
-
-LATER_CHECKS = (CHECK_ID,)
-"""Checks of what a later role of site.yml makes, or makes again."""
-
-WAITS_FOR_A_REBOOT = ("node.reboot", "memory.hugepages")
-"""When to reboot is the owner's decision, which no failed run makes for them; `verify` fails until then."""
 
 
 if __name__ == "__main__":

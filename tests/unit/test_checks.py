@@ -25,7 +25,7 @@ from tunetool.node.machine.drive_health import Health
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.hardware_hash import hardware_hash
 from tunetool.node.machine.mounts import mount_at, read_mounts
-from tunetool.node.memory.memlock_checks import Attempt
+from tunetool.node.memory.memory_checks import Attempt
 from tunetool.node.tuning.deepspeed_aio import TunedError, choose, facts_of, render
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
@@ -352,7 +352,7 @@ def test_a_bare_mount_point_says_whether_it_can_be_written(built: Path, monkeypa
     edit(built, "proc/self/mountinfo", without_line(POINT))
     assert "lands on the root" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
     monkeypatch.setattr(
-        "tunetool.node.audit.manifest_checks.is_immutable", lambda path: path == str(built / POINT.lstrip("/"))
+        "tunetool.node.volume.built_volume.is_immutable", lambda path: path == str(built / POINT.lstrip("/"))
     )
     assert "it is immutable" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
 

@@ -30,7 +30,7 @@ from tunetool.node.machine.capacity import Capacity, capacity_of, smallest_gpu
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
 from tunetool.node.machine.file_system import BUILT
 from tunetool.node.memory.kernel_parameters import parse as parse_kernel_parameters
-from tunetool.node.memory.memlock_checks import parse_attempt
+from tunetool.node.memory.memory_checks import parse_attempt
 from tunetool.node.plan.plan_file import PlanError
 from tunetool.node.tuning.deepspeed_aio import TunedError
 

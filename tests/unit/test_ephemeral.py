@@ -202,7 +202,7 @@ def test_an_array_with_our_uuid_that_is_built_otherwise_is_left(
     assert words in finding.line
 
 
-@pytest.mark.parametrize(("state", "cure"), [("suspended", "md/suspend_lo"), ("readonly", "mdadm --readwrite")])
+@pytest.mark.parametrize(("state", "cure"), [("suspended", "a RAID0 has neither"), ("readonly", "mdadm --readwrite")])
 @pytest.mark.parametrize("begun", ["", UUID])
 def test_a_halted_array_of_ours_is_neither_mounted_nor_written(
     recorded: Scene, begun: str, state: str, cure: str

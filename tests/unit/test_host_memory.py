@@ -37,7 +37,7 @@ from tunetool.node.memory.kernel_parameters import (
     render_dropin,
     without,
 )
-from tunetool.node.memory.memlock_checks import (
+from tunetool.node.memory.memory_checks import (
     DEFAULT_LIMIT,
     LOCK_BYTES,
     Attempt,

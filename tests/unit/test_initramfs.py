@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from initramfs_images import MICROCODE, archive, entry, image, packed
 from programs import need_program
-from tunetool.node.array import initramfs_check, initramfs_reader
+from tunetool.node.array import boot_entries, initramfs_check, initramfs_reader
 from tunetool.node.array.initramfs_check import Renewal, check_images, judge_images, renew
 from tunetool.node.array.initramfs_reader import Carried, Damaged, Unreadable, read_carried
 from tunetool.node.array.mdadm_conf import array_lines, conf_with_array, conf_without_array, line_for
@@ -296,6 +296,132 @@ def test_only_known_programs_rebuild(root: Path) -> None:
     (root / "usr/sbin").mkdir(parents=True)
     (root / "usr/sbin/update-initramfs").touch()
     assert "`update-initramfs -u -k all`" in check_images(ARRAY, str(root)).remedy
+
+
+# --- an image that GRUB names and that is gone ---
+
+OTHER = "6.1.0-28-cloud-amd64"
+GRUB_CFG = """\
+if [ -s $prefix/grubenv ]; then
+  load_env
+fi
+if [ "${{next_entry}}" ] ; then
+   set default="${{next_entry}}"
+   set boot_once=true
+else
+   set default="{default}"
+fi
+function load_video {{
+  insmod all_video
+}}
+menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-1' {{
+\tload_video
+\tlinux\t{boot}/vmlinuz-{kernel} root=UUID=1 ro quiet
+\tinitrd\t{boot}/initrd.img-{kernel}
+}}
+submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1' {{
+\tmenuentry 'Debian GNU/Linux, with Linux {kernel}' --class debian $menuentry_id_option 'gnulinux-{kernel}-1' {{
+\t\tlinux\t{boot}/vmlinuz-{kernel} root=UUID=1 ro quiet
+\t\tinitrd\t{boot}/initrd.img-{kernel}
+\t}}
+\tmenuentry 'Debian GNU/Linux, with Linux {other}' --class debian $menuentry_id_option 'gnulinux-{other}-1' {{
+\t\tlinux\t{boot}/vmlinuz-{other} root=UUID=1 ro quiet
+\t\tinitrd\t{boot}/initrd.img-{other}
+\t}}
+}}
+menuentry 'UEFI Firmware Settings' {{
+\tfwsetup
+}}
+"""
+OF_OTHER = (
+    f"gnulinux-advanced-1>gnulinux-{OTHER}-1",
+    f"Advanced options for Debian GNU/Linux>Debian GNU/Linux, with Linux {OTHER}",
+    "1>1",
+)
+"""How `default` names the entry of the other kernel."""
+
+
+@pytest.fixture
+def bootable(root: Path) -> Path:
+    """A node with a good image of one kernel, whose default entry is of that kernel; of the other there is none."""
+    put(root, image(CONF))
+    (root / "boot/grub").mkdir()
+    (root / "proc/sys/kernel").mkdir(parents=True)
+    grub(root)
+    running(root, KERNEL)
+    return root
+
+
+def grub(root: Path, default: str = "0", boot: str = "/boot", saved: str = "") -> None:
+    text = GRUB_CFG.format(default=default, boot=boot, kernel=KERNEL, other=OTHER)
+    (root / "boot/grub/grub.cfg").write_text(text)
+    (root / "boot/grub/grubenv").write_text(f"# GRUB Environment Block\nsaved_entry={saved}\n{'#' * 40}")
+
+
+def running(root: Path, kernel: str) -> None:
+    (root / "proc/sys/kernel/osrelease").write_text(kernel + "\n")
+
+
+@pytest.mark.parametrize("boot", ["/boot", ""], ids=["on the root file system", "of its own"])
+def test_the_image_of_the_default_entry_is_gone(bootable: Path, boot: str) -> None:
+    """The node would not boot. Without the image the check had nothing to look into, and was left out."""
+    grub(bootable, boot=boot)
+    assert check_images(ARRAY, str(bootable)).status == PASS
+    (bootable / f"boot/initrd.img-{KERNEL}").unlink()
+    check = check_images(ARRAY, str(bootable))
+    assert (check.status, check.found) == (
+        FAIL,
+        f"`{boot}/initrd.img-{KERNEL}` is gone, which the default entry of GRUB names",
+    )
+    assert "as this distribution does" in check.remedy
+    tool = bootable / "usr/sbin/update-initramfs"
+    tool.parent.mkdir(parents=True)
+    tool.touch()
+    assert f"`update-initramfs -c -k {KERNEL}`" in check_images(ARRAY, str(bootable)).remedy
+    (bootable / f"lib/modules/{KERNEL}").rmdir()
+    assert "is not installed" in check_images(ARRAY, str(bootable)).remedy
+
+
+def test_an_entry_that_nobody_boots_may_lack_its_image(bootable: Path) -> None:
+    (bootable / "lib/modules" / OTHER).mkdir()
+    assert check_images(ARRAY, str(bootable)).status == PASS
+    running(bootable, OTHER)
+    check = check_images(ARRAY, str(bootable))
+    assert (check.status, check.found) == (
+        FAIL,
+        f"`/boot/initrd.img-{OTHER}` is gone, which the entry of the running kernel names",
+    )
+
+
+@pytest.mark.parametrize("default", OF_OTHER)
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "set"])
+def test_the_default_entry_is_the_one_that_grub_takes(bootable: Path, default: str, saved: bool) -> None:
+    grub(bootable, "${saved_entry}" if saved else default, saved=default if saved else "")
+    assert f"initrd.img-{OTHER}` is gone" in check_images(ARRAY, str(bootable)).found
+    # What names no entry is the first one, as for GRUB.
+    grub(bootable, "${saved_entry}" if saved else "gone>9", saved="")
+    assert check_images(ARRAY, str(bootable)).status == PASS
+
+
+@pytest.mark.parametrize(
+    ("saved", "status"), [("", PASS), (f"abc-{KERNEL}", PASS), (f"abc-{OTHER}", FAIL), ("1", FAIL), ("9", PASS)]
+)
+def test_entries_of_the_boot_loader_specification_count(bootable: Path, saved: str, status: str) -> None:
+    """As on Rocky and RHEL; the newest kernel is first."""
+    (bootable / "boot/grub").rename(bootable / "boot/grub2")
+    (bootable / "boot/grub2/grub.cfg").write_text('set default="${saved_entry}"\ninsmod blscfg\nblscfg\n')
+    (bootable / "boot/grub2/grubenv").write_text(f"saved_entry={saved}\n")
+    entries = bootable / "boot/loader/entries"
+    entries.mkdir(parents=True)
+    for kernel in (KERNEL, OTHER):
+        text = f"title Rocky Linux ({kernel})\nversion {kernel}\nlinux /vmlinuz-{kernel}\n"
+        (entries / f"abc-{kernel}.conf").write_text(text + f"initrd /initrd.img-{kernel} $tuned_initrd\n")
+    assert check_images(ARRAY, str(bootable)).status == status
+
+
+@given(st.text(st.sampled_from("menuentry submenu'\"{}\n \\$>linuxinitrd/=set default"), max_size=200))
+def test_no_configuration_of_grub_ends_the_check(text: str) -> None:
+    boot_entries.items_of(text)
 
 
 # --- mdadm.conf ---

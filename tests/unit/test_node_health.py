@@ -31,7 +31,7 @@ from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import Result as Done
 from tunetool.node.health import health_units
 from tunetool.node.health.settings import SettingsError, dump, load
-from tunetool.node.memory.memlock_checks import Attempt
+from tunetool.node.memory.memory_checks import Attempt
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.record import CheckResult, Verdict

@@ -140,7 +140,7 @@ def test_a_volume_short_of_a_member_goes_as_well(tmp_path: Path, manifest: bool)
     assert consent_problem(removal, *consent(removal)) is None
 
 
-@pytest.mark.parametrize(("state", "cure"), [("suspended", "md/suspend_lo"), ("readonly", "mdadm --readwrite")])
+@pytest.mark.parametrize(("state", "cure"), [("suspended", "a RAID0 has neither"), ("readonly", "mdadm --readwrite")])
 @pytest.mark.parametrize("manifest", [True, False], ids=["manifest", "no manifest"])
 def test_a_halted_array_is_refused_with_its_cure(built: Machine, manifest: bool, state: str, cure: str) -> None:
     halted = replace(

@@ -101,7 +101,12 @@ def test_a_terminal_takes_no_command_from_a_record() -> None:
 
 
 def test_without_a_manifest_it_says_so() -> None:
-    assert "configuration checks: skipped, there is no manifest" in text_of(record())
+    skipped = "configuration checks: skipped, there is no manifest"
+    assert skipped in text_of(record())
+    lost = CheckResult(id="drives.errors", status="fail", expected="every drive", found="`S1` is gone")
+    assert skipped in text_of(record().model_copy(update={"checks": [lost]}))
+    built = CheckResult(id="array.members", status="pass", expected="8", found="8")
+    assert skipped not in text_of(record().model_copy(update={"checks": [built]}))
 
 
 def fleet() -> list[tuple[FleetHost, Record | None]]:

@@ -127,6 +127,13 @@ def test_a_handle_that_fails_has_a_say_only_where_it_is_required(
     assert "SIGABRT" in found.skipped["deepspeed.gds.read"]
 
 
+def test_a_handle_that_is_left_out_says_why_at_both_its_rows(tmp_path: Path) -> None:
+    found = Result()
+    run([PinnedHandle(Path("p"), 1.0, False, missing="no torch")], context(tmp_path), found)
+    assert found.skipped == {"deepspeed.cpu.read": "no torch", "deepspeed.cpu.write": "no torch"}
+    assert [(check.id, check.status, check.found) for check in found.checks] == [("deepspeed.io", "skip", "no torch")]
+
+
 def test_where_the_files_lie_must_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Skip, match="raw rungs need an md RAID0"):
         ladder.all_rungs()[0].run(context(tmp_path))

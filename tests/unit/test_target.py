@@ -17,7 +17,7 @@ CURES = [
     ("clear", "mdadm --assemble --scan"),
     ("inactive", "mdadm --assemble --scan"),
     ("readonly", "mdadm --readwrite"),
-    ("suspended", "md/suspend_lo"),
+    ("suspended", "a RAID0 has neither"),
 ]
 
 

@@ -56,6 +56,13 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("node_health", "measure_every", -1, "`node_health_measure_every` is -1"),
     ("node_health", "socket", "run/x", "`node_health_socket` is `run/x`"),
     ("node_health", "textfile_directory", "metrics", "`node_health_textfile_directory` is `metrics`"),
+    (
+        "node_health",
+        "ignored_checks",
+        ["drives.ware"],
+        "`drives.ware`, which is no check. hint: did you mean `drives.wear`?",
+    ),
+    ("node_health", "ignored_checks", ["io_tuning.*", "wear*"], "has `wear*`, which is no check. hint: "),
     ("node_reboot", "timeout", 0, "`node_reboot_timeout` is 0"),
 ]
 GOOD: dict[str, dict[str, Any]] = {

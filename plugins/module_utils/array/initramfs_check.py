@@ -15,6 +15,7 @@ from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..common.commands import run
 from ..common.files import exact_text
 from ..machine.distribution import DEBIAN, REDHAT, read_distribution
+from .boot_entries import Gone, gone_images
 from .initramfs_reader import Carried, Damaged, Unreadable, read_carried
 from .mdadm_conf import ArrayLine, array_lines
 
@@ -123,6 +124,12 @@ def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
     """Check that the next boot knows the manifest's array, by every image."""
     conf = mdadm_conf_path(root)
     expected = "array `%s` by UUID in `%s` and in every initramfs" % (array["name"], conf)
+    gone = gone_images(root)
+    if gone:
+        found = "; ".join("`%s` is gone, which %s names" % (each.path, each.entry) for each in gone)
+        return Check(
+            CHECK_ID, FAIL, expected, found, "; ".join(dict.fromkeys(_made_again(each, root) for each in gone))
+        )
     judged = judge_images(conf, root, only=array["uuid"])
     if not judged:
         return Check(CHECK_ID, SKIP, expected, "no initramfs")
@@ -149,6 +156,20 @@ def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
 
 
 CHECK_ID = "array.initramfs"
+
+
+def _made_again(gone: Gone, root: str) -> str:
+    """What makes an image anew: the command that rebuilds all leaves out one that is not there."""
+    if gone.version and not _is_kernel(gone.version, root):
+        return (
+            "kernel %s is not installed: install it, or make GRUB's configuration again, such as by `update-grub` or "
+            "`grub2-mkconfig`" % gone.version
+        )
+    if gone.version and _has_program("update-initramfs", root):
+        return "run `update-initramfs -c -k %s` before the node reboots" % gone.version
+    if gone.version and _has_program("dracut", root):
+        return "run `dracut --force --mdadmconf --kver %s` before the node reboots" % gone.version
+    return "make `%s` again as this distribution does, before the node reboots" % gone.path
 
 
 def rebuild_command(root: str = "/") -> Optional[list[str]]:

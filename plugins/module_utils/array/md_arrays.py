@@ -26,7 +26,8 @@ causes and cures."""
 SUSPENDED = "suspended"
 HALTED_STATES: Mapping[str, str] = {
     "readonly": "writes are refused: run `mdadm --readwrite` on it, after `dmesg` has shown why",
-    SUSPENDED: "all I/O waits until somebody resumes it: write 0 to `md/suspend_lo` and `md/suspend_hi` of the array",
+    SUSPENDED: "all I/O waits until somebody resumes it: write 0 to `md/suspend_lo` and `md/suspend_hi` of the array; "
+    "a RAID0 has neither: `dmesg` and `pgrep -a mdadm` show what holds it, and where nothing does, reboot the node",
 }
 """States of an array that is whole, and that somebody stopped: what they mean and what to do."""
 

@@ -1,4 +1,4 @@
-"""Checks whether the node is as its manifest says, whether its volume takes data, and whether its drives are healthy.
+"""The table of checks: whether the node is as its manifest says, its volume takes data, and its drives are healthy.
 
 Reads /proc and /sys; as root asks the drives for their health log, writes a few KiB to the volume and reads two blocks
 of each drive. The only processes are those that lock memory as an ordinary user, and the one that touches the volume:
@@ -7,51 +7,260 @@ this one never does, since a dead volume would hold it for ever.
 
 from __future__ import annotations
 
+import difflib
 import os
-from typing import Any, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, Callable, Mapping, Sequence, Union
 
-from ..array.initramfs_check import check_images
-from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, find, read_arrays
-from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
-from ..common.raid_levels import LEVELS
-from ..common.training_part import CHECK_ID as TRAINING
-from ..common.training_part import check_training, training_of
-from ..gds.facts import read_gds_facts
-from ..gds.md_udev_override import outdated
-from ..gds.path_choice import MODES, OFF, current
-from ..machine.drive_health import Reader, judge_health, judge_links, read_health
+from ..array import array_checks, initramfs_check
+from ..array.md_arrays import Array, find, read_arrays
+from ..common import training_part
+from ..common.check_result import PASS, UNKNOWN, Check, judged
+from ..gds import md_udev_override, path_choice
+from ..machine.drive_health import HEALTH_CHECKS, Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
-from ..machine.file_system import BUILT
-from ..machine.memory import (
-    SHMEM_ENABLED,
-    HugePages,
-    memlock_limit,
-    read_hugepages,
-    shm_bytes,
-    shm_huge,
-    shm_mode,
-    shm_read_only,
-    tmpfs_policies,
-)
-from ..machine.mounts import Mount, hidden_by, hiding, mount_at, plain_path, read_mounts
-from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
-from ..tuning.checks import tuning_checks
-from ..tuning.deepspeed_aio import CHECK_ID as TUNED
-from ..tuning.deepspeed_aio import check_tuned
-from ..units import format_size_binary
-from ..volume.immutable_flag import Unsupported, is_immutable
-from ..volume.late_mount import check_boot
-from ..volume.mount_options import hurting, without
+from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
+from ..memory import memory_checks
+from ..memory.memory_checks import HUGEPAGES, LOCKS, MEMLOCK, SHM, SHM_HUGE, Locker, kinds, lock_checks, lock_memory
+from ..tuning import checks as io_tuning
+from ..tuning import deepspeed_aio
+from ..volume import late_mount, offload_check
+from ..volume.built_volume import GEOMETRY, OPTIONS, check_built_volume
 from ..volume.named_volume import CHECK_ID as MOUNTED
-from ..volume.named_volume import check_volume, unknown_uuid, uuid_of
-from ..volume.offload_check import check_offload
-from ..volume.volume_answers import ANSWERS, ask_volume
+from ..volume.named_volume import check_volume
+from ..volume.volume_answers import ANSWERS, DRIVES, WRITABLE, ask_volume
 from ..volume.write_read_probe import Answer, Asker, ask
 
-__all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
-_STATE_REMEDIES = {**DEAD_STATES, **HALTED_STATES, "unknown": "`md/array_state` cannot be read: see `dmesg`"}
 
-_NO_JOB_WRITES = "%s: no job can write there"
+@dataclass
+class Node:
+    """The node that is looked at, and what several checks need of it, each read once."""
+
+    manifest: Mapping[str, Any]
+    root: str = "/"
+    health: Reader | None = None
+    """Asks a controller for its health."""
+    locker: Locker | None = None
+    """Locks memory."""
+    asker: Asker | None = None
+    """Asks the volume."""
+    writes: bool = True
+    """Whether a file may be written to the volume, if root asks."""
+
+    @property
+    def filesystem(self) -> Mapping[str, Any]:
+        """The manifest's part."""
+        return dict(self.manifest["filesystem"])
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        """The manifest's part."""
+        return dict(self.manifest["memory"])
+
+    @property
+    def built(self) -> bool:
+        """Whether the volume was built here: not where its owner has it."""
+        return self.manifest["array"] is not None
+
+    @cached_property
+    def drives(self) -> Mapping[str, Drive]:
+        """Every drive, by kernel name."""
+        return {drive.name: drive for drive in read_drives(self.root)}
+
+    @cached_property
+    def members(self) -> Sequence[Drive]:
+        """The drives that the manifest lists by serial."""
+        serials = [member["serial"] for member in self.manifest["array"]["members"]]
+        return [drive for drive in self.drives.values() if drive.serial in serials]
+
+    @cached_property
+    def array(self) -> Array | None:
+        """The manifest's array, if it runs."""
+        return find(read_arrays(self.root), self.manifest["array"]["uuid"])
+
+    @cached_property
+    def at_the_mount_point(self) -> Mount | None:
+        """The volume, or another file system."""
+        return mount_at(self.filesystem["mount_point"], read_mounts(self.root))
+
+    @cached_property
+    def volume_checks(self) -> Sequence[Check]:
+        """Whether the volume is mounted, and how."""
+        if not self.built:
+            return [check_volume(self.filesystem, self.at_the_mount_point, self.root)]
+        return check_built_volume(self.filesystem, self.array, self.at_the_mount_point, self.root)
+
+    @property
+    def mounted(self) -> str:
+        """The status of the check whether the volume is mounted."""
+        return next(check.status for check in self.volume_checks if check.id == MOUNTED)
+
+    @property
+    def mount(self) -> Mount | None:
+        """The volume's: nothing is written to another file system, and none is looked at."""
+        return self.at_the_mount_point if self.mounted == PASS else None
+
+    @cached_property
+    def asked(self) -> tuple[Answer | None, list[Check]]:
+        """The volume's answer and its checks; none where it is not mounted, or recorded."""
+        if self.mount is None:
+            return None, []
+        return ask_volume(self.manifest, self.mount, self.asker, self.writes, self.root)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the volume does not answer, so that none may look at it."""
+        answer = self.asked[0]
+        return answer is not None and answer.hangs
+
+
+STOPS, WARNS, WAITS, LATER = "stops", "warns", "waits for a reboot", "later sessions"
+"""What a failure is worth while the node is built; afterwards every one fails the node.
+
+`waits for a reboot`: nothing while one is pending, since when to reboot is the owner's decision, which no failed run
+makes for them. `later sessions`: nothing, since this one began before the limit was set.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A check, or those that one look answers."""
+
+    ids: Sequence[str]
+    """As records, metrics, schedulers and `node_health_ignored_checks` name them."""
+    look: Callable[[Node], Union[Check, Sequence[Check]]] | None = None
+    """None: the package makes the check, as the comment beside the row says."""
+    where: Callable[[Node], object] = lambda node: True
+    """The nodes that are looked at."""
+    touches: Callable[[Node], object] = lambda node: False
+    """Whether the look waits for the volume: it is left out where that is silent, and the check is unknown."""
+    building: str = STOPS
+    halts: bool = False
+    """Whether nothing is measured after its failure: I/O of ours would fail, or wait for ever."""
+
+    def checks(self, node: Node) -> Sequence[Check]:
+        """Look at the node."""
+        if self.look is None or not self.where(node):
+            return []
+        if self.touches(node) and node.silent:
+            silence, remedy = "not looked at: the volume does not answer", "see `%s`" % ANSWERS
+            return [Check(each, UNKNOWN, "as it was built", silence, remedy) for each in self.ids]
+        answer = self.look(node)
+        return [answer] if isinstance(answer, Check) else answer
+
+
+def _built(node: Node) -> bool:
+    return node.built
+
+
+def _has_a_path(node: Node) -> bool:
+    return str(node.manifest["gds"]["mode"]) != path_choice.OFF
+
+
+def _training_lies_there(node: Node) -> bool:
+    training = training_part.training_of(node.manifest)
+    return training is not None and any(
+        plain_path(path).startswith(plain_path(node.filesystem["mount_point"]) + "/")
+        for path in (training.python, training.directory, training.ops_directory)
+    )
+
+
+def _locks(node: Node) -> list[Check]:
+    wanted = node.memory["memlock"]
+    if wanted is None or node.locker is None:
+        return []
+    return lock_checks(wanted, kinds(os.geteuid() == 0, node.root), node.locker, node.root)
+
+
+REBOOT = "node.reboot"
+
+
+def _reboot(node: Node) -> Check:
+    pending = node.manifest["reboot_required"]
+    return judged(
+        REBOOT,
+        not pending,
+        "no reboot pending",
+        "something that was asked for waits for a reboot" if pending else "no reboot pending",
+        "reboot the node, then run `tunetool provision` again; `host_memory_reboot_ok: true` lets it reboot by itself",
+    )
+
+
+CHECKS: Sequence[Row] = (
+    Row(
+        array_checks.CHECKS,
+        lambda node: array_checks.check_array(node.manifest["array"], node.array, node.drives),
+        _built,
+    ),
+    Row(
+        [initramfs_check.CHECK_ID], lambda node: initramfs_check.check_images(node.manifest["array"], node.root), _built
+    ),
+    Row(
+        HEALTH_CHECKS,
+        lambda node: [*judge_health(node.members, node.health), judge_links(node.members)],
+        _built,
+        building=WARNS,
+    ),
+    Row([MOUNTED, OPTIONS, GEOMETRY], lambda node: node.volume_checks),
+    Row([late_mount.CHECK_ID], lambda node: late_mount.check_boot(node.filesystem, node.root), _built),
+    Row([WRITABLE, ANSWERS, DRIVES], lambda node: node.asked[1], halts=True),
+    Row([HUGEPAGES], lambda node: memory_checks.check_hugepages(node.memory["hugepages"], node.root), building=WAITS),
+    Row(
+        [SHM],
+        lambda node: memory_checks.check_shm(node.memory["shm_bytes"], node.root),
+        lambda node: node.memory["shm_bytes"] is not None,
+    ),
+    Row(
+        [SHM_HUGE],
+        lambda node: memory_checks.check_shm_huge(node.memory["shm_huge"], node.root),
+        lambda node: "shm_huge" in node.memory,
+    ),
+    Row(
+        [MEMLOCK],
+        lambda node: memory_checks.check_memlock(node.memory["memlock"], node.root),
+        lambda node: node.memory["memlock"] is not None,
+        building=LATER,
+    ),
+    Row(io_tuning.CHECKS, lambda node: io_tuning.tuning_checks(node.manifest, node.root)),
+    Row(LOCKS, _locks),
+    Row(
+        [offload_check.CHECK_ID],
+        lambda node: offload_check.check_offload(
+            node.manifest, node.mount, node.asked[0], node.root, node.mounted == UNKNOWN
+        ),
+    ),
+    # A path may wait for a reboot; the role gpudirect_storage has reported what it needs.
+    Row(
+        [path_choice.CHECK_ID],
+        lambda node: path_choice.check_mode(node.manifest, node.root),
+        touches=_has_a_path,
+        building=WARNS,
+    ),
+    Row([md_udev_override.CHECK_ID], lambda node: md_udev_override.check_md_rule(node.root), _has_a_path),
+    Row(
+        [deepspeed_aio.CHECK_ID],
+        lambda node: deepspeed_aio.check_tuned(node.manifest["aio"], node.filesystem["mount_point"], node.root),
+        lambda node: node.manifest.get("aio"),
+        touches=lambda node: True,
+    ),
+    # A later role of site.yml makes it, or makes it again.
+    Row(
+        [training_part.CHECK_ID],
+        lambda node: training_part.check_training(node.manifest, node.root),
+        touches=_training_lies_there,
+        building=WARNS,
+    ),
+    Row([REBOOT], _reboot, building=WAITS),
+    # Of the files themselves: verify/configuration.py and health/check.py of the package.
+    Row(["manifest", "manifest.checksum", "gds.config"]),
+    # Of what `tunetool verify` measures.
+    Row(["drives.balance", "drives.errors", "deepspeed.io", "gds.path"]),
+)
+"""Every check of a node once, in the order in which they are made: a later one may rest on an earlier one."""
+
+BY_ID: Mapping[str, Row] = {identity: row for row in CHECKS for identity in row.ids}
 
 
 def run_checks(
@@ -62,320 +271,23 @@ def run_checks(
     asker: Asker | None = None,
     writes: bool = True,
 ) -> list[Check]:
-    """Every configuration check, in an order in which later checks depend on earlier ones.
+    """Every check that looks at a node, as the fields of ``Node`` say.
 
-    ``health`` asks a controller for its health; by default this machine's drives are asked, a recorded one's are not.
-    ``locker`` locks memory, and ``asker`` asks the volume; by default that is tried on this machine, and not for a
-    recorded one. ``writes``: whether a file may be written to the volume, if root asks.
+    By default this machine's drives are asked, its memory is locked and its volume is asked, and nothing of a recorded
+    one.
     """
-    mount = mount_at(manifest["filesystem"]["mount_point"], read_mounts(root))
-    if manifest["array"] is None:
-        checks = [check_volume(manifest["filesystem"], mount, root)]
-    else:
-        checks = _volume_checks(manifest, mount, root, health)
-    # Nothing is written to another file system, and none is looked at.
-    mounted = next(check.status for check in checks if check.id == MOUNTED)
-    mount = mount if mounted == PASS else None
-    answer = None
-    if mount is not None:
-        answer, answers = ask_volume(manifest, mount, asker or (ask if root == "/" else None), writes, root)
-        checks += answers
-    checks += _memory_checks(manifest["memory"], root)
-    checks += tuning_checks(manifest, root)
-    tries = locker or (lock_memory if root == "/" else None)
-    if tries and manifest["memory"]["memlock"] is not None:
-        checks += lock_checks(manifest["memory"]["memlock"], kinds(os.geteuid() == 0, root), tries, root)
-    checks.append(check_offload(manifest, mount, answer, root, mounted == UNKNOWN))
-    checks += _on_the_volume(manifest, answer, root)
-    pending = manifest["reboot_required"]
-    checks.append(
-        _check(
-            "node.reboot",
-            not pending,
-            "no reboot pending",
-            "something that was asked for waits for a reboot" if pending else "no reboot pending",
-            "reboot the node, then run `tunetool provision` again; `host_memory_reboot_ok: true` lets it "
-            "reboot by itself",
-        )
-    )
-    return checks
+    if root == "/":
+        health, locker, asker = health or read_health, locker or lock_memory, asker or ask
+    node = Node(manifest, root, health, locker, asker, writes)
+    return [check for row in CHECKS for check in row.checks(node)]
 
 
-def _volume_checks(manifest: Mapping[str, Any], mount: Mount | None, root: str, health: Reader | None) -> list[Check]:
-    """Array, drives and file system, where they were built here."""
-    drives = {drive.name: drive for drive in read_drives(root)}
-    array = find(read_arrays(root), manifest["array"]["uuid"])
-    serials = [member["serial"] for member in manifest["array"]["members"]]
-    members = [drive for drive in drives.values() if drive.serial in serials]
-    checks = [*_array_checks(manifest["array"], array, drives), check_images(manifest["array"], root)]
-    reader = health or (read_health if root == "/" else None)
-    checks += [*judge_health(members, reader), judge_links(members)]
-    checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
-    return [*checks, check_boot(manifest["filesystem"], root)]
-
-
-def _on_the_volume(manifest: Mapping[str, Any], answer: Answer | None, root: str) -> list[Check]:
-    """The checks that look at the volume, or may: none of them does where it does not answer."""
-    point, training = manifest["filesystem"]["mount_point"], training_of(manifest)
-    silent = answer is not None and answer.hangs
-    checks = []
-    if silent and manifest["gds"]["mode"] != OFF:
-        checks.append(_not_looked_at("gds.mode"))
-    else:
-        checks += _gds_checks(manifest, root)
-    if manifest.get("aio"):
-        checks.append(_not_looked_at(TUNED) if silent else check_tuned(manifest["aio"], point, root))
-    lies_there = training is not None and any(
-        plain_path(path).startswith(plain_path(point) + "/")
-        for path in (training.python, training.directory, training.ops_directory)
-    )
-    checks.append(_not_looked_at(TRAINING) if silent and lies_there else check_training(manifest, root))
-    return checks
-
-
-def _not_looked_at(identity: str) -> Check:
-    return Check(
-        identity, UNKNOWN, "as it was built", "not looked at: the volume does not answer", "see `%s`" % ANSWERS
-    )
-
-
-def _check(identity: str, holds: bool, expected: str, found: str, remedy: str) -> Check:
-    return Check(identity, PASS if holds else FAIL, expected, found, "" if holds else remedy)
-
-
-def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[str, Drive]) -> list[Check]:
-    name = "array `%s`" % wanted["name"]
-    if array is None:
-        present = {drive.serial for drive in drives.values()}
-        gone = [member["serial"] for member in wanted["members"] if member["serial"] not in present]
-        # In what was found: a scheduler's reason and the metrics have no room for the remedy.
-        missing = ", ".join("`%s`" % serial for serial in gone)
-        found = "not assembled; missing %s" % missing if gone else "not assembled"
-        remedy = "reseat or replace the missing drives" if gone else "run `tunetool provision`, which assembles it"
-        return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), found, remedy)]
-    checks = [
-        _check("array.assembled", True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
-        _check(
-            "array.state",
-            array.state not in _STATE_REMEDIES,
-            "an active array",
-            "state `%s`" % array.state,
-            _STATE_REMEDIES.get(array.state, ""),
-        ),
-        _check(
-            "array.name",
-            array.name == wanted["name"],
-            wanted["name"],
-            str(array.name),
-            "rebuild the initramfs after mdadm.conf: run `tunetool provision`, then reboot",
-        ),
-        _check("array.level", array.level == wanted["level"], wanted["level"], array.level, "run `tunetool provision`"),
-        _check(
-            "array.chunk",
-            array.chunk_bytes == wanted["chunk_bytes"],
-            format_size_binary(wanted["chunk_bytes"]),
-            format_size_binary(array.chunk_bytes),
-            "the array was made again with another chunk: run `tunetool provision`",
-        ),
-    ]
-    return checks + [_members_check(wanted, array, drives)]
-
-
-def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str, Drive]) -> Check:
-    expected = [member["serial"] for member in wanted["members"]]
-    present = [drives[name].serial for name in array.members if name is not None and name in drives]
-    gone = [serial for serial in expected if serial not in present]
-    strange = [serial for serial in present if serial not in expected]
-    text = "%d of %d members" % (len(expected) - len(gone), len(expected))
-    if gone:
-        text += "; missing %s" % ", ".join("`%s`" % serial for serial in gone)
-    if strange:
-        text += "; unknown %s" % ", ".join("`%s`" % serial for serial in strange)
-    return _check(
-        "array.members",
-        not gone and not strange,
-        "%d members by serial" % len(expected),
-        text,
-        "reseat that drive and reboot, or replace it and run `ansible-playbook tunetool.node.replace_drive`; "
-        + LEVELS[wanted["level"]].loss,
-    )
-
-
-def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mount | None, root: str) -> list[Check]:
-    point = wanted["mount_point"]
-    expected = "UUID %s at `%s`" % (wanted["uuid"], point)
-    if mount is None:
-        over = hidden_by(point, read_mounts(root))
-        found = "`%s` is not a mount point%s" % (point, _bare(point, root))
-        remedy = "run `mount %s`; if it fails, look at the array first" % point
-        if over is not None:
-            found, remedy = hiding(over, point)
-        return [Check(MOUNTED, FAIL, expected, found, remedy)]
-    same = array is not None and mount.device_number == array.device_number
-    uuid = uuid_of(mount, root) if same else ""
-    found = "%s from `%s`" % (mount.fs_type, mount.source)
-    remedy = "unmount what hides `%s`, then run `mount %s`" % (point, point)
-    status, another = FAIL, False
-    if not same or mount.fs_type != wanted["type"] or (uuid and uuid != wanted["uuid"]):
-        another = True
-        found += ", another file system"
-    elif mount.root != "/":
-        found += ", but only its directory `%s`" % mount.root
-        remedy = "run `umount %s`" % point + ("" if _lies_beneath(mount, root) else ", then `mount %s`" % point)
-    elif not uuid:
-        why, remedy = unknown_uuid(mount, root)
-        status, found = UNKNOWN, "%s; %s" % (found, why)
-    else:
-        status, remedy = PASS, ""
-    checks = [Check(MOUNTED, status, expected, found, remedy)]
-    if another:
-        # What it is like says nothing of the volume, and a cure of it would be for another one.
-        names = ("filesystem.options", "filesystem.geometry")
-        return checks + [Check(name, SKIP, "as built", "another file system lies there") for name in names]
-    checks.append(_options_check(wanted["mount_options"], mount, point))
-    geometry = BUILT.mounted_stripe(mount.options)
-    stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
-    checks.append(
-        _check(
-            "filesystem.geometry",
-            geometry == stripe,
-            "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in stripe),
-            "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in geometry)
-            if geometry
-            else "no stripe geometry",
-            "the file system does not fit the array: its data must move, then rebuild the scratch",
-        )
-    )
-    return checks
-
-
-def _options_check(wanted: Sequence[str], mount: Mount, point: str) -> Check:
-    missing = [option for option in wanted if option not in mount.options]
-    added = hurting(wanted, mount.options)
-    remedy = "unmount and mount `%s`" % point
-    if missing:
-        remedy = "run `tunetool provision`, or " + remedy
-    elif without(added, point):
-        remedy = "run `%s`" % without(added, point)
-    wrong = [
-        "%s %s" % (word, ", ".join("`%s`" % option for option in options))
-        for word, options in (("missing", missing), ("added", added))
-        if options
-    ]
-    found = "; ".join(wrong) or "all set"
-    return _check("filesystem.options", not wrong, ",".join(wanted), found, remedy)
-
-
-def _lies_beneath(mount: Mount, root: str) -> bool:
-    """Whether the whole file system, of which ``mount`` shows a directory, is mounted at the same place beneath it."""
-    return any(
-        (each.device_number, each.root, plain_path(each.mount_point))
-        == (mount.device_number, "/", plain_path(mount.mount_point))
-        for each in read_mounts(root)
-    )
-
-
-def _bare(point: str, root: str) -> str:
-    """Text: where a write to the bare mount point would go, if that is known."""
-    try:
-        if is_immutable(os.path.join(root, point.lstrip("/"))):
-            return "; it is immutable, so nothing is written to the root file system in its place"
-    except (OSError, Unsupported):
-        pass
-    return ": what is written there lands on the root file system"
-
-
-def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
-    checks = []
-    for entry in wanted["hugepages"]:
-        pool = HugePages(entry["size_kib"], entry["count"], entry["numa_node"])
-        count = read_hugepages(pool, root)
-        where = "" if pool.numa_node is None else " on NUMA node %d" % pool.numa_node
-        checks.append(
-            _check(
-                "memory.hugepages",
-                count is not None and count >= pool.count,
-                "%d pages of %s%s" % (pool.count, format_size_binary(pool.size_kib * 1024), where),
-                "%s pages" % count,
-                "memory is fragmented or taken: reboot the node, then run `tunetool provision` again",
-            )
-        )
-    if wanted["shm_bytes"] is not None:
-        checks.append(_shm_check(wanted["shm_bytes"], root))
-    if "shm_huge" in wanted:
-        checks.append(_shm_huge_check(wanted["shm_huge"], root))
-    if wanted["memlock"] is not None:
-        checks.append(_memlock_check(wanted["memlock"], root))
-    return checks
-
-
-def _shm_check(wanted: int, root: str) -> Check:
-    size, mode = shm_bytes(root), shm_mode(root)
-    found = format_size_binary(size) if size is not None else "no tmpfs at /dev/shm"
-    holds, remedy = size is not None and size >= wanted, "run `mount -o remount /dev/shm`"
-    # That remount mends the size too.
-    if size is not None and shm_read_only(root):
-        holds, found, remedy = False, _NO_JOB_WRITES % "mounted read-only", "run `mount -o remount,rw /dev/shm`"
-    elif holds and mode is not None and mode & 0o003 != 0o003:
-        holds, found, remedy = False, _NO_JOB_WRITES % ("mode %04o" % mode), "run `chmod 1777 /dev/shm`"
-    return _check("memory.shm", holds, format_size_binary(wanted), found, remedy)
-
-
-def _shm_huge_check(wanted: str, root: str) -> Check:
-    live, (_, override) = shm_huge(root), tmpfs_policies(root)
-    denied = override == "deny" and wanted != "never"
-    found = "no tmpfs at /dev/shm" if live is None else "huge=%s" % live
-    return _check(
-        "memory.shm_huge",
-        live == wanted and not denied,
-        "huge=%s" % wanted,
-        found + (", and the kernel denies it" if denied else ""),
-        "write `never` to `/%s`" % SHMEM_ENABLED if denied else "run `mount -o remount /dev/shm`",
-    )
-
-
-def _memlock_check(wanted: str, root: str) -> Check:
-    limit = memlock_limit(root)
-    expected = "unlimited" if wanted == "unlimited" else format_size_binary(int(wanted) * 1024)
-    if limit is None:
-        return Check("memory.memlock", UNKNOWN, expected, "no limit shown", "is /proc mounted?")
-    enough = limit == "unlimited" or (wanted != "unlimited" and int(limit) >= int(wanted) * 1024)
-    return _check(
-        "memory.memlock",
-        enough,
-        expected,
-        "unlimited" if limit == "unlimited" else format_size_binary(int(limit)),
-        "log in again, or restart the service: limits reach new sessions only",
-    )
-
-
-def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
-    """Compare the path that I/O takes now with the one that was set up."""
-    mode = manifest["gds"]["mode"]
-    if mode == OFF:
-        return [Check("gds.mode", SKIP, "nothing was set up", "off")]
-    now = current(read_gds_facts(root, manifest["filesystem"]["mount_point"]))
-    blockers = now.path(mode).blockers
-    state = now.mode
-    if blockers:
-        state += ": " + "; ".join("%s (`%s`)" % (blocker.found, blocker.id) for blocker in blockers)
-    checks = [
-        _check(
-            "gds.mode",
-            MODES.index(now.mode) <= MODES.index(mode),
-            mode,
-            state,
-            "; ".join(dict.fromkeys(blocker.remedy for blocker in blockers)) or "run `tunetool provision`",
-        )
-    ]
-    if outdated(root):
-        checks.append(
-            Check(
-                "gds.md_rule",
-                FAIL,
-                "the udev rule for arrays made from the distribution's own",
-                "the distribution has changed its rule since",
-                "run `tunetool provision`",
-            )
-        )
-    return checks
+def ignored_problems(ignored: Sequence[str]) -> list[str]:
+    """Of `node_health_ignored_checks`, a line for each glob that is no check's, with its hint."""
+    problems = []
+    for glob in ignored:
+        if not any(fnmatchcase(identity, glob) for identity in BY_ID):
+            near = difflib.get_close_matches(glob, BY_ID, 1)
+            hint = "did you mean `%s`?" % near[0] if near else 'the guide "A node\'s health, every day" lists them'
+            problems.append("`node_health_ignored_checks` has `%s`, which is no check. hint: %s" % (glob, hint))
+    return problems

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from ..array.drive_decisions import chunk_problem, drives_problems, name_problem
 from ..common.io_settings import ARGUMENTS as TUNING
@@ -111,7 +111,18 @@ def _units_problems(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str
             )
         if (ephemeral.get("wait_seconds") or 0) < 0:
             problems.append("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
-    return [*problems, *(health_problems(health) if health.get("enabled") else [])]
+    if health.get("enabled"):
+        problems += [*health_problems(health), *_ignored_problems(health.get("ignored_checks") or [])]
+    return problems
+
+
+def _ignored_problems(ignored: Sequence[str]) -> list[str]:
+    if not ignored:
+        return []
+    # The table imports every reader of a node, which a run for a thousand hosts that ignore nothing need not pay.
+    from .manifest_checks import ignored_problems  # noqa: PLC0415
+
+    return ignored_problems(ignored)
 
 
 def _gds_problems(given: Mapping[str, Any]) -> list[str]:

@@ -16,3 +16,8 @@ class Check:
     expected: str
     found: str
     remedy: str = ""
+
+
+def judged(identity: str, holds: bool, expected: str, found: str, remedy: str) -> Check:
+    """A check that passes or fails; ``remedy`` is that of a failure."""
+    return Check(identity, PASS if holds else FAIL, expected, found, "" if holds else remedy)

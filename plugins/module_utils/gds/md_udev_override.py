@@ -11,10 +11,12 @@ import os
 from dataclasses import dataclass
 from typing import Optional
 
+from ..common.check_result import FAIL, Check
 from ..common.files import content, lines
 from ..common.refusal import Refusal
 from .volume_facts import MD_RULE, UDEV_PLACES, lists_members
 
+CHECK_ID = "gds.md_rule"
 PATH = "/etc/udev/rules.d/" + MD_RULE
 HEADER = "# Written by tunetool (role gpudirect_storage) from the distribution's own rule, without --no-devices."
 _MARK = "# sha256 of that rule: "
@@ -55,6 +57,15 @@ def outdated(root: str = "/") -> bool:
     ours = content(os.path.join(root, PATH.lstrip("/")))
     source = distributions_rule(root)
     return ours.startswith(HEADER) and (source is None or _MARK + _hash(source) + "\n" not in lines(ours))
+
+
+def check_md_rule(root: str = "/") -> list[Check]:
+    """That our override of the udev rule is from the present one; no check where it is."""
+    expected, found = (
+        "the udev rule for arrays made from the distribution's own",
+        "the distribution has changed its rule since",
+    )
+    return [Check(CHECK_ID, FAIL, expected, found, "run `tunetool provision`")] if outdated(root) else []
 
 
 def distributions_rule(root: str = "/") -> Optional[str]:

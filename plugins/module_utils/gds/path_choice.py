@@ -1,15 +1,17 @@
 """Which path I/O between files and GPU memory takes, or could take, and what blocks the better ones.
 
-Pure: ``facts`` reads. What each blocker rests on is in ``requirements`` and docs/concepts/gpudirect-storage.md.
+Pure, but for ``check_mode``: ``facts`` reads. What each blocker rests on is in ``requirements`` and
+docs/concepts/gpudirect-storage.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Mapping, Optional
 
+from ..common.check_result import SKIP, Check, judged
 from ..common.refusal import Expected
-from .facts import GdsFacts
+from .facts import GdsFacts, read_gds_facts
 from .requirements import RULES, Blocker, notes_on
 
 NVIDIA_FS = "nvidia-fs"
@@ -17,6 +19,7 @@ P2PDMA = "p2pdma"
 COMPAT = "compat"
 OFF = "off"
 AUTO = "auto"
+CHECK_ID = "gds.mode"
 
 MODES = (NVIDIA_FS, P2PDMA, COMPAT, OFF)
 """Best first."""
@@ -94,6 +97,20 @@ def current(facts: GdsFacts) -> Decision:
     """The path that I/O takes now: the best one without any blocker."""
     paths = all_paths(facts)
     return _decide(paths, next(path for path in paths if not path.blockers))
+
+
+def check_mode(manifest: Mapping[str, Any], root: str = "/") -> Check:
+    """Whether I/O still takes the path that was set up. Looks at the volume, unless that is none."""
+    mode = manifest["gds"]["mode"]
+    if mode == OFF:
+        return Check(CHECK_ID, SKIP, "nothing was set up", "off")
+    now = current(read_gds_facts(root, manifest["filesystem"]["mount_point"]))
+    blockers = now.path(mode).blockers
+    state = now.mode
+    if blockers:
+        state += ": " + "; ".join("%s (`%s`)" % (blocker.found, blocker.id) for blocker in blockers)
+    remedy = "; ".join(dict.fromkeys(blocker.remedy for blocker in blockers)) or "run `tunetool provision`"
+    return judged(CHECK_ID, MODES.index(now.mode) <= MODES.index(mode), mode, state, remedy)
 
 
 def all_paths(facts: GdsFacts) -> tuple[Path, ...]:

@@ -114,6 +114,8 @@ class _Question:
     """The problem of a drive, or empty."""
     summary: Callable[[Mapping[str, Health]], str] = field(default=lambda drives: "%d drives" % len(drives))
     """The words for drives with nothing wrong."""
+    grave: bool = False
+    """Whether the drive itself fails."""
 
 
 def warnings_of(bits: int) -> str:
@@ -145,12 +147,14 @@ _QUESTIONS = (
         "no critical warning",
         "save what you need, then replace that drive; for a temperature, repair the cooling",
         lambda drive: warnings_of(drive.critical_warning),
+        grave=True,
     ),
     _Question(
         "drives.media_errors",
         "no media or data integrity error",
         "replace that drive: it reported data that it could not read or that may be wrong",
         lambda drive: "%d errors" % drive.media_errors if drive.media_errors else "",
+        grave=True,
     ),
     _Question(
         "drives.thermal",
@@ -175,14 +179,16 @@ _QUESTIONS = (
             if drive.spare_percent < drive.spare_threshold_percent
             else ""
         ),
+        grave=True,
     ),
 )
 
 
 LINK = "drives.link"
 
+GRAVE_CHECKS = tuple(question.id for question in _QUESTIONS if question.grave)
 HEALTH_CHECKS = tuple(question.id for question in _QUESTIONS) + (LINK,)
-"""Checks of the drives' own state: while building, they only warn."""
+"""Checks of the drives' own state."""
 
 
 def judge_health(members: Sequence[Drive], reader: Reader | None) -> list[Check]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ..common.check_result import FAIL, PASS, UNKNOWN, Check
-from ..common.io_settings import DRIVE, ROWS, SETTINGS, Tuning
+from ..common.io_settings import ARGUMENTS, DRIVE, ROWS, SETTINGS, Tuning
 from .apply import fstrim_state, read_machine
 from .conflicts import Rival, rivals
 from .settings import FSTRIM, Machine, by_value, shown, wanted
 
 PREFIX = "io_tuning."
+CHECKS = tuple(PREFIX + setting for setting in ARGUMENTS)
 
 
 def tuning_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:

@@ -20,7 +20,7 @@ from tunetool.node.common.files import read_text, replace_file
 from tunetool.node.health.health_units import MEASURE, METRICS, revive_socket
 from tunetool.node.health.settings import load
 from tunetool.node.machine.busy import gpu_holders, scheduler_jobs, volume_users
-from tunetool.node.memory.memlock_checks import Attempt, Locker, lock_memory
+from tunetool.node.memory.memory_checks import Attempt, Locker, lock_memory
 from tunetool.report.prometheus import of_checks
 from tunetool.verify.configuration import manifest_checks, static_checks
 
@@ -80,7 +80,7 @@ class _Remembering:
         self._now, self._lock = now, lock
 
     def __call__(self, kind: str, size: int) -> Attempt:
-        """See ``memlock_checks.Locker``."""
+        """See ``memory_checks.Locker``."""
         try:
             at, attempt = self.locked[kind]["at"], Attempt(**self.locked[kind]["attempt"])
             if 0 <= self._now - at < REMEMBERED and attempt.locked >= size and not attempt.error:

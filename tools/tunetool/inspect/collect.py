@@ -27,7 +27,7 @@ from tunetool.node.gds.facts import GdsFacts
 from tunetool.node.gds.kernel_modules import read_driver
 from tunetool.node.machine.block_stack import SECTOR, devices_under, read_stack
 from tunetool.node.machine.container import Container, device_nodes, read_container
-from tunetool.node.machine.drive_health import Health, Reader, judge_health
+from tunetool.node.machine.drive_health import GRAVE_CHECKS, Health, Reader, judge_health
 from tunetool.node.machine.drives import Drive, read_drives
 from tunetool.node.machine.file_system import BUILT
 from tunetool.node.machine.host import read_host, read_memory
@@ -195,16 +195,15 @@ def brief(reason: str | None) -> str:
     return named.group(1) if named else re.split(r"[;:,]| \(| label `| UUID| at | nvme\d| `", reason)[0]
 
 
-_GRAVE = ("drives.critical_warning", "drives.media_errors", "drives.spare")
-
-
 def _health(drive: Drive, answer: Answer | None) -> model.Health | None:
     if isinstance(answer, Silent):
         return model.Health(status="silent")
     if not isinstance(answer, Health):
         return None
     failed = {check.id for check in judge_health([drive], lambda _controller: answer) if check.status == FAIL}
-    status: Literal["ok", "warning", "failing"] = "failing" if failed & set(_GRAVE) else "warning" if failed else "ok"
+    status: Literal["ok", "warning", "failing"] = (
+        "failing" if failed & set(GRAVE_CHECKS) else "warning" if failed else "ok"
+    )
     return model.Health.from_fields_of(answer, status=status)
 
 

@@ -11,7 +11,7 @@ from tunetool.measure.gds.spec import Mode
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.check_result import SKIP, Check
 from tunetool.node.common.manifest import MANIFEST_PATH, unsigned
-from tunetool.node.memory.memlock_checks import Locker
+from tunetool.node.memory.memory_checks import Locker
 
 
 def manifest_checks(

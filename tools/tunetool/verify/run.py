@@ -18,8 +18,6 @@ from tunetool.measure.fio import find_fio
 from tunetool.measure.gds.config import default_mode
 from tunetool.measure.ladder import facts as ladder_facts
 from tunetool.measure.ladder import plan as ladder
-from tunetool.measure.ladder.deepspeed_handles import CHECK_ID as DEEPSPEED_CHECK
-from tunetool.measure.ladder.deepspeed_handles import PINNED
 from tunetool.measure.ladder.deepspeed_handles import prepare as pinned_handle
 from tunetool.measure.ladder.gpudirect import GpuDirect
 from tunetool.measure.ladder.rung import Context, Rung
@@ -34,23 +32,18 @@ from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_directory, refuse_unanswering
 from tunetool.measure.worker import foreign_code
 from tunetool.node.array.md_arrays import HALTED_STATES
+from tunetool.node.audit.manifest_checks import BY_ID
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
-from tunetool.node.volume.volume_answers import ANSWERS, DRIVES, WRITABLE
+from tunetool.node.volume.named_volume import CHECK_ID as MOUNTED
 from tunetool.record import CheckResult, Expectation, Ladder, as_result
 from tunetool.verdict import Case, limit_of
 from tunetool.verify.configuration import manifest_checks, static_checks
 from tunetool.verify.drive_errors import Watch
 from tunetool.verify.request import Request, expectations_of
-
-MOUNTED = "filesystem.mounted"
-"""The check without which nothing is written: the bare mount point belongs to the root file system."""
-
-LIVE = (WRITABLE, ANSWERS, DRIVES)
-"""The checks after whose failure nothing is measured: I/O of ours would fail, or wait for ever."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +226,7 @@ def _obstacle(target: Path, checks: Sequence[CheckResult], own_mount: bool) -> _
     if not own_mount:
         return None
     if not _is_mounted(checks):
+        # The bare mount point belongs to the root file system.
         return _Obstacle(f"`{target}` is not the mount that the manifest names", MOUNTED)
     failed = [check for check in checks if check.status == "fail"]
     halted = [f"state `{state}`" for state in HALTED_STATES]
@@ -240,7 +234,7 @@ def _obstacle(target: Path, checks: Sequence[CheckResult], own_mount: bool) -> _
         if check.found in halted:
             # I/O of ours would wait with everybody else's, in a state in which no signal ends it.
             return _Obstacle(f"`{target}` lies on an array with {check.found}", check.id)
-    dead = next((check for check in failed if check.id in LIVE), None)
+    dead = next((check for check in failed if BY_ID[check.id].halts), None)
     return _Obstacle(f"`{target}`: {dead.found}", dead.id) if dead is not None else None
 
 
@@ -315,11 +309,9 @@ def _add_sequential(context: Context, found: Found) -> None:
 def _ladder(found: Found, context: Context | None) -> Ladder | None:
     if context is None:
         return None
-    # The handle to pinned memory is measured at every level; where it was left out, its check says why.
-    left_out = {name: check.found for check in found.checks if check.id == DEEPSPEED_CHECK for name in PINNED}
     return ladder.conclude(
         found.measurements,
-        {**left_out, **found.skipped},
+        found.skipped,
         found.unproven,
         lambda: ladder_facts.read_facts(context.stack, read_drives(), found.measurements),
     )

@@ -17,6 +17,7 @@ from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.units import format_bandwidth, format_figure, format_size
 from tunetool.record import DriveFacts, Evidence, Measurement, Record, chosen
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
+from tunetool.verify.drive_errors import CHECK_ID as ERRORS
 from tunetool.verify.ladder_view import ladder, rates
 from tunetool.view.figures import ceiling_of, what_limits
 from tunetool.view.model import Block, Cell, Cells, Notes, Plot, Section, Table, View
@@ -37,6 +38,8 @@ _HANDLES = {
     "posix": "POSIX, HBM",
 }
 _LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven", TRAINING: "training environment"}
+_OF_THE_MEASUREMENT = (BALANCE, ERRORS, DEEPSPEED, GDS, GDS_CONFIG)
+"""Checks that need no manifest."""
 _FIGURE_TITLES = ("figure", "GB/s", "GiB/s", "from", "to", "expected", "evidence", "medium", "verdict")
 _DRIVE_TITLES = (
     *("serial number", "alone, GB/s", "read request, ms", "write request, ms"),
@@ -188,7 +191,7 @@ def _how(figure: Measurement) -> str:
 
 def _checks(record: Record) -> Iterator[str]:
     """Lines on a terminal: how many checks have which status, what was left out, and what failed with its remedy."""
-    if all(check.id in (BALANCE, DEEPSPEED, GDS, GDS_CONFIG) for check in record.checks):
+    if all(check.id in _OF_THE_MEASUREMENT for check in record.checks):
         yield "configuration checks: skipped, there is no manifest"
     found = [check.status for check in record.checks]
     if summary := ", ".join(

@@ -10,14 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tunetool.errors import CannotJudge
 from tunetool.measure import aio
-from tunetool.measure.aio.driver import Outcome, run
-from tunetool.measure.aio.figures import measurements, unproven
-from tunetool.measure.aio.ops import Probe, need, probe
-from tunetool.measure.aio.spec import Spec, default_io_bytes, default_parallelism
+from tunetool.measure.aio.ops import Probe, probe
 from tunetool.measure.gds.counters import remedies
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.ladder.rung import Context, Result, Rung, Skip
@@ -74,34 +71,29 @@ class PinnedHandle(Rung):
         """A check, and a figure for each direction. A handle that fails is no error of the run: its check says it."""
         if self.installed is None:
             return self._no_figures(self.missing, self.remedy)
-        parallelism = default_parallelism(os.cpu_count() or 1)
-        size = default_io_bytes(free_bytes(context.directory), memory_total(), parallelism, context.slowest)
-        spec = Spec(
-            context.directory, size, intra_op_parallelism=parallelism, python=self.python, seconds=self.sample_seconds
-        )
-        outcome = Outcome()
+        spec = _spec(context, context.slowest, python=self.python, seconds=self.sample_seconds)
         try:
-            run(spec, context.stack, context.environment, context.sampler.progress, outcome, self.installed)
+            outcome = _measure(spec, context, self.installed, "deepspeed.txt")
             check = self._conclude(spec, context.stack, outcome)
         except CannotJudge as error:
             # What was measured before it failed is not shown: a handle that fails later did not do it right before.
             return self._no_figures(error.message, error.hint or "")
-        finally:
-            spec.file.unlink(missing_ok=True)
-            if outcome.messages:
-                context.sampler.raw["deepspeed.txt"] = outcome.messages
-        return Result(measurements(spec, context.stack, outcome), checks=[check])
+        return Result(aio.measurements(spec, context.stack, outcome), checks=[check])
 
-    def _conclude(self, spec: Spec, stack: BlockStack, outcome: Outcome) -> CheckResult:
-        reasons = unproven(spec, stack, outcome)
+    def _conclude(self, spec: aio.Spec, stack: BlockStack, outcome: aio.Outcome) -> CheckResult:
+        reasons = aio.unproven(spec, stack, outcome)
         if reasons:
             return self._check(next(iter(reasons.values())), "")
         moved = sum(each.claimed_bytes for samples in outcome.samples.values() for each in samples)
         proof = f"{format_size(moved)} moved and counted, {format_size(spec.io_bytes)} read back and equal"
         return CheckResult(id=CHECK_ID, status="pass", expected=_EXPECTED, found=proof)
 
+    def covers(self) -> Sequence[str]:
+        """Both directions."""
+        return _names("cpu")
+
     def _no_figures(self, found: str, remedy: str) -> Result:
-        return Result(checks=[self._check(found, remedy)])
+        return Result(checks=[self._check(found, remedy)], skipped=dict.fromkeys(self.covers(), found))
 
     def _check(self, found: str, remedy: str) -> CheckResult:
         status: CheckStatus = "unknown" if self.required else "skip"
@@ -127,7 +119,7 @@ def prepare(
         if chosen is not None:
             chosen.need()
         installed = probe(python, environment)
-        need(installed, OP)
+        aio.need(installed, OP)
     except CannotJudge as error:
         why = f" ({op})" if op.startswith("missing") else ""
         return replace(rung, missing=error.message + why, remedy=error.hint or "")
@@ -139,9 +131,31 @@ DEVICES: dict[aio.Device, str] = {
     "cuda": "aio_handle HBM bounce",
     "gds": "gds_handle HBM",
 }
-PINNED = tuple(aio.name("cpu", direction) for direction in ("read", "write"))
 _START = 10.0
 """torch's import, the buffer, the layout, the read-back."""
+
+
+def _names(device: aio.Device) -> list[str]:
+    return [aio.name(device, "read"), aio.name(device, "write")]
+
+
+def _spec(context: Context, bandwidth: float, **settings: Any) -> aio.Spec:
+    """A file that takes about a sample's time at ``bandwidth``, and as many threads as suit the machine."""
+    parallelism = aio.default_parallelism(os.cpu_count() or 1)
+    size = aio.default_io_bytes(free_bytes(context.directory), memory_total(), parallelism, bandwidth)
+    return aio.Spec(context.directory, size, intra_op_parallelism=parallelism, **settings)
+
+
+def _measure(spec: aio.Spec, context: Context, installed: Probe, raw: str) -> aio.Outcome:
+    """Write and read the file; ``raw`` gets what the child said. Raises ``CannotJudge``."""
+    outcome = aio.Outcome()
+    try:
+        aio.run(spec, context.stack, context.environment, context.sampler.progress, outcome, installed)
+    finally:
+        spec.file.unlink(missing_ok=True)
+        if outcome.messages:
+            context.sampler.raw[raw] = outcome.messages
+    return outcome
 
 
 @dataclass(frozen=True)
@@ -157,7 +171,7 @@ class Handle(Rung):
 
     def covers(self) -> Sequence[str]:
         """Both directions."""
-        return [aio.name(self.device, "read"), aio.name(self.device, "write")]
+        return _names(self.device)
 
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes."""
@@ -176,25 +190,18 @@ class Handle(Rung):
             raise Skip(error.message + (f"; {error.hint}" if error.hint else "")) from None
         if not installed.cuda:
             raise Skip(f"the torch of `{context.python}` sees no GPU")
-        parallelism = aio.default_parallelism(os.cpu_count() or 1)
-        spec = aio.Spec(
-            directory=context.directory,
-            io_bytes=aio.default_io_bytes(free_bytes(context.directory), memory_total(), parallelism, context.written),
+        spec = _spec(
+            context,
+            context.written,
             device=self.device,
-            intra_op_parallelism=parallelism,
             python=context.python,
             samples=SAMPLES,
             seconds=context.shape.duration,
         )
-        outcome = aio.Outcome()
         try:
-            aio.run(spec, context.stack, context.environment, context.sampler.progress, outcome, installed)
+            outcome = _measure(spec, context, installed, f"deepspeed-{self.device}.txt")
         except Failed as error:
             raise Failed(error.message, self._hint(context) or error.hint, raw=error.raw) from None
-        finally:
-            spec.file.unlink(missing_ok=True)
-            if outcome.messages:
-                context.sampler.raw[f"deepspeed-{self.device}.txt"] = outcome.messages
         return Result(aio.measurements(spec, context.stack, outcome), aio.unproven(spec, context.stack, outcome))
 
     def _hint(self, context: Context) -> str:
