@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
-import threading
 from collections import deque
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
 import groups
 import other_python
+import steps
 
 WHOLE = "tests/unit"
 
@@ -56,8 +58,8 @@ def test_a_node_and_a_disk_are_beside_all_others_and_what_measures_the_disk_come
     assert groups.rows(["node"], fresh_first=False) == [["node"]]
 
 
-def outcome(group: str, *codes: int) -> groups.Outcome:
-    return groups.Outcome(group, 1.0, 2.0, "FAILED" if any(codes) else "passed")
+def outcome(group: str, *codes: int) -> steps.Outcome:
+    return steps.Outcome(group, 1.0, 2.0, "FAILED" if any(codes) else "passed")
 
 
 def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -66,15 +68,15 @@ def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFix
     os.mkfifo(fifo)
     scripts = {
         "node": f"echo there > {fifo}; echo met",
-        "tune": f"cat {fifo}; echo met; exit 3",
+        "tune": f"cat {fifo}; printf met; exit 3",
         "checkpoint": "echo after",
     }
 
-    def run_one(group: str) -> groups.Outcome:
-        return outcome(group, groups.run(["bash", "-c", scripts[group]], 60, each_line=groups.named(group, deque())))
+    async def run_one(group: str) -> steps.Outcome:
+        return outcome(group, await steps.run(["bash", "-c", scripts[group]], 60, steps.named(group, deque())))
 
-    outcomes = groups.run_rows([["node"], ["tune", "checkpoint"]], run_one)
-    assert [(each.group, each.status) for each in outcomes] == [
+    outcomes = asyncio.run(steps.in_rows([["node"], ["tune", "checkpoint"]], run_one))
+    assert [(each.name, each.status) for each in outcomes] == [
         ("node", "passed"),
         ("tune", "FAILED"),
         ("checkpoint", "passed"),
@@ -85,35 +87,44 @@ def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFix
     )
 
 
-def test_what_ends_one_row_ends_the_other_and_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
-    runs, codes = [], {}
-    started = threading.Event()
+def test_what_ends_one_row_ends_the_other_and_starts_nothing_more(tmp_path: Path) -> None:
+    runs = []
 
-    def run_one(group: str) -> groups.Outcome:
+    async def run_one(group: str) -> steps.Outcome:
         runs.append(group)
-        if group == "tune":
-            started.wait()
-            raise SystemExit(143)
-        started.set()
-        codes[group] = groups.run(["sleep", "3600"], 3600)
-        return outcome(group, codes[group])
+        if group == "containers":
+            end = f"trap 'echo ended > {tmp_path}/ended; exit' TERM; echo > {tmp_path}/started; sleep 3600 & wait"
+            await steps.run(["bash", "-c", end], 3600)
+        while not (tmp_path / "started").exists():
+            await asyncio.sleep(0.05)
+        raise OSError("no disk")
 
-    with pytest.raises(SystemExit):
-        groups.run_rows([["tune"], ["containers", "node"]], run_one)
-    assert (sorted(runs), codes["containers"] != 0) == (["containers", "tune"], True)
+    with pytest.RaisesGroup(OSError):
+        asyncio.run(steps.in_rows([["tune"], ["containers", "node"]], run_one))
+    assert (sorted(runs), (tmp_path / "ended").read_text()) == (["containers", "tune"], "ended\n")
+
+
+def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
+    end = f"trap 'echo ended > {tmp_path}/ended; exit' TERM; kill -TERM {os.getpid()}; sleep 3600 & wait"
+    assert steps.finish(steps.run(["bash", "-c", end], 3600)) == 143
+    assert (tmp_path / "ended").read_text() == "ended\n"
+
+
+def test_what_a_command_leaves_behind_holds_nobody_up() -> None:
+    lines: list[str] = []
+    assert asyncio.run(steps.run(["bash", "-c", "sleep 60 & echo $!"], 50, lines.append)) == 0
+    os.kill(int(lines[0]), signal.SIGTERM)
 
 
 def test_a_tool_that_is_stopped_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
-    monkeypatch.setattr(groups, "lint_commands", lambda: [["sleep", "600"], ["echo", "checked"]])
-    stopped = groups.run_group("lint", 0.5, slow=False, pythons=False, fresh_passed=False)
-    assert stopped.status == "stopped"
-    assert not groups.PROCESSES.ended
-    monkeypatch.setattr(groups, "lint_commands", lambda: [["echo", "after"]])
-    assert groups.run_group("lint", 60, slow=False, pythons=False, fresh_passed=False).status == "passed"
+    def lint(*commands: list[str], seconds: float) -> str:
+        monkeypatch.setattr(groups, "lint_commands", lambda: list(commands))
+        return asyncio.run(groups.run_group("lint", seconds, slow=False, pythons=False, fresh_passed=False)).status
+
+    assert lint(["sleep", "600"], ["echo", "checked"], seconds=0.5) == "stopped  over its box"
+    assert lint(["echo", "after"], seconds=60) == "passed"
     assert {"checked", "after"} <= set(capfd.readouterr().out.splitlines())
 
 
@@ -130,8 +141,8 @@ def test_what_failed_is_said_again_at_the_end(tmp_path: Path, capfd: pytest.Capt
     command = groups.pytest(
         "-ra", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)
     )
-    why = deque[str](maxlen=groups.LINES_OF_WHY)
-    assert groups.run([sys.executable, *command[1:]], 600, each_line=groups.named("tune", why)) == 1
+    why = deque[str](maxlen=steps.LINES_OF_WHY)
+    assert asyncio.run(steps.run([sys.executable, *command[1:]], 600, steps.named("tune", why))) == 1
     said = "\n".join(why)
     assert "E   assert (1 + 1) == 3" in said
     assert "E   OSError: no disk" in said
