@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
+import environments
 import groups
-import other_python
 import steps
 
 WHOLE = "tests/unit"
@@ -157,11 +157,25 @@ def test_a_clone_that_did_not_write_its_list_is_a_fault(skipped: Path) -> None:
         groups.commands_of("unit", slow=False, pythons=False, fresh_passed=True)
 
 
-def test_of_the_venvs_of_a_version_the_lock_s_alone_is_kept(tmp_path: Path) -> None:
-    kept = other_python.venv_of(tmp_path, "3.10")
-    others = [kept.with_name(f"3.10-{0:012}"), tmp_path / "python3.10-0123456789ab"]
-    newer = kept.with_name(f"3.12-{0:012}")
-    for folder in (kept, newer, *others):
+def test_of_the_environments_of_a_version_the_lock_s_alone_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    others = [tmp_path / f"tunetool/pythons/{version}-{0:012}" for version in ("3.10", "3.12")]
+    for folder in others:
         (folder / "lib").mkdir(parents=True)
-    assert other_python.venv_of(tmp_path, "3.10") == kept
-    assert [folder.exists() for folder in (kept, newer, *others)] == [True, True, False, False]
+    made: list[Path] = []
+
+    def make(directory: Path) -> None:
+        made.append(directory)
+        directory.mkdir()
+        if len(made) == 1:
+            raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"), environments.kept("pythons", b"a lock", make, "3.10-"):
+        pass
+    # What is half made is made again, what is whole is not.
+    for _ in range(2):
+        with environments.kept("pythons", b"a lock", make, "3.10-") as directory:
+            assert made == [directory, directory]
+    assert [folder.exists() for folder in others] == [False, True]

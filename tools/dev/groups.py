@@ -98,7 +98,7 @@ def other_pythons(slow: bool) -> list[list[str]]:
     for version in ("3.10", "3.12") if slow else ("3.10",):
         interpreter = find_python(version)
         if interpreter:
-            commands.append([sys.executable, str(ROOT / "tools/dev/other_python.py"), interpreter, version])
+            commands.append([sys.executable, str(ROOT / "tools/dev/environments.py"), "python", interpreter, version])
     return commands
 
 
@@ -149,7 +149,7 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
         return [container, [*program, "--node"]] if slow else [container]
     if group in TESTS or group == "frameworks":
-        installed = [str(VENV / "python"), "tools/dev/frameworks.py"]
+        installed = [str(VENV / "python"), "tools/dev/environments.py", "frameworks"]
         program = installed if group == "frameworks" else pytest("-q", "--durations=5", *TESTS[group])
         return [[*program, *marks]]
     if group == "node":
