@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -119,8 +120,9 @@ def llamafactory() -> contextlib.AbstractContextManager[Path]:
     On CPUs it needs DeepSpeed's op `deepspeed_shm_comm`, which takes minutes to compile: that lies beside it, where no
     test compiles it. .venv's own ops are not touched.
     """
-    made_from = LLAMAFACTORY.read_bytes() + Path(__file__).read_bytes() + sys.version.encode()
-    return kept("llamafactory", made_from, make_llamafactory)
+    how = "".join(inspect.getsource(each) for each in (make_llamafactory, leave_out_cuda, pip))
+    made_from = LLAMAFACTORY.read_text() + how + RARELY + BUILD + sys.version
+    return kept("llamafactory", made_from.encode(), make_llamafactory)
 
 
 def ops(directory: Path) -> Path:
