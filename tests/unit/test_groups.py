@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections import deque
 from pathlib import Path
@@ -28,6 +29,30 @@ def skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_all_unit_tests_run_where_no_clone_passed() -> None:
     assert WHOLE in groups.commands_of("unit", slow=False, pythons=False)[0]
     assert len(groups.commands_of("lint", slow=False, pythons=False)) > 5
+
+
+def test_ansible_lint_runs_until_it_passes_and_again_after_a_change(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(groups, "ROOT", tmp_path)
+    monkeypatch.setattr(groups, "VENV", tmp_path / ".venv/bin")
+    for name in (".venv/bin/ansible-lint", "roles/one/tasks/main.yml", "constraints.txt", "ansible.cfg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    program, runs = tmp_path / ".venv/bin/ansible-lint", tmp_path / "runs"
+    program.chmod(0o755)
+
+    def lint(code: int) -> tuple[int, int]:
+        """The exit status, and how often it ran."""
+        program.write_text(f"#!/bin/sh\necho run >>{runs}\nexit {code}\n")
+        status = subprocess.run(groups.ansible_lint(), check=False).returncode
+        return status, len(runs.read_text().splitlines())
+
+    assert [lint(2), lint(0), lint(2)] == [(2, 1), (0, 2), (0, 2)]
+    (tmp_path / "roles/one/tasks/main.yml").write_text("- name: more\n")
+    assert [lint(2), lint(0)] == [(2, 3), (0, 4)]
+    (tmp_path / "roles/two.yml").touch()
+    assert lint(2) == (2, 5)
 
 
 def test_after_a_clone_passed_those_run_that_it_skipped(skipped: Path) -> None:
