@@ -164,7 +164,7 @@ def ci(checkout: Path, *options: str) -> tuple[int, str, dict[str, str]]:
     command = [sys.executable, "tools/dev/slices.py", *options]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     rows = re.findall(
-        r"^(make test|slice \S+) .*?(passed|FAILED|stopped|not run(?:: never timed)?)$", done.stdout, re.MULTILINE
+        r"^(make test|slice \S+) .*?  (passed|FAILED.*|stopped.*|not run(?:: never timed)?)$", done.stdout, re.MULTILINE
     )
     return done.returncode, done.stdout, dict(rows)
 
@@ -208,6 +208,18 @@ def test_ci_ends_with_what_failed_and_runs_the_other_slices_after_one_that_faile
     code, text, rows = ci(checkout)
     assert (code, rows["slice three"], rows["slice one"]) == (1, "FAILED", "passed"), text
     assert "slice three: E   " in text.rpartition("status")[2]
+
+
+def test_what_never_passed_before_fails_by_name_alone(checkout: Path) -> None:
+    table = checkout / "tests/slices.toml"
+    table.write_text(table.read_text().replace('ran = "2026-11-26"\n', ""))
+    (checkout / "tests/test_three.py").write_text("import pytest\n@pytest.mark.slow\ndef test_three(): assert 1 == 2\n")
+    code, text, rows = ci(checkout)
+    assert (code, rows["slice three"], rows["slice one"]) == (0, "FAILED, and never passed before", "passed"), text
+    assert "slice three: E   " in text.rpartition("status")[2]
+    assert "2 passed, 1 failed" in text
+    assert ci(checkout, "three")[0] == 1
+    assert slices.recorded(table.read_text(), text).count("ran = ") == 3
 
 
 def test_ci_stops_what_does_not_end(checkout: Path) -> None:

@@ -41,9 +41,9 @@ CLEAN_UP_SECONDS = 120.0
 """`make test` gives its own steps half of it."""
 ROWS = 2
 """How many slices run at the same time."""
-PASSED, NOT_RUN = "passed", "not run"
+PASSED, NOT_RUN, NEW = "passed", "not run", "and never passed before"
 HEADER = re.compile(r"=== slices of ([0-9a-f]{8})[0-9a-f]* at (\d{4}-\d\d-\d\d \d\d:\d\d)")
-ROW = re.compile(rf"\bslice (\S+) +(\d+)s .* {PASSED}\b")
+ROW = re.compile(rf"\bslice (\S+) +(\d+)s +\S+  {PASSED}\s*$")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Slice:
     seconds: float | None = None
     """Seconds that they took; None: never timed, so nothing says that it ends in time."""
     ran: str = ""
-    """When they passed last, in UTC, and at which commit; empty: nobody wrote it down."""
+    """When they passed last, in UTC, and at which commit; empty: never, so a failure says nothing about this commit."""
 
 
 def read(path: Path) -> list[Slice]:
@@ -89,13 +89,16 @@ def recorded(table: str, log: str) -> str:
     return table
 
 
-async def step(name: str, command: Sequence[str], expected: float | None, seconds: float, beside: bool) -> Outcome:
+async def step(
+    name: str, command: Sequence[str], expected: float | None, seconds: float, beside: bool, new: bool = False
+) -> Outcome:
     """Run a command for so many seconds at most; ``beside`` others its lines begin with its name."""
     print(f"=== {name}", flush=True)
     begun, why = time.monotonic(), deque[str](maxlen=steps.LINES_OF_WHY)
     each_line = steps.named(name.removeprefix("slice "), why) if beside else None
     code = await steps.run(command, seconds, each_line, CLEAN_UP_SECONDS)
     status = PASSED if code == 0 else "stopped" if code == steps.STOPPED else "FAILED"
+    status += f", {NEW}" if code and new else ""
     return Outcome(name, time.monotonic() - begun, expected, status, tuple(why) if code else ())
 
 
@@ -113,7 +116,7 @@ async def work(slices: Sequence[Slice], test: bool, rows: int, limit: float, sto
             waiting.remove(part)
             pytest = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-v", "--durations=0", *part.paths, "-m", "slow"]
             left = stop - (time.monotonic() - started)
-            outcomes.append(await step(f"slice {part.name}", pytest, part.seconds, left, beside=rows > 1))
+            outcomes.append(await step(f"slice {part.name}", pytest, part.seconds, left, rows > 1, new=not part.ran))
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(rows):
@@ -143,9 +146,9 @@ async def run(options: argparse.Namespace) -> int:
     left = [f"{part.name} ({part.ran or 'never'})" for part in slices if f"slice {part.name}" not in passed]
     print(f"longest ago: {', '.join(left[:6])}" if left else "all ran")
     failed = [each for each in outcomes if not each.status.startswith((PASSED, NOT_RUN))]
-    not_run = sum(each.status.startswith(NOT_RUN) for each in outcomes)
+    not_run = len(outcomes) - len(passed) - len(failed)
     print(f"steps: {len(passed)} passed, {len(failed)} failed, {not_run} not run", flush=True)
-    return 1 if failed else 0
+    return 1 if (options.names and failed) or any(NEW not in each.status for each in failed) else 0
 
 
 def main() -> int:
