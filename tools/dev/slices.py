@@ -143,7 +143,8 @@ async def run(options: argparse.Namespace) -> int:
         outcomes = await work(slices, test=True, rows=ROWS, limit=options.limit, stop=options.stop)
     steps.show(outcomes, "step", "recorded")
     passed = {each.name for each in outcomes if each.status == PASSED}
-    left = [f"{part.name} ({part.ran or 'never'})" for part in slices if f"slice {part.name}" not in passed]
+    timed = [part for part in slices if part.seconds and f"slice {part.name}" not in passed]
+    left = [f"{part.name} ({part.ran or 'never'})" for part in timed]
     print(f"longest ago: {', '.join(left[:6])}" if left else "all ran")
     failed = [each for each in outcomes if not each.status.startswith((PASSED, NOT_RUN))]
     not_run = len(outcomes) - len(passed) - len(failed)
