@@ -14,7 +14,7 @@ from skips import pytest_make_collect_report, pytest_runtest_makereport
 # slow tests draw others every time (`--hypothesis-profile=search`, tools/dev/groups.py).
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("steady", settings.get_profile("search"), derandomize=True)
-# For another Python (tools/dev/other_python.py): it changes what runs an example, not which examples there are.
+# For another Python (tools/dev/environments.py): it changes what runs an example, not which examples there are.
 settings.register_profile("few", settings.get_profile("steady"), max_examples=10)
 settings.load_profile("steady")
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 BARE_PYTHON = "TUNETOOL_TESTS_BARE_PYTHON"
-"""Set by tools/dev/other_python.py: a Python with what a node needs, and nothing of a control machine's."""
+"""Set by tools/dev/environments.py: a Python with what a node needs, and nothing of a control machine's."""
 SKIPPED_LIST = "TUNETOOL_TESTS_SKIPPED_LIST"
 """Set by tools/dev/fresh.py: a file to which the node id of every skipped test is added, so that they can run elsewhere."""
 FRAMEWORKS = "TUNETOOL_TESTS_FRAMEWORKS"
-"""Set by tools/dev/frameworks.py, which installs what its tests need."""
+"""Set by tools/dev/environments.py, which installs what its tests need."""
 DEEPSPEED = Path(__file__).parents[1] / ".venv/.stamp-deepspeed"
 """Written by tools/dev/setup.sh once torch and DeepSpeed are installed."""
 LEFT_OUT = Path(__file__).parents[1] / ".venv/.deepspeed-left-out"
@@ -148,7 +148,7 @@ ALLOWED = (
     Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
     Allowed(
         r"^(Orbax|Megatron-core|TensorFlow) is not installed",
-        "the group `frameworks` runs these tests where they are installed (tools/dev/frameworks.py)",
+        "the group `frameworks` runs these tests where they are installed (tools/dev/environments.py)",
         without_frameworks,
     ),
     Allowed(

@@ -1,4 +1,4 @@
-"""Orbax's manager, and the sizes of Orbax's and torch's checkpoints of one model. Run by tools/dev/frameworks.py."""
+"""Orbax's manager, and the sizes of Orbax's and torch's checkpoints of one model. Run by tools/dev/environments.py."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
-import llamafactory_venv
+import environments
 from calls import TUNETOOL, call
 from programs import need_program
 from tunetool.record import Measurement, Record, parse
@@ -33,8 +33,8 @@ IMAGES = 24
 def installed() -> Iterator[dict[str, str]]:
     """The variables with which a user names LLaMA-Factory's environment, and where its ops are compiled."""
     need_program("c++")
-    with llamafactory_venv.environment() as directory:
-        yield {"TUNETOOL_LLAMAFACTORY": str(directory), "TORCH_EXTENSIONS_DIR": str(llamafactory_venv.ops(directory))}
+    with environments.llamafactory() as directory:
+        yield {"TUNETOOL_LLAMAFACTORY": str(directory), "TORCH_EXTENSIONS_DIR": str(environments.ops(directory))}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
 import benchmarks
-import groups
+import steps
 from benchmarks import BROKE, HELD, MISSED, OPEN, PROGRAMS, Program, judge
 from waiting import gone
 
@@ -55,7 +55,7 @@ class Script(Program):
 
 def ran(*programs: Program) -> tuple[int, list[str]]:
     shown: list[str] = []
-    code = benchmarks.run_all(programs, "somewhere", shown.append)
+    code = steps.finish(benchmarks.run_all(programs, "somewhere", shown.append))
     return code, shown
 
 
@@ -95,8 +95,7 @@ def test_what_does_not_end_is_stopped_with_all_that_it_started(tmp_path: Path) -
     assert not started.exists() or gone(int(started.read_text()))
 
 
-def test_an_interruption_shows_what_ran_and_what_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
+def test_an_interruption_shows_what_ran_and_what_did_not() -> None:
     shown: list[str] = []
 
     def show(line: str) -> None:
@@ -104,11 +103,10 @@ def test_an_interruption_shows_what_ran_and_what_did_not(monkeypatch: pytest.Mon
         if line.startswith("--- [2/3]"):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        benchmarks.run_all([script(name, 0, [GOOD]) for name in ("first", "second", "third")], "", show)
+    programs = [script(name, 0, [GOOD]) for name in ("first", "second", "third")]
+    assert steps.finish(benchmarks.run_all(programs, "", show)) == 130
     assert [line.split() for line in shown[-2:]] == [["not", "run", f"perf/{name}"] for name in ("second", "third")]
     assert shown[-3].startswith("held ")
-    assert groups.PROCESSES.ended
 
 
 def test_the_target_is_given_to_the_programs_that_have_one() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import subprocess
 import sys
-import threading
 from collections import deque
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
+import environments
 import groups
-import other_python
+import steps
 
 WHOLE = "tests/unit"
 
@@ -26,6 +29,28 @@ def skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_all_unit_tests_run_where_no_clone_passed() -> None:
     assert WHOLE in groups.commands_of("unit", slow=False, pythons=False)[0]
     assert len(groups.commands_of("lint", slow=False, pythons=False)) > 5
+
+
+def test_ansible_lint_runs_until_it_passes_and_after_a_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(groups, "ROOT", tmp_path)
+    monkeypatch.setattr(groups, "VENV", tmp_path / ".venv/bin")
+    for name in (".venv/bin/ansible-lint", "roles/one/tasks/main.yml", "constraints.txt", "ansible.cfg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    program, runs = tmp_path / ".venv/bin/ansible-lint", tmp_path / "runs"
+    program.chmod(0o755)
+
+    def lint(code: int) -> tuple[int, int]:
+        """The exit status, and how often it ran."""
+        program.write_text(f"#!/bin/sh\necho run >>{runs}\nexit {code}\n")
+        status = subprocess.run(groups.ansible_lint(), check=False).returncode
+        return status, len(runs.read_text().splitlines())
+
+    assert [lint(2), lint(0), lint(2)] == [(2, 1), (0, 2), (0, 2)]
+    (tmp_path / "roles/one/tasks/main.yml").write_text("- name: more\n")
+    assert [lint(2), lint(0)] == [(2, 3), (0, 4)]
+    (tmp_path / "roles/two.yml").touch()
+    assert lint(2) == (2, 5)
 
 
 def test_after_a_clone_passed_those_run_that_it_skipped(skipped: Path) -> None:
@@ -56,8 +81,8 @@ def test_what_measures_the_disk_comes_last() -> None:
     assert groups.rows(["node"], fresh_first=False) == [["node"]]
 
 
-def outcome(group: str, *codes: int) -> groups.Outcome:
-    return groups.Outcome(group, 1.0, 2.0, "FAILED" if any(codes) else "passed")
+def outcome(group: str, *codes: int) -> steps.Outcome:
+    return steps.Outcome(group, 1.0, 2.0, "FAILED" if any(codes) else "passed")
 
 
 def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -66,15 +91,15 @@ def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFix
     os.mkfifo(fifo)
     scripts = {
         "node": f"echo there > {fifo}; echo met",
-        "tune": f"cat {fifo}; echo met; exit 3",
+        "tune": f"cat {fifo}; printf met; exit 3",
         "checkpoint": "echo after",
     }
 
-    def run_one(group: str) -> groups.Outcome:
-        return outcome(group, groups.run(["bash", "-c", scripts[group]], 60, each_line=groups.named(group, deque())))
+    async def run_one(group: str) -> steps.Outcome:
+        return outcome(group, await steps.run(["bash", "-c", scripts[group]], 60, steps.named(group, deque())))
 
-    outcomes = groups.run_rows([["node"], ["tune", "checkpoint"]], run_one)
-    assert [(each.group, each.status) for each in outcomes] == [
+    outcomes = asyncio.run(steps.in_rows([["node"], ["tune", "checkpoint"]], run_one))
+    assert [(each.name, each.status) for each in outcomes] == [
         ("node", "passed"),
         ("tune", "FAILED"),
         ("checkpoint", "passed"),
@@ -85,35 +110,44 @@ def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFix
     )
 
 
-def test_what_ends_one_row_ends_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
-    runs, codes = [], {}
-    started = threading.Event()
+def test_what_ends_one_row_ends_the_other(tmp_path: Path) -> None:
+    runs = []
 
-    def run_one(group: str) -> groups.Outcome:
+    async def run_one(group: str) -> steps.Outcome:
         runs.append(group)
-        if group == "tune":
-            started.wait()
-            raise SystemExit(143)
-        started.set()
-        codes[group] = groups.run(["sleep", "3600"], 3600)
-        return outcome(group, codes[group])
+        if group == "containers":
+            end = f"trap 'echo ended > {tmp_path}/ended; exit' TERM; echo > {tmp_path}/started; sleep 3600 & wait"
+            await steps.run(["bash", "-c", end], 3600)
+        while not (tmp_path / "started").exists():
+            await asyncio.sleep(0.05)
+        raise OSError("no disk")
 
-    with pytest.raises(SystemExit):
-        groups.run_rows([["tune"], ["containers", "node"]], run_one)
-    assert (sorted(runs), codes["containers"] != 0) == (["containers", "tune"], True)
+    with pytest.RaisesGroup(OSError):
+        asyncio.run(steps.in_rows([["tune"], ["containers", "node"]], run_one))
+    assert (sorted(runs), (tmp_path / "ended").read_text()) == (["containers", "tune"], "ended\n")
+
+
+def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
+    end = f"trap 'echo ended > {tmp_path}/ended; exit' TERM; kill -TERM {os.getpid()}; sleep 3600 & wait"
+    assert steps.finish(steps.run(["bash", "-c", end], 3600)) == 143
+    assert (tmp_path / "ended").read_text() == "ended\n"
+
+
+def test_what_a_command_leaves_behind_holds_nobody_up() -> None:
+    lines: list[str] = []
+    assert asyncio.run(steps.run(["bash", "-c", "sleep 60 & echo $!"], 50, lines.append)) == 0
+    os.kill(int(lines[0]), signal.SIGTERM)
 
 
 def test_a_tool_that_is_stopped_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
-    monkeypatch.setattr(groups, "lint_commands", lambda: [["sleep", "600"], ["echo", "checked"]])
-    stopped = groups.run_group("lint", 0.5, slow=False, pythons=False, fresh_passed=False)
-    assert stopped.status == "stopped"
-    assert not groups.PROCESSES.ended
-    monkeypatch.setattr(groups, "lint_commands", lambda: [["echo", "after"]])
-    assert groups.run_group("lint", 60, slow=False, pythons=False, fresh_passed=False).status == "passed"
+    def lint(*commands: list[str], seconds: float) -> str:
+        monkeypatch.setattr(groups, "lint_commands", lambda: list(commands))
+        return asyncio.run(groups.run_group("lint", seconds, slow=False, pythons=False, fresh_passed=False)).status
+
+    assert lint(["sleep", "600"], ["echo", "checked"], seconds=0.5) == "stopped  over its box"
+    assert lint(["echo", "after"], seconds=60) == "passed"
     assert {"checked", "after"} <= set(capfd.readouterr().out.splitlines())
 
 
@@ -130,8 +164,8 @@ def test_what_failed_is_said_again_at_the_end(tmp_path: Path, capfd: pytest.Capt
     command = groups.pytest(
         "-ra", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)
     )
-    why = deque[str](maxlen=groups.LINES_OF_WHY)
-    assert groups.run([sys.executable, *command[1:]], 600, each_line=groups.named("tune", why)) == 1
+    why = deque[str](maxlen=steps.LINES_OF_WHY)
+    assert asyncio.run(steps.run([sys.executable, *command[1:]], 600, steps.named("tune", why))) == 1
     said = "\n".join(why)
     assert "E   assert (1 + 1) == 3" in said
     assert "E   OSError: no disk" in said
@@ -146,11 +180,23 @@ def test_a_clone_that_did_not_write_its_list_is_a_fault(skipped: Path) -> None:
         groups.commands_of("unit", slow=False, pythons=False, fresh_passed=True)
 
 
-def test_of_the_venvs_of_a_version_the_lock_s_alone_is_kept(tmp_path: Path) -> None:
-    kept = other_python.venv_of(tmp_path, "3.10")
-    others = [kept.with_name(f"3.10-{0:012}"), tmp_path / "python3.10-0123456789ab"]
-    newer = kept.with_name(f"3.12-{0:012}")
-    for folder in (kept, newer, *others):
+def test_of_a_versions_environments_the_locks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    others = [tmp_path / f"tunetool/pythons/{version}-{0:012}" for version in ("3.10", "3.12")]
+    for folder in others:
         (folder / "lib").mkdir(parents=True)
-    assert other_python.venv_of(tmp_path, "3.10") == kept
-    assert [folder.exists() for folder in (kept, newer, *others)] == [True, True, False, False]
+    made: list[Path] = []
+
+    def make(directory: Path) -> None:
+        made.append(directory)
+        directory.mkdir()
+        if len(made) == 1:
+            raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"), environments.kept("pythons", b"a lock", make, "3.10-"):
+        pass
+    # What is half made is made again, what is whole is not.
+    for _ in range(2):
+        with environments.kept("pythons", b"a lock", make, "3.10-") as directory:
+            assert made == [directory, directory]
+    assert [folder.exists() for folder in others] == [False, True]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import ast
+import gc
 import re
 import shutil
 import subprocess
@@ -17,22 +18,40 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
 import slices
+import steps
 
 ROOT = Path(__file__).parents[2]
 TABLE = slices.read(ROOT / "tests/slices.toml")
 SOME = st.lists(
     st.builds(slices.Slice, st.text(), st.just(()), st.none() | st.integers(1, 2000)), min_size=1, max_size=15
 )
+SLOW = re.compile(r"pytest\.mark\.slow\b")
+
+
+def slow_tests(path: Path) -> list[str]:
+    """The tests of a file that are marked slow, or of which a case is."""
+    gc.disable()  # Hypothesis hooks into the collector, and CPython 3.11 refuses a tree during which a hook ran
+    try:
+        tree = ast.parse(path.read_text())
+    finally:
+        gc.enable()
+    whole = any(isinstance(each, ast.Assign) and SLOW.search(ast.unparse(each)) for each in tree.body)
+    tests = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
+    names = [each.name for each in tests if whole or any(map(SLOW.search, map(ast.unparse, each.decorator_list)))]
+    # Where something else than a decorator marks them, only the file as a whole can be listed.
+    return names or ["all"]
 
 
 def test_every_slow_test_is_in_one_slice() -> None:
     marked = {
-        str(path.relative_to(ROOT))
+        str(path.relative_to(ROOT)): slow_tests(path)
         for path in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"^\s*@?(pytestmark = )?.*pytest\.mark\.slow\b", path.read_text(), re.MULTILINE)
-        and path != Path(__file__)
+        if SLOW.search(path.read_text()) and path != Path(__file__)
     }
-    assert Counter(path for row in TABLE for path in row.paths) == Counter(marked)
+    listed = Counter[str]()
+    for path in (path for row in TABLE for path in row.paths):
+        listed.update([path] if "::" in path else [f"{path}::{name}" for name in marked.get(path, ["no slow test"])])
+    assert listed == Counter(f"{path}::{name}" for path, tests in marked.items() for name in tests)
 
 
 def test_every_slice_can_run_on_the_slowest_machine() -> None:
@@ -41,12 +60,22 @@ def test_every_slice_can_run_on_the_slowest_machine() -> None:
     assert all(25 * 60 + slices.SLOWER * seconds <= slices.START_WITHIN for seconds in timed)
 
 
-def test_every_slice_comes_first_about_equally_often() -> None:
-    hashes = [hashlib.sha1(str(number).encode(), usedforsecurity=False).hexdigest() for number in range(1200)]
-    first = Counter(slices.in_turn(TABLE, commit)[0].name for commit in hashes)
-    assert set(first) == {row.name for row in TABLE}
-    assert min(first.values()) > len(hashes) / len(TABLE) / 2
-    assert slices.in_turn(TABLE, hashes[0]) == slices.in_turn(TABLE, hashes[0])
+def test_whatever_runs_ends_within_75_minutes() -> None:
+    assert slices.START_WITHIN <= slices.STOP_AFTER <= 75 * 60 - slices.CLEAN_UP_SECONDS
+    assert slices.CLEAN_UP_SECONDS > steps.CLEAN_UP_SECONDS
+
+
+def test_what_ran_longest_ago_comes_first() -> None:
+    rows = [
+        slices.Slice(ran or "never", (), 1, ran)
+        for ran in ("2026-11-27 09:00 b", "2026-11-26 18:00 c", "", "2025-12-31 23:59 a")
+    ]
+    assert [row.ran for row in slices.oldest_first(rows)] == [
+        "",
+        "2025-12-31 23:59 a",
+        "2026-11-26 18:00 c",
+        "2026-11-27 09:00 b",
+    ]
 
 
 @given(SOME, st.floats(0, 5000), st.floats(0, 5000), st.data())
@@ -62,25 +91,67 @@ def test_nothing_is_started_that_might_end_too_late(
     assert all(row.seconds is None or elapsed + slices.SLOWER * row.seconds > limit for row in waiting)
 
 
+LOG = """
+10:01 === slices of 0123456789abcdef at 2026-11-27 10:01
+step                                used recorded  status
+make test                          1700s        -  passed
+slice one                            12s      10s  passed
+slice one-more                       13s      10s  FAILED
+slice three                            -      20s  not run
+"""
+BEFORE = """# All of it.
+
+[one]
+seconds = 10
+ran = "2026-11-26 09:00 aaaaaaaa"
+# Beside a load of 3.
+paths = ["tests/one.py"]
+
+[one-more]
+seconds = 10
+paths = ["tests/more.py"]
+
+[three]
+paths = ["tests/three.py"]
+"""
+
+
+def test_what_passed_is_recorded_and_all_else_stays() -> None:
+    changed = BEFORE.replace('10\nran = "2026-11-26 09:00 aaaaaaaa"', '12\nran = "2026-11-27 10:01 01234567"')
+    assert slices.recorded(BEFORE, LOG) == changed
+    once = slices.recorded(BEFORE, LOG.replace("FAILED", "passed").replace("-      20s  not run", "9s       -  passed"))
+    assert '[three]\nseconds = 9\nran = "2026-11-27 10:01 01234567"\npaths' in once
+    assert '[one-more]\nseconds = 13\nran = "2026-11-27 10:01 01234567"\npaths' in once
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with four slices, one of them without a time, whose `make test` only reports that it ran."""
     (tmp_path / "tools/dev").mkdir(parents=True)
     (tmp_path / "tests").mkdir()
     (tmp_path / "bin").mkdir()
-    shutil.copy(ROOT / "tools/dev/slices.py", tmp_path / "tools/dev")
+    for name in ("slices", "steps"):
+        shutil.copy(ROOT / f"tools/dev/{name}.py", tmp_path / "tools/dev")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -p no:cacheprovider\n")
     rows = ""
-    for name, seconds in (("one", 10), ("two", 100000), ("three", 20), ("four", None)):
+    for name, seconds, ran in (
+        ("one", 10, "2026-11-27"),
+        ("two", 100000, ""),
+        ("three", 20, "2026-11-26"),
+        ("four", None, ""),
+    ):
         (tmp_path / f"tests/test_{name}.py").write_text(
             f"import pytest\n@pytest.mark.slow\ndef test_{name}(): ...\ndef test_quick(): assert False\n"
         )
         timed = f"seconds = {seconds}\n" if seconds else ""
-        rows += f'[{name}]\n{timed}paths = ["tests/test_{name}.py"]\n'
+        rows += f'[{name}]\n{timed}ran = "{ran}"\npaths = ["tests/test_{name}.py"]\n'
     (tmp_path / "tests/slices.toml").write_text(rows)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     make(tmp_path, "exit 0")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "all"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
     return tmp_path
 
 
@@ -90,28 +161,42 @@ def make(checkout: Path, script: str) -> None:
 
 
 def ci(checkout: Path, *options: str) -> tuple[int, str, dict[str, str]]:
-    command = [sys.executable, "tools/dev/slices.py", "--commit", "2", *options]
+    command = [sys.executable, "tools/dev/slices.py", *options]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     rows = re.findall(
-        r"^(make test|slice \S+) .*?(passed|FAILED|stopped|not run(?:: never timed)?)$", done.stdout, re.MULTILINE
+        r"^(make test|slice \S+) .*?  (passed|FAILED.*|stopped.*|not run(?:: never timed)?)$", done.stdout, re.MULTILINE
     )
     return done.returncode, done.stdout, dict(rows)
 
 
-def test_ci_runs_what_fits_beginning_with_the_commit_s_slice(checkout: Path) -> None:
+def test_ci_runs_what_fits_beginning_with_what_ran_longest_ago(checkout: Path) -> None:
     code, text, rows = ci(checkout)
     assert code == 0, text
-    assert list(rows) == ["make test", "slice three", "slice one", "slice four", "slice two"]
     assert rows == {
         "make test": "passed",
         "slice three": "passed",
         "slice one": "passed",
-        "slice four": "not run: never timed",
         "slice two": "not run",
+        "slice four": "not run: never timed",
     }
-    assert (
-        text.index("made test") < text.index("test_three.py::test_three PASSED") < text.index("test_one.py::test_one")
-    )
+    begun = ["made test", "=== slice three", "=== slice one"]
+    assert sorted(begun, key=text.index) == begun
+    for name in ("three", "one"):
+        assert re.search(rf"^{name} +\| tests/test_{name}.py::test_{name} PASSED", text, re.MULTILINE), text
+    assert "longest ago: two (never)\n" in text
+    (checkout / "log").write_text(text)
+    assert ci(checkout, "--ran", "log")[0] == 0
+    written = {part.name: (part.seconds, part.ran) for part in slices.read(checkout / "tests/slices.toml")}
+    assert written["two"] == (100000, "")
+    assert written["one"][1] == written["three"][1]
+    assert f"slice one {written['one'][0]:>29}s" in text
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d [0-9a-f]{8}", written["one"][1])
+
+
+def test_slices_by_hand_are_those_that_were_named_and_no_others(checkout: Path) -> None:
+    code, text, rows = ci(checkout, "four", "two")
+    assert (code, rows) == (0, {"slice four": "passed", "slice two": "passed"}), text
+    assert ci(checkout, "five")[0] == 2
 
 
 def test_ci_ends_with_what_failed_and_runs_the_other_slices(checkout: Path) -> None:
@@ -119,9 +204,22 @@ def test_ci_ends_with_what_failed_and_runs_the_other_slices(checkout: Path) -> N
     code, text, rows = ci(checkout)
     assert (code, rows["make test"], rows["slice one"]) == (1, "FAILED", "not run"), text
     make(checkout, "exit 0")
-    (checkout / "tests/test_one.py").write_text("import pytest\n@pytest.mark.slow\ndef test_one(): assert False\n")
+    (checkout / "tests/test_three.py").write_text("import pytest\n@pytest.mark.slow\ndef test_three(): assert 1 == 2\n")
     code, text, rows = ci(checkout)
-    assert (code, rows["make test"], rows["slice one"]) == (1, "passed", "FAILED"), text
+    assert (code, rows["slice three"], rows["slice one"]) == (1, "FAILED", "passed"), text
+    assert "slice three: E   " in text.rpartition("status")[2]
+
+
+def test_what_never_passed_before_fails_by_name_alone(checkout: Path) -> None:
+    table = checkout / "tests/slices.toml"
+    table.write_text(table.read_text().replace('ran = "2026-11-26"\n', ""))
+    (checkout / "tests/test_three.py").write_text("import pytest\n@pytest.mark.slow\ndef test_three(): assert 1 == 2\n")
+    code, text, rows = ci(checkout)
+    assert (code, rows["slice three"], rows["slice one"]) == (0, "FAILED, and never passed before", "passed"), text
+    assert "slice three: E   " in text.rpartition("status")[2]
+    assert "2 passed, 1 failed" in text
+    assert ci(checkout, "three")[0] == 1
+    assert slices.recorded(table.read_text(), text).count("ran = ") == 3
 
 
 def test_ci_stops_what_does_not_end(checkout: Path) -> None:

@@ -11,16 +11,17 @@ missed a goal or broke, else with 0.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import groups
+import steps
+from groups import VENV
+from steps import ROOT
 
-sys.path.insert(0, str(groups.ROOT / "perf"))
+sys.path.insert(0, str(ROOT / "perf"))
 
 from goals import HELD, MISSED, OPEN, VERDICT
 
@@ -43,7 +44,7 @@ class Program:
     def command(self, target: str) -> list[str]:
         given = [target if each == "TARGET" else each for each in self.arguments]
         # Unbuffered: who waits sees each line when it is printed.
-        return [str(groups.VENV / "python"), "-u", str(groups.ROOT / "perf" / f"{self.name}.py"), *given]
+        return [str(VENV / "python"), "-u", str(ROOT / "perf" / f"{self.name}.py"), *given]
 
 
 PROGRAMS = (
@@ -98,7 +99,7 @@ def of(line: str) -> str | None:
     return match[1] if match else None
 
 
-def run(program: Program, target: str, show: Callable[[str], None]) -> Outcome:
+async def run(program: Program, target: str, show: Callable[[str], None]) -> Outcome:
     lines: list[str] = []
 
     def take(line: str) -> None:
@@ -106,7 +107,7 @@ def run(program: Program, target: str, show: Callable[[str], None]) -> Outcome:
         show(lines[-1])
 
     started = time.monotonic()
-    code = groups.run(program.command(target), program.seconds, each_line=take)
+    code = await steps.run(program.command(target), program.seconds, take)
     word, reasons = judge(code, lines, program.seconds)
     return Outcome(program, word, time.monotonic() - started, reasons)
 
@@ -124,17 +125,14 @@ def status(outcomes: Sequence[Outcome]) -> int:
     return int(any(outcome.word in (MISSED, BROKE) for outcome in outcomes))
 
 
-def run_all(programs: Sequence[Program], target: str, show: Callable[[str], None]) -> int:
+async def run_all(programs: Sequence[Program], target: str, show: Callable[[str], None]) -> int:
     """Run them, show the summary, also after Ctrl-C; the exit status."""
     outcomes: list[Outcome] = []
     try:
         for number, program in enumerate(programs, 1):
             show(f"--- [{number}/{len(programs)}] perf/{program.shown()}, at most {program.seconds / MINUTE:.0f} min")
-            outcomes.append(run(program, target, show))
+            outcomes.append(await run(program, target, show))
             show(f"--- {outcomes[-1].word}, {outcomes[-1].seconds:.0f} s")
-    except BaseException:
-        groups.PROCESSES.end()
-        raise
     finally:
         for line in summary(outcomes, programs[len(outcomes) :]):
             show(line)
@@ -150,10 +148,8 @@ def main() -> int:
     unknown = set(options.names) - set(names)
     if unknown:
         parser.error(f"no program is called {', '.join(sorted(unknown))}")
-    # SIGTERM must end a program with all its processes, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     wanted = [program for program in PROGRAMS if not options.names or program.name in options.names]
-    return run_all(wanted, str(options.target), lambda line: print(line, flush=True))
+    return steps.finish(run_all(wanted, str(options.target), lambda line: print(line, flush=True)))
 
 
 if __name__ == "__main__":

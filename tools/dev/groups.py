@@ -11,25 +11,22 @@ three rows at the same time; each line of the output then begins with its group'
 from __future__ import annotations
 
 import argparse
+import asyncio
+import hashlib
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import tomllib
 
-ROOT = Path(__file__).resolve().parents[2]
+import steps
+from steps import ROOT, Outcome
+
 VENV = ROOT / ".venv/bin"
 COLLECTION = "ansible_collections.tunetool.node.plugins"
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
@@ -47,28 +44,8 @@ ON_A_NODE = ("node",)
 """Groups whose tests wait for a virtual node: beside all others."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
 """Node ids of the unit tests that the container skipped, once it has passed."""
-FAILURE = re.compile(
-    r"E   |(FAILED|ERROR) |\S+\.py:\d+: |!+ \S*(KeyboardInterrupt|Interrupted)|(error|hint): |\[gw\d+\] node down"
-)
-"""What pytest prints of a failure: assertions, where they are, the summary, and where it was stopped."""
-LINES_OF_WHY = 24
-"""How many of these lines are printed again at the end, for each group that failed."""
-CLEAN_UP_SECONDS = 60
-"""From SIGTERM to SIGKILL."""
 NO_TESTS = 5
 """pytest's exit status when it collected nothing: a fault here, since every group has tests."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One group's row in the table at the end."""
-
-    group: str
-    used: float
-    allowed: float
-    status: str
-    why: tuple[str, ...] = ()
-    """Lines of its output that say what failed."""
 
 
 def python_files(*folders: str) -> list[str]:
@@ -77,6 +54,19 @@ def python_files(*folders: str) -> list[str]:
 
 def pytest(*arguments: str) -> list[str]:
     return [str(VENV / "python"), "-m", "pytest", *arguments]
+
+
+def ansible_lint() -> list[str]:
+    """It takes seven times as long as all other tools, so it runs where what it reads has changed since it passed."""
+    folders = ("docs/prometheus", "inventory", "meta", "molecule", "playbooks", "plugins", "roles", "tests/infra")
+    read = [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
+    read += [*ROOT.glob("*.yml"), *ROOT.glob(".*lint*"), ROOT / "ansible.cfg", ROOT / "constraints.txt"]
+    key = hashlib.sha256()
+    for path in sorted(path for path in read if path.is_file()):
+        key.update(f"{path.relative_to(ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    script = '[ "$(cat "$1" 2>/dev/null)" = "$2" ] || { "$3" --offline -q && echo "$2" >"$1"; }'
+    passed, program = str(VENV.parent / ".ansible-lint-passed"), str(VENV / "ansible-lint")
+    return ["bash", "-c", script, "ansible-lint", passed, key.hexdigest(), program]
 
 
 def lint_commands() -> list[list[str]]:
@@ -103,7 +93,7 @@ def lint_commands() -> list[list[str]]:
         [str(VENV / "python"), "tools/dev/docs.py", "--check"],
         [str(VENV / "python"), "tools/dev/website.py"],
         [str(VENV / "yamllint"), "--strict", "."],
-        [str(VENV / "ansible-lint"), "--offline", "-q"],
+        ansible_lint(),
     ]
     return [*commands, ["shellcheck", *scripts]]
 
@@ -122,7 +112,7 @@ def other_pythons(slow: bool) -> list[list[str]]:
     for version in ("3.10", "3.12") if slow else ("3.10",):
         interpreter = find_python(version)
         if interpreter:
-            commands.append([sys.executable, str(ROOT / "tools/dev/other_python.py"), interpreter, version])
+            commands.append([sys.executable, str(ROOT / "tools/dev/environments.py"), "python", interpreter, version])
     return commands
 
 
@@ -173,7 +163,7 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
         return [container, [*program, "--node"]] if slow else [container]
     if group in TESTS or group == "frameworks":
-        installed = [str(VENV / "python"), "tools/dev/frameworks.py"]
+        installed = [str(VENV / "python"), "tools/dev/environments.py", "frameworks"]
         program = installed if group == "frameworks" else pytest("-q", "--durations=5", *TESTS[group])
         return [[*program, *marks]]
     if group == "node":
@@ -185,153 +175,51 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
     raise SystemExit(f"error: `{group}` is not a group\nhint: see tests/timeboxes.toml")
 
 
-class Processes:
-    """The commands that run. Once ``end`` was called, none starts."""
+async def statuses(group: str, commands: Sequence[list[str]], limit: float, why: deque[str] | None) -> list[int]:
+    """The exit status of each command that ran. What follows one that was stopped does not.
 
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
-        self._lock = threading.Lock()
-        self.ended = False
-
-    def start(self, command: list[str], output: IO[str] | int | None) -> subprocess.Popen[str] | None:
-        with self._lock:
-            if self.ended:
-                return None
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                start_new_session=True,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-            self._running.add(process)
-            return process
-
-    def forget(self, process: subprocess.Popen[str]) -> None:
-        with self._lock:
-            self._running.discard(process)
-
-    def end(self) -> None:
-        """Send SIGTERM to each process group, and SIGKILL to what is left a minute later."""
-        with self._lock:
-            self.ended = True
-            running = list(self._running)
-        for process in running:
-            signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + CLEAN_UP_SECONDS
-        for process in running:
-            try:
-                process.wait(timeout=max(deadline - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                signal_group(process, signal.SIGKILL)
-
-
-def signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
-
-
-PROCESSES = Processes()
-
-
-def run(
-    command: list[str],
-    seconds: float,
-    output: IO[str] | None = None,
-    each_line: Callable[[str], None] | None = None,
-) -> int:
-    """Exit status; 124 when it did not end in time. Its whole process group goes with it.
-
-    ``output`` takes what it prints, or ``each_line`` each line of it.
+    The tools of lint know nothing of each other: one per core at a time, and the output of each stays together.
     """
-    process = PROCESSES.start(command, subprocess.PIPE if each_line else output)
-    if process is None:
-        return 143
-    reader = threading.Thread(target=read_lines, args=(process, each_line), daemon=True)
-    if each_line:
-        reader.start()
-    try:
-        return process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        signal_group(process, signal.SIGTERM)
-        try:
-            process.wait(timeout=CLEAN_UP_SECONDS)
-        except subprocess.TimeoutExpired:
-            signal_group(process, signal.SIGKILL)
-            process.wait()
-        return 124
-    finally:
-        if each_line:
-            # A process that it left behind may hold the pipe open.
-            reader.join(timeout=5)
-        PROCESSES.forget(process)
-
-
-def read_lines(process: subprocess.Popen[str], each_line: Callable[[str], None] | None) -> None:
-    if process.stdout is not None and each_line is not None:
-        with process.stdout as lines:
-            for line in lines:
-                each_line(line)
-
-
-def named(group: str, why: deque[str]) -> Callable[[str], None]:
-    """Prints a line after the group's name; ``why`` gets it too if it says what failed."""
-
-    def take(line: str) -> None:
-        print(f"{group:<11} | {line}", end="", flush=True)
-        if FAILURE.match(line):
-            why.append(line.rstrip()[:300])
-
-    return take
-
-
-def run_apart(command: list[str], seconds: float) -> int:
-    """As ``run``, for commands that run at the same time: the output of each stays together."""
-    with tempfile.TemporaryFile("w+") as output:
-        code = run(command, seconds, output)
-        output.seek(0)
-        print(output.read(), end="", flush=True)
-    return code
-
-
-def statuses(
-    group: str, commands: list[list[str]], limit: float, beside: bool, why: deque[str]
-) -> Iterator[tuple[list[str], int]]:
-    """Each command with its exit status. The tools of lint know nothing of each other: one per core at a time."""
-    started = time.monotonic()
     if group != "lint":
+        codes: list[int] = []
+        end = time.monotonic() + limit
         for command in commands:
-            left = max(limit - (time.monotonic() - started), 1)
-            yield command, run(command, left, each_line=named(group, why) if beside else None)
-        return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        codes = [pool.submit(run_apart, command, limit) for command in commands]
-        for command, code in zip(commands, codes, strict=True):
-            yield command, code.result()
+            each_line = None if why is None else steps.named(group, why)
+            codes.append(await steps.run(command, max(end - time.monotonic(), 1), each_line))
+            if codes[-1] == steps.STOPPED:
+                break
+        return codes
+    cores = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def apart(command: list[str]) -> int:
+        lines: list[str] = []
+        async with cores:
+            code = await steps.run(command, limit, lines.append)
+        print("".join(lines), end="", flush=True)
+        return code
+
+    return await asyncio.gather(*(apart(command) for command in commands))
 
 
-def run_group(
+async def run_group(
     group: str, allowed: float, slow: bool, pythons: bool, fresh_passed: bool, beside: bool = False
 ) -> Outcome:
     print(f"--- {group}", flush=True)
-    started, status, why = time.monotonic(), "passed", deque[str](maxlen=LINES_OF_WHY)
+    started, why, status = time.monotonic(), deque[str](maxlen=steps.LINES_OF_WHY), "passed"
+    commands = commands_of(group, slow, pythons, fresh_passed)
     # Beside other work all takes longer: only what hangs is stopped.
-    limit = allowed * (10 if slow else 4)
-    for command, code in statuses(group, commands_of(group, slow, pythons, fresh_passed), limit, beside, why):
+    codes = await statuses(group, commands, allowed * (10 if slow else 4), why if beside else None)
+    for command, code in zip(commands, codes, strict=False):
         if code == NO_TESTS and "pytest" in command:
             print(f"error: the group `{group}` has no tests", flush=True)
         if code:
-            status = "stopped" if code == 124 else "FAILED"
+            status = "stopped" if code == steps.STOPPED else "FAILED"
             shown = " ".join(command[:6]).replace(str(ROOT) + "/", "")
             why.append(f"{group} failed with exit status {code}: {shown}")
             print(why[-1], flush=True)
-            if code == 124:
-                break
-    return Outcome(group, time.monotonic() - started, allowed, status, () if status == "passed" else tuple(why))
+    used = time.monotonic() - started
+    over = "  over its box" if used > allowed and not slow else ""
+    return Outcome(group, used, allowed, status + over, () if status == "passed" else tuple(why))
 
 
 def rows(wanted: Sequence[str], fresh_first: bool) -> list[list[str]]:
@@ -347,32 +235,10 @@ def rows(wanted: Sequence[str], fresh_first: bool) -> list[list[str]]:
     return [row for row in ([*(group for group in first if group in wanted), *rest], node, disk) if row]
 
 
-def run_rows(rows: list[list[str]], run_one: Callable[[str], Outcome]) -> list[Outcome]:
-    """Run the groups of each row one after another, and the rows at the same time."""
-
-    def run_row(row: list[str]) -> list[Outcome]:
-        return [run_one(group) for group in row if not PROCESSES.ended]
-
-    with ThreadPoolExecutor(len(rows)) as pool:
-        futures = [pool.submit(run_row, row) for row in rows]
-        try:
-            return [outcome for future in futures for outcome in future.result()]
-        except BaseException:
-            PROCESSES.end()
-            raise
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", nargs="+")
-    parser.add_argument("--slow", action="store_true", help="also the tests marked slow")
-    parser.add_argument("--pythons", action="store_true", help="unit tests on the other Pythons too")
-    parser.add_argument("--setup-timed", action="store_true", help="show what setup.sh --timed took")
-    options = parser.parse_args()
-    # SIGTERM must end a group with all its processes, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+async def run_all(options: argparse.Namespace) -> int:
+    """The exit status of the groups that were asked for."""
     boxes = tomllib.loads((ROOT / "tests/timeboxes.toml").read_text())
-    outcomes = []
+    outcomes, used = [], 0.0
     if options.setup_timed:
         used = float((ROOT / ".venv/.setup-seconds").read_text())
         outcomes.append(Outcome("setup", used, boxes["setup"]["seconds"], "passed"))
@@ -381,25 +247,25 @@ def main() -> int:
     fresh_first = "fresh" in options.groups and all_is_committed()
     beside = rows(options.groups, fresh_first)
 
-    def run_one(group: str) -> Outcome:
+    async def run_one(group: str) -> Outcome:
         seconds, shown_there = boxes[group]["seconds"], fresh_first and "fresh" in passed
-        outcome = run_group(group, seconds, options.slow, options.pythons, shown_there, beside=len(beside) > 1)
-        if outcome.status == "passed":
+        outcome = await run_group(group, seconds, options.slow, options.pythons, shown_there, beside=len(beside) > 1)
+        if outcome.status.startswith("passed"):
             passed.add(group)
         return outcome
 
-    outcomes += run_rows(beside, run_one)
-    took = time.monotonic() - started + sum(outcome.used for outcome in outcomes if outcome.group == "setup")
-    print(f"\n{'group':<12} {'used':>7} {'allowed':>8}  status")
-    for outcome in outcomes:
-        over = "  over its box" if outcome.used > outcome.allowed and not options.slow else ""
-        print(f"{outcome.group:<12} {outcome.used:>6.0f}s {outcome.allowed:>7.0f}s  {outcome.status}{over}")
-    print(f"{'all':<12} {took:>6.0f}s", flush=True)
-    # Where only the end of a long log is kept, it has to say this again.
-    for outcome in outcomes:
-        for line in outcome.why:
-            print(f"{outcome.group}: {line}", flush=True)
-    return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
+    outcomes += await steps.in_rows(beside, run_one)
+    steps.show([*outcomes, Outcome("all", used + time.monotonic() - started, None, "")], "group")
+    return 0 if all(outcome.status.startswith("passed") for outcome in outcomes) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="+")
+    parser.add_argument("--slow", action="store_true", help="also the tests marked slow")
+    parser.add_argument("--pythons", action="store_true", help="unit tests on the other Pythons too")
+    parser.add_argument("--setup-timed", action="store_true", help="show what setup.sh --timed took")
+    return steps.finish(run_all(parser.parse_args()))
 
 
 if __name__ == "__main__":

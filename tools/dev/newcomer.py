@@ -27,8 +27,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import dist
+import steps
+from steps import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs/tutorials/no-hardware.md"
 FIRST = ((README, "## Install"), (README, "**No hardware**"))
@@ -100,30 +101,17 @@ def available_memory() -> int:
 def run(directory: Path, variables: Mapping[str, str], text: str) -> tuple[str, int]:
     """Run the script, show what it prints, and return that with its exit code."""
     said = []
-    # `timeout` passes a signal on to all that it started.
-    command = ["timeout", "--kill-after=60", str(MOST_SECONDS), "bash", "-c", text]
-    with (
-        (directory / PRINTED).open("w") as kept,
-        subprocess.Popen(
-            command,
-            cwd=directory,
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                said.append(line)
-                kept.write(line)
-                print(line, end="", flush=True)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-    return "".join(said), process.returncode
+    given = [f"{name}={value}" for name, value in variables.items()]
+    with (directory / PRINTED).open("w") as kept:
+
+        def take(line: str) -> None:
+            said.append(line)
+            kept.write(line)
+            print(line, end="", flush=True)
+
+        command = ["env", "--ignore-environment", f"--chdir={directory}", *given, "bash", "-c", text]
+        code = steps.finish(steps.run(command, MOST_SECONDS, take))
+    return "".join(said), code
 
 
 def pages(directory: Path, variables: Mapping[str, str], said: str) -> list[Path]:
