@@ -29,8 +29,9 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``command`` until it ends. ``more``: further arguments of ``subprocess.run``."""
     argv = [*map(str, command)]
-    pipes = {"stdout": stdout, "stderr": subprocess.PIPE}
-    return subprocess.run(argv, text=True, timeout=timeout, check=check, **pipes, **more)
+    settings: dict[str, Any] = {"stdout": stdout, "stderr": subprocess.PIPE, **more}
+    done: subprocess.CompletedProcess[str] = subprocess.run(argv, text=True, timeout=timeout, check=check, **settings)
+    return done
 
 
 def imported_by(*arguments: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:

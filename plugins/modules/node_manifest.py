@@ -204,7 +204,7 @@ def write_manifest(module: AnsibleModule) -> tuple[dict[str, Any], dict[str, Any
     built = known_manifest() or document
     stale = content(TUNED_PATH) != (block or "")
     directory = os.path.dirname(MANIFEST_PATH)
-    result = {
+    result: dict[str, Any] = {
         # An earlier version made the directory under root's umask.
         "changed": before != after or stale or bool(closed([directory])),
         "differences": as_results(

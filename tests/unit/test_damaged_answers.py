@@ -175,8 +175,12 @@ def test_signatures_of_another_device_are_no_answer(monkeypatch: pytest.MonkeyPa
 CAPACITY = Capacity("/mnt/a", "", 10, 20, 30, 4, 1, 2**36, "/opt/python", "", "cuda")
 
 
-@given(st.one_of(edited(CAPACITY.to_dict()).map(json.loads), edited([CAPACITY.to_dict()]).map(json.loads), st.none()))
-def test_whatever_a_node_says_of_its_capacity_is_read_or_refused(answer: Any) -> None:
+@given(st.one_of(edited(CAPACITY.to_dict()), edited([CAPACITY.to_dict()]), st.just("null")))
+def test_whatever_a_node_says_of_its_capacity_is_read_or_refused(text: str) -> None:
+    try:
+        answer = json.loads(text)
+    except ValueError:  # a number of thousands of digits, which Ansible cannot read either
+        return
     try:
         capacity = capacity_of(answer)
     except TypeError:
