@@ -81,7 +81,10 @@ class LookupModule(LookupBase):  # type: ignore[misc]  # Ansible ships no types
         defaults = {name: _template(option["default"]) for name, option in spec.items() if "default" in option}
         values = {**defaults, **variables}
         templar = self._templar.copy_with_new_env(available_variables=values)
-        given = {name: templar.template(values[name]) for name in options if name in values}
+        # Together: ansible-core 2.19 leaves a variable that is `omit` out then, as it does among a task's arguments.
+        given = dict(templar.template({name: values[name] for name in options if name in values}))
+        omitted = values.get("omit")  # before 2.19, what such a variable is
+        given = {name: value for name, value in given.items() if omitted is None or value != omitted}
         validation = ArgumentSpecValidator(options).validate(given)
         if validation.error_messages:
             raise AnsibleLookupError(f"role {role}: {'; '.join(validation.error_messages)}")

@@ -170,16 +170,21 @@ def main() -> None:
         supports_check_mode=True,
     )
     words: Words = {UnitError: lambda error: "tunetool_expect: %s" % line_of(error)}
-    document, result = change(module, lambda: write_manifest(module), words)
+    # Before the lock: the owner's volume may hang, and with it whoever waits for this node.
+    with in_one_line(module, words):
+        storage = storage_of(module.params)
+        tuned = _tuned(module, storage["filesystem"]["mount_point"])
+    document, result = change(module, lambda: write_manifest(module, storage, tuned), words)
     if module.check_mode:
         module.exit_json(**result)
     judge(module, document, result)
 
 
-def write_manifest(module: AnsibleModule) -> tuple[dict[str, Any], dict[str, Any]]:
+def write_manifest(
+    module: AnsibleModule, storage: dict[str, Any], tuned: dict[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The document, which is on the disk now unless in check mode, and the module's result."""
     wanted = module.params
-    storage = storage_of(wanted)
     directions = [name for name in ("read", "write") if wanted["expect_" + name]]
     document = {
         "schema": SCHEMA_NAME,
@@ -194,7 +199,6 @@ def write_manifest(module: AnsibleModule) -> tuple[dict[str, Any], dict[str, Any
         "reboot_required": bool(wanted["reboot_reasons"]),
         "tool_version": wanted["tool_version"],
     }
-    tuned = _tuned(module, document["filesystem"]["mount_point"])
     document.update({"aio": tuned} if tuned else {})
     block = render(tuned["block"]) if tuned else None
     training = (known_manifest() or {}).get("training") if wanted["keep_training"] else None

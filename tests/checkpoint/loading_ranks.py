@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,22 @@ def load_shared(rank: int, world: int, path: str, meet: str, piece: int, fault: 
     if rank == world - 1:
         if fault == "other files":
             path = f"{path}/other.safetensors"
-        elif fault:
+        elif fault in _FAULTS:
             _FAULTS[fault]()
-    tensors = load(path, group=dist.group.WORLD, progress=last.append, buffer_bytes=1 << 16)
+
+    def progress(came: Any) -> None:
+        last.append(came)
+        if fault == "progress" and rank == world - 1:
+            raise ValueError("no progress")
+
+    before, failed = _open_files(), ""
+    try:
+        tensors = load(path, group=dist.group.WORLD, progress=progress, buffer_bytes=1 << 16)
+    except Exception as error:
+        failed = str(error)
+    if failed:
+        assert _open_files() <= before, "files stay open"
+        raise RuntimeError(failed)
     module = torch.nn.Module()
     for name, tensor in tensors.items():
         # A converted tensor cannot be shared as bytes.
@@ -44,6 +58,10 @@ def load_shared(rank: int, world: int, path: str, meet: str, piece: int, fault: 
         "came": came.bytes,
         "shared by": last[-1].shared_by,
     }
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _while_reading(fault: Callable[[], None]) -> None:
@@ -65,10 +83,18 @@ def _have_no_memory() -> None:
     device_memory.free_memory = lambda device: 10
 
 
+def _have_no_threads() -> None:
+    def refused(thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = refused  # type: ignore[method-assign]
+
+
 _FAULTS: dict[str, Callable[[], None]] = {
     "reading": lambda: _while_reading(_fail),
     "killed": lambda: _while_reading(lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "memory": _have_no_memory,
+    "threads": _have_no_threads,
 }
 
 

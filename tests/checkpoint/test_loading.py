@@ -565,6 +565,10 @@ def test_a_rank_that_fails_ends_the_load_of_all(forks: Ask, disk: Path, tmp_path
     first, last = _shared(forks, path, tmp_path, fault="memory")
     assert "another rank of `group` could not load" in first["error"]
     assert "has 10 B free" in last["error"]
+    for fault, words in (("progress", "no progress"), ("threads", "can't start new thread")):
+        first, last = _shared(forks, path, tmp_path, fault=fault)
+        assert "another rank of `group` could not load" in first["error"]
+        assert words in last["error"]
     first, last = _shared(forks, path, tmp_path, fault="killed")
     assert "another rank of `group` ended while it loaded" in first["error"]
     assert last["status"] == -signal.SIGKILL

@@ -25,6 +25,10 @@ def answer(order):
     print("heard", order["do"], flush=True)
     if order["do"] == "child":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
+    if order["do"] == "fork" and rank == 1 and os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if order["do"] == "fork":
+        time.sleep(600)
     if order["do"] in ("die", "fail", "hang") and rank == order["rank"]:
         if order["do"] == "hang":
             time.sleep(600)
@@ -38,7 +42,8 @@ def answer(order):
     if order["do"] == "end":
         open(order.get("file", os.environ["ENDED"] + str(rank)), "w").close()
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {name: os.environ[name] for name in names}
+    elastic = "".join(name for name in os.environ if name.startswith("TORCHELASTIC_"))
+    return {"elastic": elastic, **{name: os.environ[name] for name in names}}
 """
 
 
@@ -68,6 +73,20 @@ def test_the_rank_that_a_signal_ended_is_named(two: Callable[[], AskedRanks], ra
     assert caught.value.rank == rank
     assert "out-of-memory" in str(caught.value.hint)
     assert "heard die" in caught.value.raw
+
+
+def test_a_killed_rank_is_seen_while_its_child_lives(two: Callable[[], AskedRanks]) -> None:
+    with two() as ranks, pytest.raises(RankFailed, match="rank 1 was ended by SIGKILL: heard fork"):
+        ranks.ask({"do": "fork"}, 600)
+
+
+def test_a_launcher_around_them_is_not_theirs(two: Callable[[], AskedRanks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with two() as ranks:
+        assert {answer["elastic"] for answer in ranks.ask({"do": "hello"}, 60)} == {""}
+        ranks.dismiss(60)
+        with pytest.raises(RankFailed):
+            ranks.ask({"do": "hello"}, 60)
 
 
 def test_an_error_of_one_is_one_line_and_they_go_on(two: Callable[[], AskedRanks]) -> None:

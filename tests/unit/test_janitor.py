@@ -48,6 +48,19 @@ def test_each_kind_is_undone(how: str, module: str, tmp_path: Path) -> None:
     until(lambda: setting.read_text() == "0\n" and not folder.exists(), "the janitor's end")
 
 
+def test_it_needs_no_path_but_its_parents(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    tools = Path(janitor.__file__).parents[2]
+    program = f"import sys\nsys.path.insert(0, {str(tools)!r})\n{KILLED}"
+    # A Python in which tunetool is not installed.
+    bare = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    entry = json.dumps([{"kind": "directory", "path": str(made)}])
+    subprocess.run([bare, "-c", program, ROWS, "kill", entry], env=environment, check=False, cwd=tmp_path)
+    until(lambda: not made.exists(), "the janitor's end")
+
+
 def test_what_is_noted_no_more_stays(tmp_path: Path) -> None:
     kept, removed = tmp_path / "kept", tmp_path / "removed"
     kept.mkdir()

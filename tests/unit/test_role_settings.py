@@ -26,6 +26,8 @@ PLAY: list[dict[str, Any]] = [
             "io_tuning_nomerges": 0,
             "io_tuning_scheduler": None,
             "gpudirect_storage_mode": False,
+            "scratch_filesystem_label": "{{ no_label | default(omit) }}",
+            "scratch_filesystem_services": "{{ no_services | default(omit) }}",
             "scratch_filesystem_mount_point": "~/{{ inventory_hostname }}",
             "scratch_filesystem_protect_mount_point": "no",
             "host_memory_hugepages": [{"size": "1GiB", "count": "3"}],
@@ -75,6 +77,8 @@ def test_whoever_sets_a_variable_it_is_seen_with_its_type(tmp_path: Path) -> Non
     # By the play: a template, a number where a text is due, and nothing; by nobody.
     assert (tuning["read_ahead"], tuning["nomerges"], tuning["scheduler"]) == ("4MiB", "0", "")
     assert (tuning["fstrim_timer"], tuning["dirty"]) == ("enabled", "")
+    # Left out, they have the role's default.
+    assert answer["by_role"]["scratch_filesystem"]["label"] == "nvme_raid0"
     # A default that is made from another variable. The home directory is the node's, so it is not known here.
     volume = answer["by_role"]["scratch_filesystem"]
     assert (volume["mount_point"], volume["offload_dir"]) == ("~/n1", "~/n1/deepspeed_offload")

@@ -11,6 +11,7 @@ from tunetool.inspect.container_advice import container_findings
 from tunetool.inspect.model import Drive, Finding, Inspection, Link
 from tunetool.node.array.md_arrays import DEAD_STATES, HALTED_STATES
 from tunetool.node.common.check_result import FAIL, UNKNOWN, Check
+from tunetool.node.common.raid_levels import needs_every_member
 from tunetool.node.gds.cufile_check import Problem
 from tunetool.node.machine.pcie_links import bandwidth
 from tunetool.node.units import format_size, format_size_binary
@@ -174,9 +175,11 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
             gone = array.members.count(None)
             reason = f"{gone} of {len(array.members)} members missing" if gone else f"state `{array.state}`"
             cure = DEAD_STATES.get(array.state) or HALTED_STATES.get(array.state)
+            rebuilt = (
+                f"; a {array.level.upper()} that lost one is rebuilt by `ansible-playbook tunetool.node.replace_drive`"
+            )
             remedy = (not gone and cure) or (
-                f"look for the drive in the kernel's log; a {array.level.upper()} that lost one is rebuilt by "
-                "`ansible-playbook tunetool.node.replace_drive`"
+                "look for the drive in the kernel's log" + (rebuilt if needs_every_member(array.level) else "")
             )
             yield Finding(id="array.state", found=f"{name} does not serve: {reason}", remedy=remedy)
         elif f"/dev/{array.device}" not in mounted and facts.shown.host.container is None:

@@ -46,7 +46,12 @@ class AskedRanks:
     def __init__(self, program: Path, world: int, environment: Mapping[str, str]) -> None:
         self._command = child_command(Path(sys.executable), program)
         self._environment = {
-            **rank_environment(environment, world, os.cpu_count() or 1),
+            # Not what a launcher around this one has set for its own ranks: they would look for its store.
+            **{
+                name: value
+                for name, value in rank_environment(environment, world, os.cpu_count() or 1).items()
+                if not name.startswith("TORCHELASTIC_")
+            },
             "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1",
@@ -96,14 +101,23 @@ class AskedRanks:
             for rank, worker in enumerate(self._workers):
                 selector.register(worker.output, selectors.EVENT_READ, rank)
             while len(answers) < len(self._workers) and time.monotonic() <= deadline:
-                for key, _ in selector.select(TICK):
+                ready = selector.select(TICK)
+                for key, _ in ready:
                     answer = self._of(int(key.data), Worker.read)
                     if answer is not None:
                         answers[int(key.data)] = answer
                         if "error" in answer:
                             deadline = min(deadline, time.monotonic() + _STRAGGLERS)
+                if not ready:
+                    self._look_at_the_silent(answers)
                 tick()
         return answers
+
+    def _look_at_the_silent(self, answers: Mapping[int, Any]) -> None:
+        """Raises ``RankFailed`` where one has ended whose output a process that it forked keeps open."""
+        for rank, worker in enumerate(self._workers):
+            if rank not in answers and worker.has_ended():
+                raise self._ended(self._died(rank, worker.dead()))
 
     def _of(self, rank: int, act: Callable[[Worker], Answer]) -> Answer:
         """What ``act`` gives for a rank; all are ended where it has died."""

@@ -167,11 +167,17 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """This process alone: it reads everything."""
+    """This process alone: it reads everything. A context manager of one load."""
 
     size = 1
     is_first = True
     """Whether this is the one rank that does what need not be done twice."""
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give back what the load took beside its tensors."""
 
     def all_or_none(self, work: Callable[[], T]) -> T:
         """Do ``work``, on all ranks. Raises on every rank if it raised on one of them."""

@@ -55,13 +55,15 @@ class Peers:
         for rank in ranks:
             if rank.place == here.place and rank.process != here.process:
                 # A process that ended before this has taken part in the exchange, so its number is not another's yet.
-                with contextlib.suppress(OSError):
+                # Python may be built without it; then nobody watches, and the group's own time limit ends the wait.
+                with contextlib.suppress(OSError, AttributeError):
                     self._handles.append(os.pidfd_open(rank.process))
                     self._lives.register(self._handles[-1], select.POLLIN)
 
-    def __del__(self) -> None:
-        for handle in self._handles:
-            os.close(handle)
+    def close(self) -> None:
+        """Watch the other processes no longer."""
+        while self._handles:
+            os.close(self._handles.pop())
 
     def sharing_pays(self, in_memory: bool) -> bool:
         """Whether each rank shall read a share. Drives are read once in any case. What is in memory is read by every
@@ -79,14 +81,16 @@ class Peers:
                 raise _gone() from error
             raise CannotJudge(f"the ranks of `group` could not send: {str(error).splitlines()[0]}", _SEE) from error
 
-    def finish(self, works: Sequence[Any]) -> None:
-        """Wait until ``works`` are complete, for the current stream and for this thread. Raises ``Gone`` where a rank
+    def finish(self, works: Sequence[Any], device: torch.device | None = None) -> None:
+        """Wait until ``works`` are complete, for this thread and for the current stream of ``device`` (None: of the
+        device of the group's own words). Raises ``Gone`` where a rank
         has ended, which would never take part, and ``CannotJudge`` where the ranks cannot reach each other."""
         for work in works:
             self.order(work)
-        if self._device.type != "cuda":
+        device = device or self._device
+        if device.type != "cuda":
             return
-        complete = torch.cuda.current_stream(self._device).record_event()
+        complete = torch.cuda.current_stream(device).record_event()
         looked, pause = time.monotonic(), 0.00002
         while not complete.query():
             time.sleep(pause)

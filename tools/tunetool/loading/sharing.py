@@ -3,6 +3,7 @@ while it reads on."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from tunetool.checkpoint.fetch import FileRead, Want
+from tunetool.checkpoint.fetch import Fetch, FileRead, Want
 from tunetool.checkpoint.host_buffers import within_gpu
 from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.errors import CannotJudge, UsageProblem
@@ -51,6 +52,9 @@ class Group(Ranks):
         self._words = torch.cuda.Stream(device) if device.type == "cuda" else None
         """On which words are asked for: they wait for no piece of this rank."""
 
+    def __exit__(self, *_: object) -> None:
+        self._peers.close()
+
     def all_or_none(self, work: Callable[[], T]) -> T:
         failure: BaseException | None = None
         try:
@@ -61,14 +65,22 @@ class Group(Ranks):
             failure = error
         failed = self._largest(0 if failure is None else 1)[0]
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                # Its traceback has this frame: together they would keep the tensors of a failed load.
+                del failure
         if failed:
             raise CannotJudge("another rank of `group` could not load", "see the error of that rank")
         return result
 
     def fill(self, filling: Filling, wants: Sequence[Want], device: torch.device) -> None:
-        self._check_same(wants)
-        if not self._peers.sharing_pays(filling.files.in_memory):
+        # Copies by address go to the stream of the thread's current GPU.
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            self._fill(filling, wants, device)
+
+    def _fill(self, filling: Filling, wants: Sequence[Want], device: torch.device) -> None:
+        if not self._agree(wants, self._peers.sharing_pays(filling.files.in_memory)):
             self.all_or_none(functools.partial(filling.read, wants, device))
             return
         filling.is_shared_by(self.size)
@@ -93,24 +105,38 @@ class Group(Ranks):
 
         A rank that fails sends on what its memory holds until all know it: the others would wait for it for ever.
         """
-        mine = _Mine(filling, pieces[self._rank :: self.size], device)
-        fetch = filling.fetch(device)
         sent: list[Any] = []
         words: list[tuple[Any, torch.Tensor]] = []
-        with fetch.running(mine.reads, mine.done):
+        failure: BaseException | None = None
+        with contextlib.ExitStack() as held:
+
+            def begin() -> tuple[_Mine, Fetch]:
+                mine = _Mine(filling, pieces[self._rank :: self.size], device)
+                fetch = filling.fetch(device)
+                held.enter_context(fetch.running(mine.reads, mine.done))
+                return mine, fetch
+
+            mine, fetch = self.all_or_none(begin)
             for number, piece in enumerate(pieces):
                 owner, count = number % self.size, sum(map(size_of, piece))
                 is_mine = owner == self._rank
-                if is_mine and not mine.wait(number // self.size, lambda: fetch.is_stopped):
+                try:
+                    if is_mine and not mine.wait(number // self.size, lambda: fetch.is_stopped):
+                        fetch.stop()
+                    if failure is None:
+                        filling.has_come(count, count if is_mine else 0)
+                except BaseException as error:  # raised below, when the other ranks know
+                    failure = failure or error
                     fetch.stop()
                 sent += self._send_all(piece, owner, pack)
-                filling.has_come(count, count if is_mine else 0)
                 if (number + 1) % (_PIECES_A_WORD * self.size) == 0:
                     words.append(self._ask(fetch.is_stopped))
                     if len(words) > _WORDS_AHEAD and self._hear(*words.pop(0)):
                         fetch.stop()
                         break
-        self._peers.finish([*sent, *(work for work, _ in words)])
+            if failure is not None:
+                raise failure
+        self._peers.finish([*sent, *(work for work, _ in words)], device)
 
     def _pieces(self, wants: Sequence[Want]) -> list[list[Want]]:
         whole = [want for want in wants if want.as_bytes is not None]
@@ -154,16 +180,17 @@ class Group(Ranks):
         self._peers.finish([dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)])
         return [int(value) for value in tensor.tolist()]
 
-    def _check_same(self, wants: Sequence[Want]) -> None:
-        """Raises ``UsageProblem`` unless all ranks read the same tensors, since they would wait for each other for
-        ever."""
+    def _agree(self, wants: Sequence[Want], pays: bool) -> bool:
+        """Whether sharing pays for one of the ranks. Raises ``UsageProblem`` unless all ranks read the same tensors,
+        since they would wait for each other for ever."""
         described = [(want.name, want.file, want.start, want.plain, want.as_bytes is None) for want in wants]
         digest = zlib.crc32(repr(described).encode())
-        largest, smallest = self._largest(digest, -digest)
+        largest, smallest, shared = self._largest(digest, -digest, int(pays))
         if largest != -smallest:
             raise UsageProblem(
                 "`group`: its ranks were given different files or different modules", "give all of them the same model"
             )
+        return bool(shared)
 
 
 class _Mine:

@@ -61,14 +61,14 @@ def load(
     """
     reading = checked_reading(threads, buffer_bytes, progress)
     target = device_of(device)
-    ranks = _ranks(group, target)
 
     def prepare() -> tuple[Listing, dict[str, torch.Tensor]]:
         listing = list_tensors(Path(path))
         return listing, _empty(listing, target)
 
-    listing, tensors = ranks.all_or_none(prepare)
-    _fill(listing, [want(tensor, tensors[name]) for name, tensor in listing.tensors.items()], reading, ranks)
+    with _ranks(group, target) as ranks:
+        listing, tensors = ranks.all_or_none(prepare)
+        _fill(listing, [want(tensor, tensors[name]) for name, tensor in listing.tensors.items()], reading, ranks)
     return tensors
 
 
@@ -103,7 +103,7 @@ def load_into(
 
     reading = checked_reading(threads, buffer_bytes, progress)
     target = None if device is None else device_of(device)
-    ranks = _ranks(group, target or next((each.device for each in module.parameters()), torch.device("cpu")))
+    spoken = target or next((each.device for each in module.parameters()), torch.device("cpu"))
 
     def prepare() -> tuple[Listing, list[Want]]:
         listing, in_place = list_tensors(Path(path)), target is None
@@ -114,8 +114,9 @@ def load_into(
             give_memory(module, target, f"`{path}`")
         return listing, targets(module, matched, in_place=in_place)
 
-    listing, wants = ranks.all_or_none(prepare)
-    return _fill(listing, wants, reading, ranks)
+    with _ranks(group, spoken) as ranks:
+        listing, wants = ranks.all_or_none(prepare)
+        return _fill(listing, wants, reading, ranks)
 
 
 def _ranks(group: Any, device: torch.device) -> Ranks:

@@ -117,6 +117,9 @@ def _fails(remove: Callable[[Any], None], entry: Entry) -> bool:
 def _main(module: str, sure: int) -> None:
     # Beside this file lies a `statistics.py`, which must not stand in for Python's own.
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]  # noqa: PTH100, PTH120
+    if module:
+        # This very tunetool, also where only its parent's path leads to it.
+        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
     more = importlib.import_module(module).REMOVALS if module else {}
     sweep(last_list(sys.stdin.buffer), {**REMOVALS, **more}, sure)
 

@@ -277,7 +277,7 @@ class Worker:
         assert stdin is not None  # noqa: S101  (a pipe, as asked for above)
         try:
             stdin.write(json.dumps(order).encode() + b"\n")
-        except OSError:
+        except (OSError, ValueError):  # the latter where its pipes are closed already
             raise self.dead() from None
 
     def receive(self, timeout: float) -> dict[str, Any]:
@@ -328,7 +328,9 @@ class Worker:
         return answer
 
     def messages(self) -> str:
-        """The end of what it printed."""
+        """The end of what it printed; nothing once its pipes are closed."""
+        if self._stderr.closed:
+            return ""
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - TAIL))
         return self._stderr.read().decode(errors="replace")
@@ -345,13 +347,20 @@ class Worker:
         _has_ended(self._process, patience, ctrl_c)
         ctrl_c.deliver()
 
+    def has_ended(self) -> bool:
+        """Whether it has ended, also while a process that it started keeps its output open. It is not reaped."""
+        return self._process.returncode is not None or self._seen() is not None
+
     def killed(self) -> bool:
         """Whether a signal has ended it. It is not reaped."""
         status = self._process.returncode
         if status is not None:
             return status < 0
-        seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        seen = self._seen()
         return seen is not None and seen.si_code != os.CLD_EXITED
+
+    def _seen(self) -> os.waitid_result | None:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def dead(self) -> Failed:
         """For one that has closed its output: it is ended, and the error says how it ended."""
