@@ -87,7 +87,7 @@ def _have_no_threads() -> None:
     def refused(thread: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    threading.Thread.start = refused  # type: ignore[method-assign]
+    threading.Thread.start = refused  # type: ignore[method-assign,assignment]
 
 
 _FAULTS: dict[str, Callable[[], None]] = {
