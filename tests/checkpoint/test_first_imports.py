@@ -53,6 +53,8 @@ print(json.dumps(new))
 """
 HOST_MEMORY = {"node.machine", "node.machine.memory", "node.machine.mounts"}
 """Modules that say how much memory the host has left."""
+OF_FILES = {"node.common.files", "node.common.temporary", "node.common.file_lock", "node.common.waiting"}
+"""Modules that the reader of the host's files brings along."""
 READING = {
     "checkpoint",
     "checkpoint.checksums",
@@ -87,7 +89,7 @@ def ours(names: frozenset[str]) -> set[str]:
 
 def test_a_first_load(imported: Mapping[str, frozenset[str]]) -> None:
     # On the CPU the memory is counted in which the tensors are made; a GPU's is known to the driver.
-    assert ours(imported["loading"]) - HOST_MEMORY - {"node.common.files", "node.common.temporary"} == READING | {
+    assert ours(imported["loading"]) - HOST_MEMORY - OF_FILES == READING | {
         "checkpoint.collections_off",
         "checkpoint.identity",
         "loading",
