@@ -67,11 +67,12 @@ def other_python(interpreter: str, version: str) -> int:
     """
 
     def make(directory: Path) -> None:
-        subprocess.run([interpreter, "-m", "venv", "--without-pip", str(directory)], check=True)
+        # With pip: tests of wheels and of the wheelhouse run it.
+        subprocess.run([interpreter, "-m", "venv", str(directory)], check=True)
         pip(directory / "bin/python", "--constraint", str(ROOT / "constraints.txt"), *NEEDS)
 
     inputs = b"".join((ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml"))
-    with kept("pythons", inputs, make, f"{version}-") as directory:
+    with kept("pythons", inputs + inspect.getsource(make).encode(), make, f"{version}-") as directory:
         marks = ["-m", "not slow and not any_python", "--hypothesis-profile=few"]
         variables = {"PYTHONDONTWRITEBYTECODE": "1", "TUNETOOL_TESTS_BARE_PYTHON": "1"}
         return pytest(
