@@ -570,7 +570,7 @@ def test_a_rank_that_fails_ends_the_load_of_all(forks: Ask, disk: Path, tmp_path
         assert "another rank of `group` could not load" in first["error"]
         assert words in last["error"]
     first, last = _shared(forks, path, tmp_path, fault="killed")
-    assert "another rank of `group` ended while it loaded" in first["error"]
+    assert "rank 1 of `group` ended while it loaded" in first["error"]
     assert last["status"] == -signal.SIGKILL
     for answer in _shared(forks, path, tmp_path, fault="other files"):
         assert "its ranks were given different files" in answer["error"]

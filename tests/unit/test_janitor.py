@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from calls import call
 from tunetool.measure import janitor
 from tunetool.measure.janitor import Janitor, last_list, sweep
 from waiting import until
@@ -33,7 +33,7 @@ ROWS = "tunetool.measure.marked_processes"
 def run(how: str, *noted: list[dict[str, str]], module: str = "") -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", KILLED, module, how, *map(json.dumps, noted)]
-    done = subprocess.run(argv, env=environment, check=False)
+    done = call(*argv, env=environment)
     assert done.returncode == (-signal.SIGKILL if how == "kill" else 0)
 
 
@@ -57,7 +57,7 @@ def test_it_needs_no_path_but_its_parents(tmp_path: Path) -> None:
     bare = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     entry = json.dumps([{"kind": "directory", "path": str(made)}])
-    subprocess.run([bare, "-c", program, ROWS, "kill", entry], env=environment, check=False, cwd=tmp_path)
+    call(bare, "-c", program, ROWS, "kill", entry, env=environment, cwd=tmp_path)
     until(lambda: not made.exists(), "the janitor's end")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from waiting import PATIENCE
+from calls import call
 
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 
@@ -55,17 +55,11 @@ def play(tmp_path: Path, document: list[dict[str, Any]], *more: str) -> subproce
     (tmp_path / "hosts.yml").write_text(
         json.dumps({"all": {"hosts": {"n1": {}}, "vars": {"ansible_connection": "local", "nvme_drives_count": 4}}})
     )
-    return subprocess.run(
-        [
-            *(str(Path(sys.executable).with_name("ansible-playbook")), str(tmp_path / "play.yml")),
-            *("-i", str(tmp_path / "hosts.yml"), "-e", f"ansible_python_interpreter={sys.executable}", *more),
-        ],
+    return call(
+        *(Path(sys.executable).with_name("ansible-playbook"), tmp_path / "play.yml", "-i", tmp_path / "hosts.yml"),
+        *("-e", f"ansible_python_interpreter={sys.executable}", *more),
         cwd=ROOT,
         env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
     )
 
 

@@ -46,12 +46,7 @@ class AskedRanks:
     def __init__(self, program: Path, world: int, environment: Mapping[str, str]) -> None:
         self._command = child_command(Path(sys.executable), program)
         self._environment = {
-            # Not what a launcher around this one has set for its own ranks: they would look for its store.
-            **{
-                name: value
-                for name, value in rank_environment(environment, world, os.cpu_count() or 1).items()
-                if not name.startswith("TORCHELASTIC_")
-            },
+            **rank_environment(environment, world, os.cpu_count() or 1),
             "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1",
@@ -109,14 +104,15 @@ class AskedRanks:
                         if "error" in answer:
                             deadline = min(deadline, time.monotonic() + _STRAGGLERS)
                 if not ready:
-                    self._look_at_the_silent(answers)
+                    self._look_at_the_silent(answers, selector)
                 tick()
         return answers
 
-    def _look_at_the_silent(self, answers: Mapping[int, Any]) -> None:
+    def _look_at_the_silent(self, answers: Mapping[int, Any], selector: selectors.BaseSelector) -> None:
         """Raises ``RankFailed`` where one has ended whose output a process that it forked keeps open."""
         for rank, worker in enumerate(self._workers):
-            if rank not in answers and worker.has_ended():
+            # Its last answer may have come since: what has ended writes nothing more.
+            if rank not in answers and worker.has_ended() and not selector.select(0):
                 raise self._ended(self._died(rank, worker.dead()))
 
     def _of(self, rank: int, act: Callable[[Worker], Answer]) -> Answer:

@@ -177,8 +177,10 @@ def run_ranks(
 
 
 def rank_environment(environment: Mapping[str, str], world: int, cpu_count: int) -> dict[str, str]:
-    """Environment of the ranks: no variable that runs foreign code, an equal share of the cores, the loopback."""
-    clean = worker.without_preloads(environment)
+    """Environment of the ranks: no variable that runs foreign code, none by which they would look for the store of a
+    launcher around this one, an equal share of the cores, the loopback."""
+    preloads = worker.without_preloads(environment)
+    clean = {name: value for name, value in preloads.items() if not name.startswith("TORCHELASTIC_")}
     defaults = {
         # torchrun would set 1 for more than one rank, and say so on every start.
         "OMP_NUM_THREADS": str(max(1, cpu_count // world)),

@@ -21,7 +21,6 @@ from tunetool.errors import CannotJudge
 _LOOK_SECONDS = 0.05
 """Between two looks whether the other ranks live."""
 _LONGEST_PAUSE = 0.002
-_SEE = "see the end of that rank's output"
 
 
 class Gone(CannotJudge):
@@ -51,19 +50,21 @@ class Peers:
         self._gpus = tuple((rank.gpu_high, rank.gpu_low) for rank in ranks)
         self.on_one_machine = all(rank.place == here.place for rank in ranks)
         self._lives = select.poll()
-        self._handles: list[int] = []
-        for rank in ranks:
+        self._ranks: dict[int, int] = {}
+        """The rank of each process that is watched, by its file descriptor."""
+        for number, rank in enumerate(ranks):
             if rank.place == here.place and rank.process != here.process:
                 # A process that ended before this has taken part in the exchange, so its number is not another's yet.
                 # Python may be built without it; then nobody watches, and the group's own time limit ends the wait.
                 with contextlib.suppress(OSError, AttributeError):
-                    self._handles.append(os.pidfd_open(rank.process))
-                    self._lives.register(self._handles[-1], select.POLLIN)
+                    handle = os.pidfd_open(rank.process)
+                    self._ranks[handle] = number
+                    self._lives.register(handle, select.POLLIN)
 
     def close(self) -> None:
         """Watch the other processes no longer."""
-        while self._handles:
-            os.close(self._handles.pop())
+        while self._ranks:
+            os.close(self._ranks.popitem()[0])
 
     def sharing_pays(self, in_memory: bool) -> bool:
         """Whether each rank shall read a share. Drives are read once in any case. What is in memory is read by every
@@ -77,14 +78,18 @@ class Peers:
         try:
             work.wait()
         except RuntimeError as error:
-            if self._one_is_gone(2.0):
-                raise _gone() from error
-            raise CannotJudge(f"the ranks of `group` could not send: {str(error).splitlines()[0]}", _SEE) from error
+            self._look(2.0)
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            hint = "see the output of the other ranks"
+            raise CannotJudge(f"the ranks of `group` cannot reach each other: {first}", hint) from error
 
     def finish(self, works: Sequence[Any], device: torch.device | None = None) -> None:
         """Wait until ``works`` are complete, for this thread and for the current stream of ``device`` (None: of the
-        device of the group's own words). Raises ``Gone`` where a rank
-        has ended, which would never take part, and ``CannotJudge`` where the ranks cannot reach each other."""
+        device on which the ranks agree).
+
+        Raises ``Gone`` where a rank has ended, which would never take part, and ``CannotJudge`` where the ranks cannot
+        reach each other.
+        """
         for work in works:
             self.order(work)
         device = device or self._device
@@ -96,19 +101,20 @@ class Peers:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             if time.monotonic() - looked > _LOOK_SECONDS:
-                if self._one_is_gone(0):
+                try:
+                    self._look(0)
+                except Gone:
                     # Its kernels on this GPU would wait for that rank for ever, and with them the end of this process.
                     with contextlib.suppress(Exception):
                         self._group.abort()
-                    raise _gone()
+                    raise
                 looked = time.monotonic()
 
-    def _one_is_gone(self, seconds: float) -> bool:
-        return bool(self._lives.poll(seconds * 1000))
-
-
-def _gone() -> Gone:
-    return Gone("another rank of `group` ended while it loaded", _SEE)
+    def _look(self, seconds: float) -> None:
+        """Raises ``Gone`` where another rank has ended, or ends within so many seconds."""
+        for handle, _ in self._lives.poll(seconds * 1000):
+            hint = "see the end of that rank's output"
+            raise Gone(f"rank {self._ranks[handle]} of `group` ended while it loaded", hint)
 
 
 def _this(device: torch.device) -> _Peer:

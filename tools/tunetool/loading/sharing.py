@@ -31,10 +31,10 @@ _PIECES_EACH = 16
 """Of each rank, at least, so that sending begins early and ends soon after the last read."""
 PACKED_BYTES = 16 << 20
 """Of a piece, smaller tensors are sent in one memory: each sending takes as long as that of a megabyte."""
-_PIECES_A_WORD = 4
-"""Pieces of each rank after which the ranks tell each other whether all of them can still read."""
-_WORDS_AHEAD = 2
-"""Such words that are under way while pieces are sent: nobody waits for one that has just been asked for."""
+_PIECES_A_CHECK = 4
+"""Pieces of each rank between two checks whether all ranks can still read."""
+_CHECKS_AHEAD = 2
+"""Checks that are under way while pieces are sent: nobody waits for one that has just begun."""
 
 
 class Group(Ranks):
@@ -49,8 +49,8 @@ class Group(Ranks):
                 "`group`: this process is none of its ranks", "call `load` on the ranks of the group only"
             )
         self._peers = Peers(group, device)
-        self._words = torch.cuda.Stream(device) if device.type == "cuda" else None
-        """On which words are asked for: they wait for no piece of this rank."""
+        self._check_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """Of the checks, which wait for no piece of this rank there."""
 
     def __exit__(self, *_: object) -> None:
         self._peers.close()
@@ -106,7 +106,7 @@ class Group(Ranks):
         A rank that fails sends on what its memory holds until all know it: the others would wait for it for ever.
         """
         sent: list[Any] = []
-        words: list[tuple[Any, torch.Tensor]] = []
+        checks: list[tuple[Any, torch.Tensor]] = []
         failure: BaseException | None = None
         with contextlib.ExitStack() as held:
 
@@ -129,14 +129,14 @@ class Group(Ranks):
                     failure = failure or error
                     fetch.stop()
                 sent += self._send_all(piece, owner, pack)
-                if (number + 1) % (_PIECES_A_WORD * self.size) == 0:
-                    words.append(self._ask(fetch.is_stopped))
-                    if len(words) > _WORDS_AHEAD and self._hear(*words.pop(0)):
+                if (number + 1) % (_PIECES_A_CHECK * self.size) == 0:
+                    checks.append(self._begin_check(fetch.is_stopped))
+                    if len(checks) > _CHECKS_AHEAD and self._one_failed(*checks.pop(0)):
                         fetch.stop()
                         break
             if failure is not None:
                 raise failure
-        self._peers.finish([*sent, *(work for work, _ in words)], device)
+        self._peers.finish([*sent, *(work for work, _ in checks)], device)
 
     def _pieces(self, wants: Sequence[Want]) -> list[list[Want]]:
         whole = [want for want in wants if want.as_bytes is not None]
@@ -161,18 +161,19 @@ class Group(Ranks):
     def _send(self, memory: torch.Tensor, owner: int) -> Any:
         return dist.broadcast(memory, dist.get_global_rank(self._group, owner), group=self._group, async_op=True)
 
-    def _ask(self, failed: bool) -> tuple[Any, torch.Tensor]:
-        """Ask all ranks whether one of them failed."""
-        with torch.cuda.stream(self._words):
+    def _begin_check(self, failed: bool) -> tuple[Any, torch.Tensor]:
+        """Begin to ask all ranks whether one of them failed."""
+        with torch.cuda.stream(self._check_stream):
             # Copied, not filled: a kernel that is loaded for its first use waits for those that run, and those wait for
             # the other ranks.
-            word = torch.tensor([int(failed)], dtype=torch.int64, device=self._device)
-            return dist.all_reduce(word, dist.ReduceOp.MAX, group=self._group, async_op=True), word
+            flag = torch.tensor([int(failed)], dtype=torch.int64, device=self._device)
+            return dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True), flag
 
-    def _hear(self, work: Any, word: torch.Tensor) -> bool:
-        with torch.cuda.stream(self._words):
+    def _one_failed(self, work: Any, flag: torch.Tensor) -> bool:
+        """The answer of a check."""
+        with torch.cuda.stream(self._check_stream):
             self._peers.finish([work])
-            return bool(word.item())
+            return bool(flag.item())
 
     def _largest(self, *values: int) -> list[int]:
         """The largest of each value over the ranks."""

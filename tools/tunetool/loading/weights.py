@@ -103,7 +103,7 @@ def load_into(
 
     reading = checked_reading(threads, buffer_bytes, progress)
     target = None if device is None else device_of(device)
-    spoken = target or next((each.device for each in module.parameters()), torch.device("cpu"))
+    of_group = target or next((each.device for each in module.parameters()), torch.device("cpu"))
 
     def prepare() -> tuple[Listing, list[Want]]:
         listing, in_place = list_tensors(Path(path)), target is None
@@ -114,7 +114,7 @@ def load_into(
             give_memory(module, target, f"`{path}`")
         return listing, targets(module, matched, in_place=in_place)
 
-    with _ranks(group, spoken) as ranks:
+    with _ranks(group, of_group) as ranks:
         listing, wants = ranks.all_or_none(prepare)
         return _fill(listing, wants, reading, ranks)
 
