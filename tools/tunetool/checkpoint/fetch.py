@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from tunetool.checkpoint import host_buffers
+from tunetool.checkpoint import host_buffers, read_loop
 from tunetool.checkpoint.checksums import Stopped, Turns, whole_blocks
 from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat, use_gpu
 from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain, memory_at, strides
+from tunetool.checkpoint.read_loop import Ring, Run
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, merge, pieces, span
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import Workers
@@ -93,8 +94,10 @@ FileRead: TypeAlias = "tuple[str, Read[Part] | DirectRead]"
 
 
 def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[FileRead]:
-    """All reads as (file, read): ordered within a file, alternating between files so that several are read at a
-    time."""
+    """All reads as (file, read), of at most ``buffer_bytes``, or ``read_loop.READ_BYTES`` where compiled code will read:
+    ordered within a file, alternating between files so that several are read at a time."""
+    if files.in_memory and all(want.by_address and read_loop.is_there(want.target.device) for want in wants):
+        buffer_bytes = max(buffer_bytes, read_loop.READ_BYTES)
     per_file: dict[str, list[tuple[int, Read[Part] | DirectRead]]] = {}
     grouped: dict[str, list[Want]] = {}
     for want in wants:
@@ -153,7 +156,8 @@ def _through_buffers(want: Want, low: int, high: int, limit: int) -> Iterator[tu
 class Fetch:
     """Carries out the reads of ``plan_reads`` for tensors on one device.
 
-    Uses ``threads`` host buffers of ``buffer_bytes`` bytes; for a GPU, ``BUFFERS`` times as many, pinned.
+    Uses ``threads`` host buffers of ``buffer_bytes`` bytes; for a GPU, ``BUFFERS`` times as many, pinned, but a ring of
+    ``read_loop.RING_BYTES`` for each thread where compiled code can read.
     """
 
     def __init__(self, files: Files, device: Any, threads: int, buffer_bytes: int, turns: Turns | None = None) -> None:
@@ -254,8 +258,8 @@ class Fetch:
         try:
             if isinstance(read, DirectRead):
                 self._read_in_place(name, read)
-            else:
-                self._read_through_buffer(name, read, buffers.next())
+            elif not self._read_through_ring(name, read, buffers):
+                self._read_through_buffer(name, read, buffers.next(read.stop - read.start))
         finally:
             self.files.done(name)
 
@@ -269,6 +273,25 @@ class Fetch:
             raise self.files.truncated(name, want.name, read.start + came, want.start + want.bytes[1])
         if want.sums is not None:
             want.sums.feed(first, view)
+
+    def _read_through_ring(self, name: str, read: Read[Part], buffers: Buffers) -> bool:
+        """Whether compiled code read everything, and queued all copies."""
+        if buffers.ring is None or not all(
+            part.wanted and part.block is None and part.want.sums is None for _, _, part in read.wanted
+        ):
+            return False
+        stop = max(stop for _, stop, _ in read.wanted)
+        handle = self.files.in_memory_handle(name, read.start, stop)
+        if handle is None:
+            return False
+        runs = [
+            Run(start, stop, part.want.address + part.start - part.want.bytes[0]) for start, stop, part in read.wanted
+        ]
+        if buffers.ring.read(handle, read.start, stop, runs):
+            return True
+        # Copies that are under way would bring older bytes than those that are read again.
+        torch.cuda.current_stream(self._device).synchronize()
+        return False
 
     def _read_through_buffer(self, name: str, read: Read[Part], buffer: _Buffer) -> None:
         buffer.wait()
@@ -334,17 +357,31 @@ class Buffers:
     def __enter__(self) -> Buffers:
         return self
 
+    @cached_property
+    def ring(self) -> Ring | None:
+        """Of compiled code, with pinned memory of its own; None where there is no such code, or no GPU."""
+        if self._stream is None or not read_loop.is_there(self._stream.device):
+            return None
+        self._memories.append(POOL.one(read_loop.RING_BYTES, pinned=True))
+        return read_loop.ring(self._memories[-1], self._stream)
+
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.synchronize()
         POOL.give_back(self._memories)
 
-    def next(self) -> _Buffer:
+    def next(self, size: int = 0) -> _Buffer:
+        """One of them, at least of ``size`` bytes: reads that are planned for a ring are larger."""
         number = next(self._turn)
         if number == len(self._held):
-            self._memories.append(POOL.one(self._size, self._stream is not None))
-            self._held.append(_Buffer(self._memories[-1], self._stream))
+            self._held.append(self._new(size))
+        elif len(self._held[number].view) < size:
+            self._held[number] = self._new(size)
         return self._held[number]
+
+    def _new(self, size: int) -> _Buffer:
+        self._memories.append(POOL.one(max(size, self._size), self._stream is not None))
+        return _Buffer(self._memories[-1], self._stream)
 
 
 def _copy_block(source: Any, want: Want, block: Block) -> None:

@@ -51,15 +51,19 @@ class CachedFile:
             address = _libc.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, self.handle, 0)
             self._address = None if address == _FAILED else address
 
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether the page cache holds [start, stop), as far as the file goes. False if nothing says."""
+        stop = min(stop, self._size)
+        if self._address is None or start % _PAGE or stop <= start:
+            return False
+        pages = -(-(stop - start) // _PAGE)
+        resident = ctypes.create_string_buffer(pages)
+        return not _libc.mincore(self._address + start, stop - start, resident) and resident.raw.count(1) == pages
+
     def read(self, view: memoryview, offset: int) -> int | None:
         """Fill ``view`` from ``offset`` on, up to the end of file; returns the number of bytes. None if the page cache
         lacks a part or nothing says. ``offset`` is a multiple of a page."""
-        stop = min(offset + len(view), self._size)
-        if self._address is None or offset % _PAGE or stop <= offset:
-            return None
-        pages = -(-(stop - offset) // _PAGE)
-        resident = ctypes.create_string_buffer(pages)
-        if _libc.mincore(self._address + offset, stop - offset, resident) or resident.raw.count(1) < pages:
+        if not self.holds(offset, offset + len(view)):
             return None
         done = 0
         while done < len(view) and (count := os.preadv(self.handle, [view[done:]], offset + done)):
@@ -193,6 +197,19 @@ class Files:
             return self._read(handle, view, offset)
         except OSError as error:
             raise self._failed(name, tensor, doing, error) from error
+
+    def in_memory_handle(self, name: str, start: int, stop: int) -> int | None:
+        """A descriptor to read [start, stop) of a file from memory with; None if the range is not there, or its file
+        cannot be opened. Valid until ``done``. ``start`` is a multiple of a page."""
+        try:
+            if self.in_memory:
+                return self._handle(name)
+            if self._prefer_cache and self.direct:
+                cached = self._cached_file(name)
+                return cached.handle if cached.holds(start, stop) else None
+        except OSError:
+            pass  # reading it says what is wrong
+        return None
 
     def from_memory(self, name: str, ranges: Sequence[tuple[int, int]], tensor: str) -> list[bytes]:
         """The ranges [start, stop) of a file of a memory file system; shorter where the file ends before."""
