@@ -1,6 +1,8 @@
 """What a wheel has beside the packages: the files at the root of the collection, for the collection that it carries.
 
-A wheel of tools/dev/dist.py also has the reference pages, from the directory that ``TUNETOOL_REFERENCE`` names.
+A wheel of tools/dev/dist.py also has the reference pages, from the directory that ``TUNETOOL_REFERENCE`` names. With
+``TUNETOOL_COMPILED=1`` a wheel has the compiled reading of files in memory, and is for machines of this kind alone; it
+links nothing but the C library, so any Python may load it.
 
 The addresses of the project come from galaxy.yml.
 
@@ -12,6 +14,9 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +42,7 @@ class Addresses(MetadataHookInterface):
 
 
 class CollectionFiles(BuildHookInterface):
-    """Adds the files to every wheel but an editable one."""
+    """Adds the files to every wheel but an editable one, and compiles what it is asked to."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """See hatchling: ``version`` is the kind of the build."""
@@ -45,3 +50,19 @@ class CollectionFiles(BuildHookInterface):
             build_data["force_include"].update({name: f"{COLLECTION}/{name}" for name in FILES})
             if pages := os.environ.get("TUNETOOL_REFERENCE"):
                 build_data["force_include"][pages] = f"{COLLECTION}/docs/reference"
+            if os.environ.get("TUNETOOL_COMPILED") == "1":
+                self._compile(build_data)
+
+    def _compile(self, build_data: dict[str, Any]) -> None:
+        script = runpy.run_path(str(Path(self.root) / "tools/tunetool/checkpoint/build_read_loop.py"))
+        self._made = tempfile.TemporaryDirectory(prefix="tunetool-compiled-")  # until the wheel is written
+        made = Path(self._made.name) / script["MADE"].name
+        script["build"](made)
+        build_data["force_include"][str(made)] = f"tunetool/checkpoint/{made.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{re.sub(r'[-.]', '_', sysconfig.get_platform())}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """See hatchling."""
+        if hasattr(self, "_made"):
+            self._made.cleanup()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint import build_read_loop, read_loop
+from programs import need_program
+from tunetool.checkpoint import build_read_loop, fetch, read_loop
+from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.host_buffers import Buffer
+from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.checkpoint.read_loop import SLOTS, Driver, Ring, Run
+from tunetool.checkpoint.source import Files
+from tunetool.errors import CannotJudge
 
 SLOT = 4096
 STREAM = 7
@@ -28,15 +34,15 @@ class LateDriver:
     """Copies when somebody waits for them, and no sooner; the ``fails_at``-th call of any function fails."""
 
     def __init__(self, fails_at: int | None = None) -> None:
-        self._calls, self._fails_at = 0, fails_at
+        self.calls, self._fails_at = 0, fails_at
         self._queued: list[tuple[int, int, int]] = []
         self._recorded: dict[int, int] = {}
         self._functions = COPY(self._copy), RECORD(self._record), SYNCHRONIZE(self._synchronize)
         self.driver = Driver(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions))
 
     def _fails(self) -> bool:
-        self._calls += 1
-        return self._calls - 1 == self._fails_at
+        self.calls += 1
+        return self.calls - 1 == self._fails_at
 
     def _copy(self, target: int, source: int, count: int, stream: int) -> int:
         assert stream == STREAM
@@ -67,9 +73,19 @@ class Event:
         self.cuda_event = handle
 
 
+class Stream:
+    """Where the driver queues."""
+
+    cuda_stream = STREAM
+
+    def __init__(self, driver: LateDriver) -> None:
+        self.synchronize = driver.carry_out
+
+
 @pytest.fixture(scope="module")
 def compiled_read_loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("compiled") / "read_loop.so"
+    need_program("cc")
     build_read_loop.build(made)
     return made
 
@@ -97,7 +113,7 @@ def handle(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def made_ring(library: Any, driver: LateDriver) -> Ring:
     events = [Event(number + 1) for number in range(SLOTS)]
-    return Ring(library, driver.driver, Buffer(SLOTS * SLOT, pinned=False), STREAM, events)
+    return Ring(library, driver.driver, Buffer(SLOTS * SLOT, pinned=False), Stream(driver), events)
 
 
 @given(data=st.data())
@@ -108,7 +124,7 @@ def test_every_wanted_byte_arrives_and_no_other(data: st.DataObject, library: An
     expected = bytearray(len(content))
     for _ in range(data.draw(st.integers(1, 3))):  # one ring serves many reads
         cuts = sorted(data.draw(st.sets(st.integers(0, len(content)), min_size=2, max_size=12)))
-        ranges = list(zip(cuts, cuts[1:], strict=False))
+        ranges = list(itertools.pairwise(cuts))
         wanted = [each for each in ranges if data.draw(st.booleans())] or ranges[:1]
         runs = [Run(start, stop, ctypes.addressof(target) + start) for start, stop in wanted]
         for start, stop in wanted:
@@ -129,7 +145,6 @@ def test_a_descriptor_that_cannot_be_read_is_no_success(library: Any, content: b
     target = (ctypes.c_uint8 * SLOT)()
     run = Run(0, SLOT, ctypes.addressof(target))
     assert not made_ring(library, LateDriver()).read(-1, 0, SLOT, [run])
-    assert ctypes.get_errno() in (0, errno.EBADF)
 
 
 def test_each_refusal_of_the_driver_is_no_success(library: Any, handle: int, content: bytes) -> None:
@@ -139,6 +154,48 @@ def test_each_refusal_of_the_driver_is_no_success(library: Any, handle: int, con
     for number in range(3 * slots):
         assert not made_ring(library, LateDriver(fails_at=number)).read(handle, 0, run.stop, [run]), number
     assert made_ring(library, LateDriver(fails_at=3 * slots)).read(handle, 0, run.stop, [run])
+
+
+@pytest.fixture
+def small_tensors(tmp_path: Path) -> tuple[Files, list[Want]]:
+    """A file on a tmpfs, and tensors of some kilobytes, which are read through buffers also into host memory."""
+    sizes = [5000, 3, 70_000 // 8, 4096, 1] * 20
+    (tmp_path / "data").write_bytes(os.urandom(sum(sizes) + 7 * len(sizes)))
+    files, wants, at = Files(tmp_path), [], 0
+    files.in_memory, files.direct = True, False
+    for number, size in enumerate(sizes):
+        target = torch.zeros(size, dtype=torch.uint8)
+        wants.append(Want(f"t{number}", "data", at, Plain(0, size, "uint8", (size,)), (0,), (size,), target))
+        at += size + 7
+    return files, wants
+
+
+def filled(files: Files, wants: list[Want], ring: Ring | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch.Buffers, "ring", ring)
+    Fetch(files, torch.device("cpu"), 1, 1 << 16).run(plan_reads(wants, files, 1 << 16))
+
+
+@pytest.mark.parametrize("fails_at", [None, 0, 1, 2, 30])
+def test_tensors_are_filled_by_compiled_code_and_where_it_fails_without(
+    small_tensors: tuple[Files, list[Want]], library: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int | None
+) -> None:
+    files, wants = small_tensors
+    driver = LateDriver(fails_at)
+    filled(files, wants, made_ring(library, driver), monkeypatch)
+    driver.carry_out()
+    assert driver.calls > (fails_at or 0)
+    content = (files.directory / "data").read_bytes()
+    for want in wants:
+        assert want.target.numpy().tobytes() == content[want.start : want.start + want.plain.length], want.name
+
+
+def test_a_file_that_is_cut_short_is_named_as_without_compiled_code(
+    small_tensors: tuple[Files, list[Want]], library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, wants = small_tensors
+    os.truncate(files.directory / "data", wants[-1].start)
+    with pytest.raises(CannotJudge, match=r"data` is \d+ bytes long, and `t99` ends at \d+: it is cut short"):
+        filled(files, wants, made_ring(library, LateDriver()), monkeypatch)
 
 
 def test_what_is_no_library_of_ours_is_not_used(tmp_path: Path) -> None:

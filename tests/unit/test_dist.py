@@ -5,6 +5,7 @@ The wheel is built once; what is installed from it takes its dependencies from t
 
 from __future__ import annotations
 
+import ctypes
 import email
 import importlib
 import importlib.metadata
@@ -26,6 +27,7 @@ import pytest
 
 import dist
 import reference
+from programs import need_program
 from tunetool.node.common import node_wheel
 from tunetool.node.common.commands import CommandError
 from tunetool.node.common.node_wheel import package_wheel
@@ -83,7 +85,9 @@ def call(venv: Path, *arguments: str, cwd: Path, **environment: str) -> subproce
 
 def tree(root: Path) -> Iterator[str]:
     for path in sorted(root.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
+        if (
+            path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+        ):  # a checkout may have compiled it
             yield path.relative_to(root).as_posix()
 
 
@@ -111,6 +115,21 @@ def test_the_wheel_holds_package_and_collection_alone(wheel: Path) -> None:
     expected |= {f"{INSIDE}{name}" for name in REFERENCE}
     assert names == expected
     assert wheel.stat().st_size < MOST_BYTES
+
+
+def test_a_wheel_for_one_machine_also_has_the_compiled_reading(wheel: Path, tmp_path: Path) -> None:
+    need_program("cc")
+    dist.build(tmp_path, ["wheel"], compiled=True)
+    names = {}
+    for built in tmp_path.iterdir():
+        with zipfile.ZipFile(built) as archive:
+            names[built.name] = {name for name in archive.namelist() if ".dist-info/" not in name}
+    compiled = wheel.name.replace("-any", f"-{sysconfig.get_platform().replace('-', '_')}")
+    library = "tunetool/checkpoint/libread_loop.so"
+    assert set(names) == {wheel.name, compiled}
+    assert names[compiled] - names[wheel.name] == {library}
+    with zipfile.ZipFile(tmp_path / compiled) as archive:
+        assert ctypes.CDLL(archive.extract(library, tmp_path / "out")).tunetool_read_loop_version() > 0
 
 
 def test_the_wheels_reference_is_that_of_commands_and_roles(wheel: Path) -> None:

@@ -2,6 +2,8 @@
 
     dist.py [DIR]     into DIR, by default dist/
 
+Where there is a C compiler, also a wheel for machines of this kind, with the compiled reading (read_loop.c): pip takes
+it before the other, and whoever has another machine takes the other.
 Wheel and archive have the reference pages that git lacks (reference.py). The names depend on the version alone. The
 build backend comes from pip's index for the time of the build, as for any `pip install` from sources.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import reference
+from tunetool.checkpoint import build_read_loop
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("sdist", "wheel")
@@ -39,8 +42,8 @@ def backend() -> list[str]:
     return re.findall(r'"([^"]*)"', found[1])
 
 
-def build(directory: Path, forms: Sequence[str] = FORMS) -> None:
-    """Sdist and wheel of this tree."""
+def build(directory: Path, forms: Sequence[str] = FORMS, compiled: bool = False) -> None:
+    """Sdist and wheel of this tree; ``compiled``: and a second wheel, with compiled code."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     with tempfile.TemporaryDirectory(prefix="tunetool-dist-") as made:
         tools, pages = f"{made}/tools", Path(made) / "reference"
@@ -50,14 +53,16 @@ def build(directory: Path, forms: Sequence[str] = FORMS) -> None:
         for name in CONTRACTS:
             shutil.copy(ROOT / reference.FOLDER / name, pages)
         subprocess.run([*pip, "install", "--target", tools, *backend()], check=True)
+        # hatch_build.py reads these.
+        environment = {**os.environ, "PYTHONPATH": tools, "TUNETOOL_REFERENCE": str(pages), "TUNETOOL_COMPILED": ""}
+        hatchling = [sys.executable, "-m", "hatchling", "build", "--directory", str(directory)]
         targets = [each for form in forms for each in ("--target", form)]
-        subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "--directory", str(directory), *targets],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": tools, "TUNETOOL_REFERENCE": str(pages)},  # hatch_build.py reads it
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
+        subprocess.run([*hatchling, *targets], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+        if compiled:
+            environment["TUNETOOL_COMPILED"] = "1"
+            subprocess.run(
+                [*hatchling, "--target", "wheel"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True
+            )
 
 
 def made_pages() -> dict[str, str]:
@@ -125,7 +130,7 @@ def main() -> int:
     directory = Path(sys.argv[1] if sys.argv[1:] else ROOT / "dist").resolve()
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        build(directory)
+        build(directory, compiled=build_read_loop.compiler() is not None)
         build_collection(directory)
     except subprocess.CalledProcessError as error:
         print(f"error: `{Path(error.cmd[0]).name} {' '.join(error.cmd[1:4])}` failed", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Compiles read_loop.c beside itself; `python -m tunetool.checkpoint.build_read_loop` does it for an installed pure wheel.
+"""Compiles read_loop.c, `python -m tunetool.checkpoint.build_read_loop` beside itself, for an installed pure wheel.
 
 hatch_build.py runs this file where a wheel is built, so it imports the standard library alone.
 """

@@ -94,8 +94,8 @@ FileRead: TypeAlias = "tuple[str, Read[Part] | DirectRead]"
 
 
 def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[FileRead]:
-    """All reads as (file, read), of at most ``buffer_bytes``, or ``read_loop.READ_BYTES`` where compiled code will read:
-    ordered within a file, alternating between files so that several are read at a time."""
+    """All reads as (file, read), of at most ``buffer_bytes``, or ``read_loop.READ_BYTES`` where compiled code will
+    read: ordered within a file, alternating between files so that several are read at a time."""
     if files.in_memory and all(want.by_address and read_loop.is_there(want.target.device) for want in wants):
         buffer_bytes = max(buffer_bytes, read_loop.READ_BYTES)
     per_file: dict[str, list[tuple[int, Read[Part] | DirectRead]]] = {}
@@ -287,11 +287,7 @@ class Fetch:
         runs = [
             Run(start, stop, part.want.address + part.start - part.want.bytes[0]) for start, stop, part in read.wanted
         ]
-        if buffers.ring.read(handle, read.start, stop, runs):
-            return True
-        # Copies that are under way would bring older bytes than those that are read again.
-        torch.cuda.current_stream(self._device).synchronize()
-        return False
+        return buffers.ring.read(handle, read.start, stop, runs)
 
     def _read_through_buffer(self, name: str, read: Read[Part], buffer: _Buffer) -> None:
         buffer.wait()

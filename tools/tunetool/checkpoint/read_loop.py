@@ -1,6 +1,7 @@
 """Reads ranges of files that are in memory into a GPU by compiled code (read_loop.c), where the wheel has it.
 
-Without it, and wherever one of its steps fails, ``fetch`` reads by Python: the same bytes, or the error that names them.
+Without it, and wherever one of its steps fails, ``fetch`` reads by Python: the same bytes, or the error that names
+them.
 """
 
 from __future__ import annotations
@@ -59,25 +60,29 @@ class _Ring(ctypes.Structure):
 
 
 class Ring:
-    """The pinned ``memory`` of one thread, whose copies are queued on the CUDA stream with the handle ``stream``.
+    """The pinned ``memory`` of one thread, whose copies are queued on the CUDA ``stream``.
 
     ``events``: as many CUDA events as there are slots, each recorded on the stream before.
     """
 
-    def __init__(self, library: Any, driver: Driver, memory: Buffer, stream: int, events: Sequence[Any]) -> None:
-        # The events end with what refers to them.
-        self._library, self._memory, self._events = library, memory, events
+    def __init__(self, library: Any, driver: Driver, memory: Buffer, stream: Any, events: Sequence[Any]) -> None:
+        # The memory, and the events, end with what refers to them.
+        self._library, self._memory, self._stream, self._events = library, memory, stream, events
         handles = (ctypes.c_void_p * SLOTS)(*(event.cuda_event for event in events))
-        self._ring = _Ring(memory.address, memory.size // SLOTS, 0, stream, handles, *driver)
+        self._ring = _Ring(memory.address, memory.size // SLOTS, 0, stream.cuda_stream, handles, *driver)
 
     def read(self, handle: int, start: int, stop: int, runs: Sequence[Run]) -> bool:
         """Read the range [start, stop) of the open file and queue the copies of ``runs``, which are ordered.
 
-        False where a step failed or the file ended before: some copies may be under way then.
+        False where a step failed or the file ended before; no copy is under way then.
         """
         flat = array("q", [number for run in runs for number in run])
         address, _ = flat.buffer_info()
-        return not self._library.tunetool_read_loop(ctypes.byref(self._ring), handle, start, stop, address, len(runs))
+        if self._library.tunetool_read_loop(ctypes.byref(self._ring), handle, start, stop, address, len(runs)):
+            # Those that are under way would bring older bytes than what is read again.
+            self._stream.synchronize()
+            return False
+        return True
 
 
 def load_library(path: Path) -> Any:
@@ -121,4 +126,4 @@ def ring(memory: Buffer, stream: Any) -> Ring | None:
     events = [torch.cuda.Event() for _ in range(SLOTS)]
     for event in events:
         event.record(stream)
-    return Ring(*parts, memory, stream.cuda_stream, events)
+    return Ring(*parts, memory, stream, events)
