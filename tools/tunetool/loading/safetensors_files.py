@@ -182,6 +182,7 @@ def _in_file(path: Path) -> Iterator[Stored]:
         raise UsageProblem(f"`{path}` is cut short: {header.size} bytes, and its header lists {header.end}", AGAIN)
     if header.size > header.end:
         raise UsageProblem(f"`{path}` is too long: {header.size} bytes, and its header lists {header.end}", AGAIN)
+    file = path.name  # once: a model has thousands of tensors
     for entry in header.entries:
         if entry.dtype not in DTYPES:
             raise UsageProblem(
@@ -196,7 +197,7 @@ def _in_file(path: Path) -> Iterator[Stored]:
             )
         yield Stored(
             entry.name,
-            path.name,
+            file,
             header.begin + entry.begin,
             entry.end - entry.begin,
             DTYPES[entry.dtype],

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,7 @@ class Group(Ranks):
         pack = self.all_or_none(make)
         self.all_or_none(functools.partial(self._share, filling, pieces, device, pack))
         # Converted or reordered tensors have no bytes that could be sent as they are.
-        rest = [want for want in wants if want.as_bytes is None]
+        rest = [want for want in wants if not want.by_address]
         if rest:
             self.all_or_none(functools.partial(filling.read, rest, device))
 
@@ -139,7 +140,7 @@ class Group(Ranks):
         self._peers.finish([*sent, *(work for work, _ in checks)], device)
 
     def _pieces(self, wants: Sequence[Want]) -> list[list[Want]]:
-        whole = [want for want in wants if want.as_bytes is not None]
+        whole = [want for want in wants if want.by_address]
         total = sum(map(size_of, whole))
         small = max(min(_LEAST_PIECE, PIECE_BYTES), total // (self.size * _PIECES_EACH))
         return list(_cut(whole, min(PIECE_BYTES, small)))
@@ -150,12 +151,11 @@ class Group(Ranks):
         packed = [part for part in piece if _is_packed(part)]
         if packed:
             memory = pack[: sum(map(size_of, packed))]
-            places = memory.split([size_of(part) for part in packed])
             if owner == self._rank:
-                _copy([(place, part.as_bytes) for place, part in zip(places, packed, strict=True)])
+                _copy(packed, memory, into=True)
             self._peers.order(self._send(memory, owner))
             if owner != self._rank:
-                _copy([(part.as_bytes, place) for place, part in zip(places, packed, strict=True)])
+                _copy(packed, memory, into=False)
         return under_way
 
     def _send(self, memory: torch.Tensor, owner: int) -> Any:
@@ -184,8 +184,8 @@ class Group(Ranks):
     def _agree(self, wants: Sequence[Want], pays: bool) -> bool:
         """Whether sharing pays for one of the ranks. Raises ``UsageProblem`` unless all ranks read the same tensors,
         since they would wait for each other for ever."""
-        described = [(want.name, want.file, want.start, want.plain, want.as_bytes is None) for want in wants]
-        digest = zlib.crc32(repr(described).encode())
+        described = [(want.name, want.file, want.start, *want.plain, want.by_address) for want in wants]
+        digest = zlib.crc32(json.dumps(described).encode())
         largest, smallest, shared = self._largest(digest, -digest, int(pays))
         if largest != -smallest:
             raise UsageProblem(
@@ -235,14 +235,18 @@ def _is_packed(part: Want) -> bool:
     return size_of(part) < PACKED_BYTES
 
 
-def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the bytes of each second tensor into the first, on the current stream."""
-    device = pairs[0][0].device
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-    for target, source in pairs:
-        # By address: a copy by torch waits for the interpreter's lock more than once.
-        if stream is None or not within_gpu(target.data_ptr(), source.data_ptr(), len(target), stream):
-            target.copy_(source)
+def _copy(parts: Sequence[Want], memory: torch.Tensor, *, into: bool) -> None:
+    """Copy the bytes of ``parts``, one after another, into ``memory`` or back from there, on the current stream."""
+    stream = torch.cuda.current_stream(memory.device).cuda_stream if memory.device.type == "cuda" else None
+    at, address = 0, memory.data_ptr()
+    for part in parts:
+        count = size_of(part)
+        there, here = (address + at, part.address) if into else (part.address, address + at)
+        # By address: a copy by torch waits for the interpreter's lock more than once, and makes tensors first.
+        if stream is None or not within_gpu(there, here, count, stream):
+            packed = memory[at : at + count]
+            (packed if into else part.as_bytes).copy_(part.as_bytes if into else packed)
+        at += count
 
 
 def _cut(wants: Sequence[Want], most: int) -> Iterator[list[Want]]:
@@ -251,10 +255,14 @@ def _cut(wants: Sequence[Want], most: int) -> Iterator[list[Want]]:
     piece: list[Want] = []
     room = most
     for want in wants:
-        size = len(want.as_bytes)
+        size = size_of(want)
         if size > room and piece:
             yield piece
             piece, room = [], most
+        if size < most:
+            piece.append(want)
+            room -= size
+            continue
         for at in range(0, size, most):
             count = min(most, size - at)
             piece.append(_bytes_of(want, at, count))
