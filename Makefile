@@ -30,7 +30,7 @@ test: ## everything that must hold
 	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons $(GROUPS)
 
-test-all: ## the same and what exceeds its time box; tools/dev/slices.py --list: when each part of that ran last in CI
+test-all: ## the same and what exceeds its time box; tools/dev/slices.py --list: when each part of that was seen to pass
 	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow $(GROUPS) $(SLOW_GROUPS)
 

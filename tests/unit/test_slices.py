@@ -65,17 +65,20 @@ def test_whatever_runs_ends_within_75_minutes() -> None:
     assert slices.CLEAN_UP_SECONDS > steps.CLEAN_UP_SECONDS
 
 
-def test_what_ran_longest_ago_comes_first() -> None:
-    rows = [
-        slices.Slice(ran or "never", (), 1, ran)
-        for ran in ("2026-11-27 09:00 b", "2026-11-26 18:00 c", "", "2025-12-31 23:59 a")
+@given(SOME.map(lambda some: [part for part in some if part.seconds is not None]), st.integers(0, 100))
+def test_turns_that_follow_one_another_begin_with_every_slice(some: list[Any], turn: int) -> None:
+    turns = -(-len(some) // slices.A_TURN)
+    begun = [
+        part
+        for number in range(turn, turn + turns)
+        for part in slices.in_turn(some, number)[: min(slices.A_TURN, len(some))]
     ]
-    assert [row.ran for row in slices.oldest_first(rows)] == [
-        "",
-        "2025-12-31 23:59 a",
-        "2026-11-26 18:00 c",
-        "2026-11-27 09:00 b",
-    ]
+    assert set(begun) == set(some)
+
+
+def test_the_next_turn_changes_the_turn_alone() -> None:
+    table = f"# turn = 5\nturn = 9\n{BEFORE}"
+    assert slices.next_turn(table) == f"# turn = 5\nturn = 10\n{BEFORE}"
 
 
 @given(SOME, st.floats(0, 5000), st.floats(0, 5000), st.data())
@@ -134,11 +137,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(ROOT / f"tools/dev/{name}.py", tmp_path / "tools/dev")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -p no:cacheprovider\n")
-    rows = ""
+    rows = "turn = 1\n"
     for name, seconds, ran in (
-        ("one", 10, "2026-11-27"),
         ("two", 100000, ""),
         ("three", 20, "2026-11-26"),
+        ("one", 10, "2026-11-27"),
         ("four", None, ""),
     ):
         (tmp_path / f"tests/test_{name}.py").write_text(
@@ -169,7 +172,7 @@ def ci(checkout: Path, *options: str) -> tuple[int, str, dict[str, str]]:
     return done.returncode, done.stdout, dict(rows)
 
 
-def test_ci_runs_what_fits_beginning_with_what_ran_longest_ago(checkout: Path) -> None:
+def test_ci_runs_what_fits_beginning_where_its_turn_says(checkout: Path) -> None:
     code, text, rows = ci(checkout)
     assert code == 0, text
     assert rows == {
@@ -183,7 +186,7 @@ def test_ci_runs_what_fits_beginning_with_what_ran_longest_ago(checkout: Path) -
     assert sorted(begun, key=text.index) == begun
     for name in ("three", "one"):
         assert re.search(rf"^{name} +\| tests/test_{name}.py::test_{name} PASSED", text, re.MULTILINE), text
-    assert "longest ago: two (never)\n" in text
+    assert "seen longest ago: two (never)\n" in text
     (checkout / "log").write_text(text)
     assert ci(checkout, "--ran", "log")[0] == 0
     written = {part.name: (part.seconds, part.ran) for part in slices.read(checkout / "tests/slices.toml")}

@@ -1,13 +1,14 @@
-"""Slices of the slow tests (tests/slices.toml), the one that ran longest ago first.
+"""Slices of the slow tests (tests/slices.toml), in turn over the submissions.
 
     slices.py                what .ci/run does: `make test`, then, if it passed, as many slices as surely end in time
     slices.py NAME ...       these slices, one after another; nothing limits them
-    slices.py --list         when each ran last
+    slices.py --list         in the order in which CI takes them, and when each was seen to pass last
     slices.py --ran LOG      write what ran and passed in the output of such a run into tests/slices.toml
+    slices.py --next-turn    let CI begin where the last submission should have ended: once for each submission
 
 A slice may take twice its recorded time; none is started that might then end later than the limit. Two run at the same
-time: a virtual node keeps about one core busy. CI writes nothing into the repository, so the next change has to record
-what it ran: otherwise the same slices run again.
+time: a virtual node keeps about one core busy. CI writes nothing into the repository, and what it printed is not kept
+where it passed. So a number in the table, the turn, says with which slice it begins.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ CLEAN_UP_SECONDS = 120.0
 """`make test` gives its own steps half of it."""
 ROWS = 2
 """How many slices run at the same time."""
+TURN = "turn"
+A_TURN = 4
+"""Slices that each submission surely has time for, of the lengths that tests/slices.toml allows."""
 PASSED, NOT_RUN, NEW = "passed", "not run", "and never passed before"
 HEADER = re.compile(r"=== slices of ([0-9a-f]{8})[0-9a-f]* at (\d{4}-\d\d-\d\d \d\d:\d\d)")
 ROW = re.compile(rf"\bslice (\S+) +(\d+)s +\S+  {PASSED}\s*$")
@@ -60,14 +64,24 @@ class Slice:
 
 
 def read(path: Path) -> list[Slice]:
-    """The slices in the file's order."""
+    """The slices in the order in which CI takes them."""
     rows = tomllib.loads(path.read_text())
-    return [Slice(name, tuple(row["paths"]), row.get("seconds"), row.get("ran", "")) for name, row in rows.items()]
+    turn = rows.pop(TURN)
+    return in_turn(
+        [Slice(name, tuple(row["paths"]), row.get("seconds"), row.get("ran", "")) for name, row in rows.items()], turn
+    )
 
 
-def oldest_first(slices: Sequence[Slice]) -> list[Slice]:
-    """What ran longest ago comes first; of what ran at the same time, the file's order decides."""
-    return sorted(slices, key=lambda part: part.ran)
+def in_turn(slices: Sequence[Slice], turn: int) -> list[Slice]:
+    """Those that have a time, from the one that a turn begins with around to the one before it; then the others."""
+    timed = [part for part in slices if part.seconds is not None]
+    first = turn * A_TURN % len(timed) if timed else 0
+    return [*timed[first:], *timed[:first], *(part for part in slices if part.seconds is None)]
+
+
+def next_turn(table: str) -> str:
+    """The table with the next turn."""
+    return re.sub(rf"(?m)^{TURN} = (\d+)$", lambda found: f"{TURN} = {int(found[1]) + 1}", table, count=1)
 
 
 def next_of(waiting: Sequence[Slice], elapsed: float, limit: float) -> Slice | None:
@@ -132,7 +146,7 @@ async def work(slices: Sequence[Slice], test: bool, rows: int, limit: float, sto
 
 async def run(options: argparse.Namespace) -> int:
     """The exit status of the slices that were named, or of all that CI runs."""
-    slices = oldest_first(read(TABLE))
+    slices = read(TABLE)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     print(f"=== slices of {commit.strip()} at {datetime.now(timezone.utc):%Y-%m-%d %H:%M}", flush=True)
     if options.names:
@@ -144,8 +158,8 @@ async def run(options: argparse.Namespace) -> int:
     steps.show(outcomes, "step", "recorded")
     passed = {each.name for each in outcomes if each.status == PASSED}
     timed = [part for part in slices if part.seconds and f"slice {part.name}" not in passed]
-    left = [f"{part.name} ({part.ran or 'never'})" for part in timed]
-    print(f"longest ago: {', '.join(left[:6])}" if left else "all ran")
+    left = [f"{part.name} ({part.ran or 'never'})" for part in sorted(timed, key=lambda part: part.ran)]
+    print(f"seen longest ago: {', '.join(left[:6])}" if left else "all ran")
     failed = [each for each in outcomes if not each.status.startswith((PASSED, NOT_RUN))]
     not_run = len(outcomes) - len(passed) - len(failed)
     print(f"steps: {len(passed)} passed, {len(failed)} failed, {not_run} not run", flush=True)
@@ -155,7 +169,8 @@ async def run(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="these slices alone")
-    parser.add_argument("--list", action="store_true", help="when each slice ran last, the oldest first")
+    parser.add_argument("--list", action="store_true", help="the order of CI, and when each was seen to pass last")
+    parser.add_argument("--next-turn", action="store_true", help="begin further on, for the next submission")
     parser.add_argument("--ran", type=Path, metavar="LOG", help="record what ran in that output")
     parser.add_argument("--limit", type=float, default=START_WITHIN, help="seconds in all")
     parser.add_argument("--stop", type=float, default=STOP_AFTER, help="seconds after which what runs is stopped")
@@ -164,8 +179,10 @@ def main() -> int:
         parser.error(f"no slice is called {', '.join(sorted(unknown))}")
     if options.ran:
         TABLE.write_text(recorded(TABLE.read_text(), options.ran.read_text(errors="replace")))
+    elif options.next_turn:
+        TABLE.write_text(next_turn(TABLE.read_text()))
     elif options.list:
-        for part in oldest_first(read(TABLE)):
+        for part in read(TABLE):
             print(f"{part.ran or 'never':<26} {steps.seconds(part.seconds):>6}  {part.name}")
     else:
         return steps.finish(run(options))
