@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from tunetool.checkpoint.raw_bytes import BLOCK, Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import default_threads, local_ranks
 from tunetool.errors import UsageProblem
-from tunetool.loading.safetensors_files import AGAIN, Listing, Stored
+from tunetool.loading.safetensors_files import AGAIN, Listing, Stored, shown
 from tunetool.measure.process_reads import counted_reads
 from tunetool.node.units import format_size
 
@@ -82,18 +82,18 @@ class Filling:
         # With O_DIRECT every rank would read the drives; ranks that load the same files share the page cache instead.
         self.files.direct = self.files.direct and (is_shared or local_ranks() == 1)
         self.threads = reading.threads or loading_threads()
-        self._reading, self._report = reading, reading.progress
+        self.buffer_bytes, self._report = reading.buffer_bytes, reading.progress
         self._before = counted_reads()
         self._began = time.perf_counter()
         self.progress = Progress(0, total, 0.0, 0, None if self._before is None else 0)
 
     def plan(self, wants: Sequence[Want]) -> list[FileRead]:
         """The reads that fill the targets of ``wants``."""
-        return plan_reads(wants, self.files, self._reading.buffer_bytes)
+        return plan_reads(wants, self.files, self.buffer_bytes)
 
     def fetch(self, device: torch.device) -> Fetch:
         """What carries them out, for targets on ``device``."""
-        return Fetch(self.files, device, self.threads, self._reading.buffer_bytes)
+        return Fetch(self.files, device, self.threads, self.buffer_bytes)
 
     def read(self, wants: Sequence[Want], device: torch.device) -> None:
         """Fill the targets of ``wants`` on ``device``. Raises ``CannotJudge``."""
@@ -109,6 +109,10 @@ class Filling:
     def has_come(self, count: int, read: int) -> None:
         """Count bytes that are on the device, of which this process read ``read``."""
         self._now(self.progress.bytes + count, self.progress.read + read)
+
+    def add(self, count: int) -> None:
+        """Count bytes that this process read and that are on the device, and report nothing yet."""
+        self.progress = replace(self.progress, bytes=self.progress.bytes + count, read=self.progress.read + count)
 
     def is_shared_by(self, ranks: int) -> None:
         """So many ranks read a share each."""
@@ -142,6 +146,18 @@ def checked_reading(threads: int | None, buffer_bytes: int, progress: Callable[[
 def loading_threads() -> int:
     """Default number of threads that read: this rank's share of the cores, from 4 to 12."""
     return min(_MOST_THREADS, default_threads())
+
+
+def torch_dtype(listing: Listing, tensor: Stored) -> torch.dtype:
+    """The dtype of a stored tensor. Raises ``UsageProblem`` for one that this torch lacks."""
+    dtype = getattr(torch, tensor.dtype, None)
+    if dtype is None:
+        raise UsageProblem(
+            f"`{listing.directory / tensor.file}`: {shown(tensor.name)} has dtype {tensor.dtype}, which torch "
+            f"{torch.__version__} does not have",
+            "use a newer torch",
+        )
+    return cast("torch.dtype", dtype)
 
 
 def size_of(want: Want) -> int:

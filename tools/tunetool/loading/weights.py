@@ -12,7 +12,6 @@ import torch
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import release_buffers
-from tunetool.errors import UsageProblem
 from tunetool.loading.device_memory import device_of, give_memory, rounded, taking
 from tunetool.loading.fill import (
     BUFFER_BYTES,
@@ -22,9 +21,10 @@ from tunetool.loading.fill import (
     Reading,
     by_device,
     checked_reading,
+    torch_dtype,
     want,
 )
-from tunetool.loading.safetensors_files import Listing, list_tensors, shown
+from tunetool.loading.safetensors_files import Listing, list_tensors
 
 if TYPE_CHECKING:
     from tunetool.loading.module_weights import Rename
@@ -128,15 +128,7 @@ def _ranks(group: Any, device: torch.device) -> Ranks:
 
 
 def _empty(listing: Listing, device: torch.device) -> dict[str, torch.Tensor]:
-    dtypes = {}
-    for tensor in listing.tensors.values():
-        dtypes[tensor.name] = getattr(torch, tensor.dtype, None)
-        if dtypes[tensor.name] is None:
-            raise UsageProblem(
-                f"`{listing.directory / tensor.file}`: {shown(tensor.name)} has dtype {tensor.dtype}, which torch "
-                f"{torch.__version__} does not have",
-                "use a newer torch",
-            )
+    dtypes = {name: torch_dtype(listing, tensor) for name, tensor in listing.tensors.items()}
     count = sum(rounded(tensor.length) for tensor in listing.tensors.values())
     with taking(device, count, f"`{listing.path}`"):
         return {
