@@ -22,6 +22,7 @@ _MODULES = {
     "DoesNotFit": "module_weights",
     "GpuDirectDataset": "gpu_direct",
     "Progress": "fill",
+    "ShardPlan": "shard_plan",
     "iterate": "iteration",
     "load": "weights",
     "load_into": "weights",
