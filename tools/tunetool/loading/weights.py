@@ -130,7 +130,7 @@ def load_into(
     def prepare() -> tuple[Listing, list[Want]]:
         is_cut = cut_tensor(module)
         if is_cut:
-            _refuse_group(group, f"`{is_cut}`, which is a DTensor,")
+            _refuse_group(group, f"the DTensor `{is_cut}`")
             if target is not None:
                 raise UsageProblem(
                     f"`device={device}`: `{is_cut}` is a DTensor, which keeps its memory",
