@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_loading import SMALL, STATES, made, same, sharded, write_index
+from torch.distributed.tensor import Shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.loading import Progress, iterate
+from tunetool.loading import Progress, ShardPlan, iterate, load
 from tunetool.loading.iteration import cut
 from tunetool.loading.safetensors_files import list_tensors
+from tunetool.loading.wanted import wanted_of
 from waiting import PATIENCE
 
 
@@ -134,7 +136,7 @@ def test_no_more_is_ahead_than_was_allowed(model: Path, monkeypatch: pytest.Monk
 
 
 def test_batches_hold_what_fits_or_one_that_is_larger(model: Path) -> None:
-    tensors = list(list_tensors(model).tensors.values())
+    tensors = wanted_of(list_tensors(model), None)
     for most in (1, 4096, 100_000, 1 << 30):
         batches = list(cut(tensors, most))
         assert [each for batch in batches for each in batch.tensors] == tensors
@@ -267,6 +269,20 @@ def test_a_model_without_tensors_ends_at_once(tmp_path: Path) -> None:
     save_file({}, tmp_path / "model.safetensors")
     assert list(iterate(tmp_path)) == []
     assert _ended(tmp_path)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_parts_come_one_after_another(model: Path, rank: int) -> None:
+    """Three ranks of which each takes rows; the bytes that were read are those of the parts and of their last blocks."""
+    came: list[Progress] = []
+    plan = ShardPlan({"**": Shard(0)}, rank, 3)
+    ours = dict(iterate(model, shard=plan, ahead_bytes=SMALL, buffer_bytes=SMALL, progress=came.append))
+    same(ours, load(model, shard=plan))
+    mine = sum(tensor.nbytes for tensor in ours.values())
+    assert came[-1].bytes == came[-1].total == mine
+    assert mine <= came[-1].read < sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    with pytest.raises(UsageProblem, match="matches no tensor"):
+        iterate(model, shard=ShardPlan({"missing": Shard(0)}, 0, 2))
 
 
 def test_progress_ends_with_everything(model: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -16,8 +16,7 @@ from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import default_threads, local_ranks
 from tunetool.errors import UsageProblem
-from tunetool.loading.safetensors_files import AGAIN, Listing, Stored, shown
-from tunetool.loading.slices import Part
+from tunetool.loading.safetensors_files import AGAIN, Listing, Stored
 from tunetool.measure.process_reads import counted_reads
 from tunetool.node.units import format_size
 
@@ -105,10 +104,10 @@ class Filling:
         """Fill the targets of ``wants`` on ``device``. Raises ``CannotJudge``."""
         come, read = self.progress.bytes, self.progress.read
         reads, fetch, count = self.plan(wants), self.fetch(device), sum(map(asked_of, wants))
-        planned = sum(each.stop - each.start for _, each in reads)
+        all_of_it = planned(reads)
 
         def tick(so_far: int) -> None:
-            self._now(min(come + so_far * count // planned, self.progress.total), read + so_far)
+            self._now(min(come + so_far * count // all_of_it, self.progress.total), read + so_far)
 
         fetch.run(reads, tick if self._report else None)
         # What is read around whole tensors is less than a block for each file, and no news.
@@ -119,9 +118,9 @@ class Filling:
         """Count bytes that are on the device, of which this process read ``read``."""
         self._now(self.progress.bytes + count, self.progress.read + read)
 
-    def add(self, count: int) -> None:
-        """Count bytes that this process read and that are on the device, and report nothing yet."""
-        self.progress = replace(self.progress, bytes=self.progress.bytes + count, read=self.progress.read + count)
+    def add(self, count: int, read: int) -> None:
+        """As ``has_come``, and report nothing yet."""
+        self.progress = replace(self.progress, bytes=self.progress.bytes + count, read=self.progress.read + read)
 
     def is_shared_by(self, ranks: int) -> None:
         """So many ranks read a share each."""
@@ -157,21 +156,14 @@ def loading_threads() -> int:
     return min(_MOST_THREADS, default_threads())
 
 
-def torch_dtype(listing: Listing, tensor: Stored) -> torch.dtype:
-    """The dtype of a stored tensor. Raises ``UsageProblem`` for one that this torch lacks."""
-    dtype = getattr(torch, tensor.dtype, None)
-    if dtype is None:
-        raise UsageProblem(
-            f"`{listing.directory / tensor.file}`: {shown(tensor.name)} has dtype {tensor.dtype}, which torch "
-            f"{torch.__version__} does not have",
-            "use a newer torch",
-        )
-    return cast("torch.dtype", dtype)
-
-
 def size_of(want: Want) -> int:
     """Bytes that are read for it, from the first to the last one."""
     return want.bytes[1] - want.bytes[0]
+
+
+def planned(reads: Sequence[FileRead]) -> int:
+    """Bytes of all reads."""
+    return sum(each.stop - each.start for _, each in reads)
 
 
 def asked_of(want: Want) -> int:
@@ -188,16 +180,6 @@ def want(tensor: Stored, target: Any) -> Want:
     """The reading of one whole stored tensor into ``target``, which has its shape."""
     plain = Plain(0, tensor.length, tensor.dtype, tensor.shape)
     return Want(tensor.name, tensor.file, tensor.start, plain, (0,) * len(tensor.shape), tensor.shape, target)
-
-
-def part_wants(tensor: Stored, part: Part, target: Any) -> Iterator[Want]:
-    """The readings of a part of a stored tensor into ``target``, which has the part's shape."""
-    plain = Plain(0, tensor.length, tensor.dtype, tensor.shape)
-    for box in part.boxes():
-        place = target
-        for dim, (at, count) in enumerate(zip(box.at, box.lengths, strict=True)):
-            place = place.narrow(dim, at, count)
-        yield Want(tensor.name, tensor.file, tensor.start, plain, box.offsets, box.lengths, place)
 
 
 def reads_alone(listing: Listing, wants: Sequence[Want]) -> bool:

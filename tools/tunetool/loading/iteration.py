@@ -7,10 +7,10 @@ import operator
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,9 +19,13 @@ from tunetool.checkpoint.host_buffers import use_gpu
 from tunetool.checkpoint.workers import Workers
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading.device_memory import device_of, named_refusal, rounded, taking
-from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, checked_reading, torch_dtype, want
-from tunetool.loading.safetensors_files import Listing, Stored, list_tensors
+from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, checked_reading, is_part, size_of
+from tunetool.loading.safetensors_files import Listing, list_tensors
 from tunetool.loading.standing_reads import Job
+from tunetool.loading.wanted import Wanted, wanted_of
+
+if TYPE_CHECKING:
+    from tunetool.loading.shard_plan import ShardPlan
 
 AHEAD_BYTES = 256 << 20
 """Of tensors that are read or wait: what 12 threads have under way in their buffers, two and a half times."""
@@ -34,6 +38,7 @@ def iterate(
     path: str | os.PathLike[str],
     device: str | torch.device = "cpu",
     *,
+    shard: ShardPlan | None = None,
     ahead_bytes: int = AHEAD_BYTES,
     progress: Callable[[Progress], None] | None = None,
     threads: int | None = None,
@@ -48,8 +53,8 @@ def iterate(
     for as long as anything refers to it, and may be used, kept or changed as any other.
 
     The threads start with the first ``next``, and have ended when the last tensor was handed out, an error was raised,
-    or the generator was closed, which is done when nothing refers to it any more. ``progress``, ``threads`` and
-    ``buffer_bytes`` are those of ``load``. There is no ``group``: each rank that iterates reads everything.
+    or the generator was closed, which is done when nothing refers to it any more. ``shard``, ``progress``,
+    ``threads`` and ``buffer_bytes`` are those of ``load``. There is no ``group``: each rank reads all that it gets.
 
     Raises the errors of ``load``: those of the call, the files' headers and the device at once, those of reading by
     ``next``. A file that was cut short or changed is refused before the last tensor is handed out.
@@ -63,18 +68,17 @@ def iterate(
         raise UsageProblem(f"`ahead_bytes={ahead_bytes!r}`: a whole number of at least 1 byte", "leave it out")
     target = device_of(device)
     listing = list_tensors(Path(path))
-    dtypes = {tensor.name: torch_dtype(listing, tensor) for tensor in listing.tensors.values()}
-    return _tensors(listing, dtypes, target, most, reading)
+    return _tensors(listing, wanted_of(listing, shard), target, most, reading)
 
 
 def _tensors(
-    listing: Listing, dtypes: Mapping[str, torch.dtype], device: torch.device, most: int, reading: Reading
+    listing: Listing, wanted: Sequence[Wanted], device: torch.device, most: int, reading: Reading
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    batches = list(cut(listing.tensors.values(), max(1, most // _BATCHES)))
+    batches = list(cut(wanted, max(1, most // _BATCHES)))
     largest = max((batch.bytes for batch in batches), default=0)
     with taking(device, max(largest, min(most, sum(batch.bytes for batch in batches))), f"reading `{listing.path}`"):
         pass
-    filling = Filling(listing, listing.bytes, reading)
+    filling = Filling(listing, sum(each.bytes for each in wanted), reading)
     with contextlib.closing(_ReadAhead(filling, device)) as ahead:
         waiting, room, told = deque(batches), most, time.monotonic()
         coming: deque[tuple[Batch, _Memory, Job]] = deque()
@@ -82,15 +86,12 @@ def _tensors(
             while waiting and (not coming or waiting[0].bytes <= room):
                 batch = waiting.popleft()
                 with named_refusal(device, batch.bytes, f"reading `{listing.path}`"):
-                    memory = _Memory(
-                        torch.empty(tensor.shape, dtype=dtypes[tensor.name], device=device) for tensor in batch.tensors
-                    )
+                    memory = _Memory(torch.empty(each.shape, dtype=each.dtype, device=device) for each in batch.tensors)
                 coming.append((batch, memory, ahead.submit(batch, memory)))
                 room -= batch.bytes
             batch, memory, job = coming.popleft()
             job.wait()
-            ahead.release(batch)
-            filling.add(sum(tensor.length for tensor in batch.tensors))
+            filling.add(sum(each.bytes for each in batch.tensors), ahead.release(batch))
             if not waiting and not coming:
                 ahead.close()
                 listing.check_unchanged()
@@ -98,24 +99,28 @@ def _tensors(
             elif reading.progress and time.monotonic() - told > _REPORT_SECONDS:
                 told = time.monotonic()
                 filling.has_come(0, 0)
-            for tensor in batch.tensors:
-                room += rounded(tensor.length)
-                yield tensor.name, memory.pop_first()
+            for each in batch.tensors:
+                room += rounded(each.bytes)
+                yield each.stored.name, memory.pop_first()
 
 
 class Batch(NamedTuple):
     """Tensors that follow one another and are read together; ``bytes``: what they take on a device."""
 
-    tensors: Sequence[Stored]
+    tensors: Sequence[Wanted]
     bytes: int
 
+    @property
+    def files(self) -> set[str]:
+        return {each.stored.file for each in self.tensors}
 
-def cut(tensors: Iterable[Stored], most: int) -> Iterator[Batch]:
+
+def cut(tensors: Iterable[Wanted], most: int) -> Iterator[Batch]:
     """The tensors in their order in batches of at most ``most`` bytes, or of one tensor that is larger."""
-    batch: list[Stored] = []
+    batch: list[Wanted] = []
     count = 0
     for tensor in tensors:
-        size = rounded(tensor.length)
+        size = rounded(tensor.bytes)
         if batch and count + size > most:
             yield Batch(batch, count)
             batch, count = [], 0
@@ -153,7 +158,7 @@ class _ReadAhead:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._fetch: Fetch = filling.fetch(device)
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
-        self._jobs: list[Job] = []
+        self._jobs: deque[tuple[Job, int]] = deque()
         self._closed = False
         self._workers = Workers([self._work] * filling.threads, "tunetool-read", daemon=True)
         try:
@@ -169,11 +174,10 @@ class _ReadAhead:
     def submit(self, batch: Batch, memory: _Memory) -> Job:
         """Begin to read a batch into its tensors."""
         job = Job(memory, self._stream)
-        wants = [
-            want(tensor, target) for tensor, target in zip(batch.tensors, memory.tensors, strict=True) if tensor.length
-        ]
+        pairs = zip(batch.tensors, memory.tensors, strict=True)
+        wants = [each for tensor, target in pairs if tensor.bytes for each in tensor.wants(target)]
         files = self._filling.files
-        for name in {tensor.file for tensor in batch.tensors}:
+        for name in batch.files:
             # Open until the batch is there: between two reads it would be closed and opened again.
             files.expect([name])
         reads = self._filling.plan(wants)
@@ -183,24 +187,28 @@ class _ReadAhead:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         # One more, ended here: a batch may have nothing to be read.
         job.left = len(reads) + 1
-        self._jobs.append(job)
+        # As `Filling.read` counts.
+        has_parts = any(map(is_part, wants))
+        self._jobs.append(
+            (job, sum(each.stop - each.start for _, each in reads) if has_parts else sum(map(size_of, wants)))
+        )
         for read in reads:
             self._orders.put(_Order(job, read))
         job.finished(None)
         return job
 
-    def release(self, batch: Batch) -> None:
-        """The batch is there: its files may be closed, unless another batch needs them."""
-        for name in {tensor.file for tensor in batch.tensors}:
+    def release(self, batch: Batch) -> int:
+        """The first batch is there: its files may be closed, unless another one needs them. The bytes read for it."""
+        for name in batch.files:
             self._filling.files.done(name)
-        self._jobs.pop(0)
+        return self._jobs.popleft()[1]
 
     def close(self) -> None:
         """Read no more, end the threads, which give their buffers back, and close the files."""
         if self._closed:
             return
         self._closed = True
-        for job in self._jobs:
+        for job, _ in self._jobs:
             job.cancelled = True
         for _ in range(self._filling.threads):
             self._orders.put(None)

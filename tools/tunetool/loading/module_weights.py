@@ -13,8 +13,9 @@ from tunetool.checkpoint.fetch import Want
 from tunetool.checkpoint.host_buffers import is_plain
 from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.errors import UsageProblem
-from tunetool.loading.fill import Filling, Reading, part_wants, want
+from tunetool.loading.fill import Filling, Reading, want
 from tunetool.loading.safetensors_files import Listing, Stored, shown
+from tunetool.loading.wanted import part_wants
 
 Rename = Callable[[str], str]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,10 @@ from tunetool.loading.fill import (
     asked_of,
     by_device,
     checked_reading,
-    part_wants,
     reads_alone,
-    torch_dtype,
-    want,
 )
 from tunetool.loading.safetensors_files import Listing, list_tensors
-from tunetool.loading.slices import Part
+from tunetool.loading.wanted import Wanted, wanted_of
 
 if TYPE_CHECKING:
     from tunetool.loading.module_weights import Rename
@@ -73,21 +69,17 @@ def load(
     """
     reading = checked_reading(threads, buffer_bytes, progress)
     target = device_of(device)
-    parts: dict[str, Part] = {}
 
-    def prepare() -> tuple[Listing, dict[str, torch.Tensor]]:
-        listing = list_tensors(Path(path))
+    def prepare() -> tuple[Listing, list[Wanted], dict[str, torch.Tensor]]:
         if shard is not None:
             _refuse_group(group, "`shard`")
-            parts.update(shard.parts(listing))
-        return listing, _empty(listing, target, parts)
+        listing = list_tensors(Path(path))
+        wanted = wanted_of(listing, shard)
+        return listing, wanted, _empty(listing, wanted, target)
 
     with _ranks(group, target) as ranks:
-        listing, tensors = ranks.all_or_none(prepare)
-        wants: list[Want] = []
-        for name, tensor in listing.tensors.items():
-            part = parts.get(name)
-            wants += [want(tensor, tensors[name])] if part is None else part_wants(tensor, part, tensors[name])
+        listing, wanted, tensors = ranks.all_or_none(prepare)
+        wants = [each for one in wanted for each in one.wants(tensors[one.stored.name])]
         _fill(listing, wants, reading, ranks)
     return tensors
 
@@ -162,12 +154,9 @@ def _refuse_group(group: Any, what: str) -> None:
         raise UsageProblem(f"`group` together with {what}: each rank reads its own parts", "leave `group` out")
 
 
-def _empty(listing: Listing, device: torch.device, parts: Mapping[str, Part]) -> dict[str, torch.Tensor]:
-    dtypes = {name: torch_dtype(listing, tensor) for name, tensor in listing.tensors.items()}
-    shapes = {name: parts[name].shape if name in parts else each.shape for name, each in listing.tensors.items()}
-    count = sum(rounded(math.prod(shape) * dtypes[name].itemsize) for name, shape in shapes.items())
-    with taking(device, count, f"`{listing.path}`"):
-        return {name: torch.empty(shape, dtype=dtypes[name], device=device) for name, shape in shapes.items()}
+def _empty(listing: Listing, wanted: Sequence[Wanted], device: torch.device) -> dict[str, torch.Tensor]:
+    with taking(device, sum(rounded(each.bytes) for each in wanted), f"`{listing.path}`"):
+        return {each.stored.name: torch.empty(each.shape, dtype=each.dtype, device=device) for each in wanted}
 
 
 def _fill(listing: Listing, wants: list[Want], reading: Reading, ranks: Ranks) -> Progress:
