@@ -20,8 +20,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from tunetool.errors import UsageProblem
 from tunetool.loading import Progress, ShardPlan, load
-from tunetool.loading.fill import Ranks
+from tunetool.loading.fill import Ranks, reads_alone
+from tunetool.loading.safetensors_files import list_tensors
+from tunetool.loading.shard_plan import part_of_parameter
 from tunetool.loading.slices import Cut, chunk, part_of
+from tunetool.loading.wanted import wanted_of
 
 MIB = 1 << 20
 
@@ -261,3 +264,42 @@ def test_a_group_is_refused_with_parts(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tunetool.loading.weights._ranks", lambda *_: Ranks())
     with pytest.raises(UsageProblem, match="`group` together with `shard`"):
         load(tmp_path, shard=ShardPlan({"w": Shard(0)}, 0, 2), group=object())
+
+
+def _parameter(place: list[int] | None, sizes: tuple[int, ...], held: tuple[int, ...], *placements: Any) -> Any:
+    mesh = SimpleNamespace(get_coordinate=lambda: place, shape=sizes)
+    return SimpleNamespace(
+        shape=torch.Size((5, 4)), placements=placements, device_mesh=mesh, to_local=lambda: torch.zeros(held)
+    )
+
+
+def test_a_parameter_that_holds_another_shape_is_named() -> None:
+    """As one that is padded, or that torch cut in an order of its own."""
+    assert part_of_parameter("w", _parameter([1], (2,), (2, 4), Shard(0))).runs == (((3, 5),), ((0, 4),))
+    assert part_of_parameter("w", _parameter(None, (2,), (0, 4), Shard(0))).shape == (0, 0)
+    with pytest.raises(UsageProblem, match="give this rank the shape") as caught:
+        part_of_parameter("w", _parameter([1], (2,), (3, 4), Shard(0)))
+    assert caught.value.message.startswith("`w` is placed as [Shard(dim=0)] on a mesh of [2]: ")
+    # Of 7 rows the two ranks have 4 and 3, which three ranks cut into 2, 2, 0 and 1, 1, 1: the third one's only row is
+    # the second one's, and torch's placements say the first one's.
+    with pytest.raises(ValueError, match="not cut evenly enough"):
+        part_of((7,), [Cut(0, 2, 3, groups=2), Cut(0, 1, 2)])
+
+
+def test_ranks_that_read_rows_read_past_the_page_cache(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads whole tensors, or what lies between columns, shares the page cache with the other ranks."""
+    listing = list_tensors(large)
+
+    def alone(placement: Any, of: int = 2) -> bool:
+        wanted = wanted_of(listing, ShardPlan({"**": placement}, 0, of))
+        targets = [torch.empty(each.shape, dtype=each.dtype) for each in wanted]
+        wants = [one.wants(target) for one, target in zip(wanted, targets, strict=True)]
+        return reads_alone(listing, list(itertools.chain(*wants)))
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert alone(Shard(0))
+    assert not alone(Shard(1))
+    assert not alone(None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert alone(Shard(0), 4)
+    assert not alone(Shard(0))
