@@ -195,7 +195,7 @@ def test_threads_and_files_end_however_it_ends(model: Path, way: Callable[[Any],
     ],
     ids=["truncated", "written", "removed"],
 )
-def test_a_file_that_changes_meanwhile_is_refused_once_and_by_name(
+def test_a_file_that_changes_meanwhile_is_refused_by_name(
     model: Path, change: Callable[[Path], object], words: str
 ) -> None:
     tensors = iterate(model, ahead_bytes=SMALL, threads=2, buffer_bytes=SMALL)

@@ -56,8 +56,9 @@ def load(
     pinned buffers of ``buffer_bytes`` for each of ``threads`` (None: this rank's share of the cores, 4 to 12), which
     ``release_buffers`` gives back.
 
-    ``shard``: which part of each tensor this rank gets, as a plain tensor of the part's shape, for tensor parallelism;
-    it reads the parts only. Not together with ``group``.
+    ``shard``: which part of each tensor this rank gets, as a plain tensor of the part's shape, for tensor parallelism.
+    Rows are read alone; columns with what lies between them where that is less than 256 KiB in each row, and a GPU
+    takes ``buffer_bytes`` for each thread then. Not together with ``group``.
 
     ``progress``: called with a ``Progress`` several times a second, and at the end. ``group``: a process group of
     torch.distributed whose ranks all load this path; each byte is then read once, by one of them, which sends it to the
