@@ -14,7 +14,7 @@ from tunetool.loading.slices import Cut, Part, part_of
 
 Placed: TypeAlias = "str | Any | Sequence[Any] | None"
 """A placement, or one for each dimension of the mesh, or a style of transformers; None is the whole tensor."""
-Placements: TypeAlias = Mapping[str, Placed] | Callable[[str, tuple[int, ...]], Placed]
+Placements: TypeAlias = "Mapping[str, Placed] | Callable[[str, tuple[int, ...]], Placed]"
 
 _REPLICATED = ("replicate", "replicated_with_grad_allreduce", "sequence_parallel", "all_reduce")
 _COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
