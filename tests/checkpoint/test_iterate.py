@@ -232,6 +232,37 @@ def test_an_interrupted_wait_ends_the_threads(model: Path, monkeypatch: pytest.M
     assert _ended(model)
 
 
+def test_a_closed_iterator_reads_no_more(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really_read, reads = os.preadv, list[int]()
+
+    def read(*call: Any) -> int:
+        time.sleep(0.01)
+        reads.append(call[2])
+        return really_read(*call)
+
+    monkeypatch.setattr(os, "preadv", read)
+    tensors = iterate(model, ahead_bytes=4 << 20, threads=1, buffer_bytes=SMALL)
+    next(tensors)
+    before = len(reads)
+    tensors.close()
+    # The one that was under way, and one that the thread began meanwhile.
+    assert len(reads) <= before + 2
+
+
+def test_files_are_closed_when_their_tensors_have_come(tmp_path: Path) -> None:
+    files = {
+        f"model-{number:02}.safetensors": {f"t{number}": made((30_000,), torch.int8, number)} for number in range(20)
+    }
+    for file, tensors in files.items():
+        save_file(tensors, tmp_path / file)
+    write_index(tmp_path, files)
+    names = []
+    for name, _ in iterate(tmp_path, ahead_bytes=100_000, threads=2, buffer_bytes=SMALL):
+        names.append(name)
+        assert len({Path(each).name for each in _open_files(tmp_path)}) <= 4
+    assert len(names) == 20
+
+
 def test_buffers_that_the_system_refuses_are_named(model: Path) -> None:
     with pytest.raises(CannotJudge, match="a host buffer of"):
         # The kernel has no address space of that size.

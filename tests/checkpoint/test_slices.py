@@ -177,6 +177,8 @@ def test_a_plan_names_tensors_modules_or_patterns(tmp_path: Path) -> None:
     assert cut({"**q_proj**": Shard(1)}) == {*names[:2], names[3]}
     # The first key that matches is taken.
     assert cut({names[0]: Replicate(), "**.q_proj": Shard(0)}) == {names[1]}
+    with pytest.raises(UsageProblem, match="matches no tensor"):
+        cut({"model.*.q_proj": Shard(0)})
     assert cut({}) == set()
     assert cut(lambda name, shape: Shard(len(shape) - 1) if name.endswith("bias") else None) == {names[1]}
 
