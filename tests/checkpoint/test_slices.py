@@ -137,7 +137,7 @@ def test_of_columns_the_rows_are_read_whole_where_they_are_short(large: Path) ->
         came, tensors = _read(large, ShardPlan({"a": Shard(1)}, rank, 4))
         assert tensors["a.weight"].shape == (4096, 256)
         rest = sum(tensor.nbytes for name, tensor in tensors.items() if name != "a.weight")
-        assert came.read - rest <= 8 * MIB + 4 * 2 * 4096
+        assert 8 * MIB - 2048 <= came.read - rest <= 8 * MIB + 4 * 2 * 4096
         came, tensors = _read(large, ShardPlan({"wide": Shard(1)}, rank, 4))
         rest = sum(tensor.nbytes for name, tensor in tensors.items() if name != "wide.weight")
         assert tensors["wide.weight"].nbytes == MIB
