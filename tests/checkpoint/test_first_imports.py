@@ -96,6 +96,7 @@ def test_a_first_load(imported: Mapping[str, frozenset[str]]) -> None:
         "loading.device_memory",
         "loading.fill",
         "loading.safetensors_files",
+        "loading.wanted",
         "loading.weights",
         "measure",
         "measure.process_reads",

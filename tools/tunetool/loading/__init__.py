@@ -4,6 +4,7 @@ drives or of the copy to the GPU.
 >>> from tunetool.loading import load, load_into
 >>> tensors = load("/dev/shm/model", "cuda:0")
 >>> load_into(module, "/dev/shm/model", "cuda:0", progress=print)
+>>> for name, tensor in iterate("/dev/shm/model", "cuda:0"): ...
 >>> dataset = GpuDirectDataset("/mnt/nvme_raid0/tokens.bin", 8192, dtype=torch.uint16)
 
 torch alone is imported, when one of these names is used for the first time. The room may import ``checkpoint``, whose
@@ -21,6 +22,8 @@ _MODULES = {
     "DoesNotFit": "module_weights",
     "GpuDirectDataset": "gpu_direct",
     "Progress": "fill",
+    "ShardPlan": "shard_plan",
+    "iterate": "iteration",
     "load": "weights",
     "load_into": "weights",
     "release_buffers": "weights",

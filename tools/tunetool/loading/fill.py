@@ -3,6 +3,7 @@ reads all of them."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from tunetool.checkpoint.fetch import Fetch, FileRead, Want, plan_reads
-from tunetool.checkpoint.raw_bytes import BLOCK, Plain
+from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import default_threads, local_ranks
 from tunetool.errors import UsageProblem
@@ -26,13 +27,16 @@ sizes."""
 _MOST_THREADS = 12
 """More than these read no faster into a GPU on an H200 machine, and take longer to start."""
 _FEW, _MOST = 0.01, 0.99
+_OVERLAP = 1.1
+"""Times the files' bytes that all ranks of a machine together read, at most, past the page cache."""
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far a load is: ``bytes`` of ``total`` are on the device after ``seconds``.
 
-    ``read``: bytes that this process read for it; fewer than ``bytes`` if ranks share the reading. ``from_drives``:
+    ``read``: bytes that this process read for it; fewer than ``bytes`` if ranks share the reading, and more where parts
+    of tensors are read with what lies between them and with the rest of their blocks. ``from_drives``:
     bytes that the kernel counted meanwhile as fetched from drives for this process, other threads included; None where
     it does not count. ``shared_by``: ranks of which each reads a share and sends it to the others; 1 if this process
     reads everything itself.
@@ -78,37 +82,45 @@ class Filling:
     """One load of ``listing``: reads, and counts what has come."""
 
     def __init__(self, listing: Listing, total: int, reading: Reading, *, is_shared: bool = False) -> None:
+        """``is_shared``: what this rank reads, no other one reads."""
         self.files = Files(listing.directory, prefer_cache=True, hint=AGAIN)
         # With O_DIRECT every rank would read the drives; ranks that load the same files share the page cache instead.
         self.files.direct = self.files.direct and (is_shared or local_ranks() == 1)
         self.threads = reading.threads or loading_threads()
-        self._reading, self._report = reading, reading.progress
+        self.buffer_bytes, self._report = reading.buffer_bytes, reading.progress
         self._before = counted_reads()
         self._began = time.perf_counter()
         self.progress = Progress(0, total, 0.0, 0, None if self._before is None else 0)
 
     def plan(self, wants: Sequence[Want]) -> list[FileRead]:
         """The reads that fill the targets of ``wants``."""
-        return plan_reads(wants, self.files, self._reading.buffer_bytes)
+        return plan_reads(wants, self.files, self.buffer_bytes)
 
     def fetch(self, device: torch.device) -> Fetch:
         """What carries them out, for targets on ``device``."""
-        return Fetch(self.files, device, self.threads, self._reading.buffer_bytes)
+        return Fetch(self.files, device, self.threads, self.buffer_bytes)
 
     def read(self, wants: Sequence[Want], device: torch.device) -> None:
         """Fill the targets of ``wants`` on ``device``. Raises ``CannotJudge``."""
         come, read = self.progress.bytes, self.progress.read
+        reads, fetch, count = self.plan(wants), self.fetch(device), sum(map(asked_of, wants))
+        all_of_it = planned(reads)
 
-        def tick(count: int) -> None:
-            self._now(min(come + count, self.progress.total), read + count)
+        def tick(so_far: int) -> None:
+            self._now(min(come + so_far * count // all_of_it, self.progress.total), read + so_far)
 
-        self.fetch(device).run(self.plan(wants), tick if self._report else None)
-        count = sum(map(size_of, wants))
-        self.progress = replace(self.progress, bytes=come + count, read=read + count)
+        fetch.run(reads, tick if self._report else None)
+        # What is read around whole tensors is less than a block for each file, and no news.
+        read += fetch.read_bytes if any(map(is_part, wants)) else count
+        self.progress = replace(self.progress, bytes=come + count, read=read)
 
     def has_come(self, count: int, read: int) -> None:
         """Count bytes that are on the device, of which this process read ``read``."""
         self._now(self.progress.bytes + count, self.progress.read + read)
+
+    def add(self, count: int, read: int) -> None:
+        """As ``has_come``, and report nothing yet."""
+        self.progress = replace(self.progress, bytes=self.progress.bytes + count, read=self.progress.read + read)
 
     def is_shared_by(self, ranks: int) -> None:
         """So many ranks read a share each."""
@@ -145,14 +157,36 @@ def loading_threads() -> int:
 
 
 def size_of(want: Want) -> int:
-    """Bytes that are read for it."""
+    """Bytes that are read for it, from the first to the last one."""
     return want.bytes[1] - want.bytes[0]
+
+
+def planned(reads: Sequence[FileRead]) -> int:
+    """Bytes of all reads."""
+    return sum(each.stop - each.start for _, each in reads)
+
+
+def asked_of(want: Want) -> int:
+    """Bytes of its elements."""
+    return math.prod(want.lengths) * ITEM_SIZES[want.plain.dtype]
+
+
+def is_part(want: Want) -> bool:
+    """Whether it is not the whole tensor."""
+    return want.lengths != want.plain.shape
 
 
 def want(tensor: Stored, target: Any) -> Want:
     """The reading of one whole stored tensor into ``target``, which has its shape."""
     plain = Plain(0, tensor.length, tensor.dtype, tensor.shape)
     return Want(tensor.name, tensor.file, tensor.start, plain, (0,) * len(tensor.shape), tensor.shape, target)
+
+
+def reads_alone(listing: Listing, wants: Sequence[Want]) -> bool:
+    """Whether the ranks of this machine read parts that hardly overlap, if all read as much as this one: then each
+    reads past the page cache. Columns do overlap, since what lies between them is read as well."""
+    mine = sum(map(size_of, wants))
+    return any(map(is_part, wants)) and mine * local_ranks() <= _OVERLAP * listing.bytes
 
 
 def by_device(wants: Sequence[Want]) -> Mapping[torch.device, Sequence[Want]]:

@@ -3,6 +3,7 @@ stored tensors that a module has as one are compared: two names of a tied parame
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from tunetool.checkpoint.raw_bytes import Plain
 from tunetool.errors import UsageProblem
 from tunetool.loading.fill import Filling, Reading, want
 from tunetool.loading.safetensors_files import Listing, Stored, shown
+from tunetool.loading.wanted import part_wants
 
 Rename = Callable[[str], str]
 
@@ -102,9 +104,14 @@ def match(
 
 def targets(module: Any, matched: Matched, *, in_place: bool = False) -> list[Want]:
     """The readings that fill ``module``. Raises ``UsageProblem`` for a parameter that has no memory to be filled."""
-    wants = []
+    wants: list[Want] = []
     for names, tensor in _tensors(module, in_place):
-        target = tensor.detach()
+        target, part = tensor.detach(), None
+        if is_cut(tensor):
+            from tunetool.loading.shard_plan import part_of_parameter  # noqa: PLC0415  a process alone needs none
+
+            part = part_of_parameter(names[0], target)
+            target = target.to_local()
         try:
             fits = is_plain(target)
         except ValueError as error:
@@ -114,7 +121,9 @@ def targets(module: Any, matched: Matched, *, in_place: bool = False) -> list[Wa
         if not fits:
             raise UsageProblem(
                 f"`{names[0]}` is no plain tensor with memory (it is of {type(tensor).__name__} on `{tensor.device}`)",
-                "give `device`, which gives memory to parameters on `meta`; load before the model is sharded",
+                "give `device`, which gives memory to parameters on `meta`; load before the model is sharded"
+                if part is None
+                else "`module.to_empty(device=...)` gives memory to what is on `meta`",
             )
         if _overlaps(target):
             raise UsageProblem(
@@ -122,8 +131,20 @@ def targets(module: Any, matched: Matched, *, in_place: bool = False) -> list[Wa
                 f"{list(target.shape)} with strides {list(target.stride())}",
                 "give the module a tensor of its own there, such as `parameter.contiguous()`",
             )
-        wants.append(want(matched.stored[names[0]], target))
+        stored = matched.stored[names[0]]
+        wants += [want(stored, target)] if part is None else part_wants(stored, part, target)
     return wants
+
+
+def cut_tensor(module: Any) -> str | None:
+    """The name of the first parameter or stored buffer that is a DTensor; None if there is none."""
+    return next((names[0] for names, tensor in _tensors(module) if is_cut(tensor)), None)
+
+
+def is_cut(tensor: Any) -> bool:
+    """Whether it is a DTensor, which only a process that imported torch's module for them can have."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _overlaps(tensor: Any) -> bool:
