@@ -17,6 +17,7 @@ from tunetool.bench.loading.engines import ENGINES, Engine
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
 from tunetool.bench.loading.view import sections, view
+from tunetool.bench.versions import Versions
 from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import read_stack
@@ -163,6 +164,40 @@ def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
     ]
     assert [cell(row[-1]).text for row in rows] == ["yes"] * len(rows)
     assert [each.engines[0].is_equal for each in sections(record)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("found", "below", "said"),
+    [
+        ("0.16.1", "", "needs loader >= 0.17, found 0.16.1: "),
+        ("0.9", "", "needs loader >= 0.17, found 0.9: "),
+        ("0.17.0", "", None),
+        ("0.17.0+cu130", "2", None),
+        ("1.0", "", None),
+        ("2.0.1", "2", "needs loader >= 0.17 and < 2, found 2.0.1: "),
+        ("", "", None),
+    ],
+)
+def test_a_loader_of_another_version_is_left_out(
+    found: str, below: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is that of the metadata, which pip writes; a library without any is taken as it is."""
+    if found:
+        metadata = tmp_path / f"loader-{found}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: loader\nVersion: {found}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engine = Engine("runai.RunAi", "json", "'loader>=0.17'", versions=Versions("loader", "0.17", below))
+    expected = f"{said}{sys.executable} -m pip install 'loader>=0.17'" if said else None
+    assert engine.unavailable(gpu=False) == expected
+
+
+def test_the_line_that_installs_a_loader_suits_its_version() -> None:
+    bound = {name: each for name, each in ENGINES.items() if each.versions}
+    assert {*bound} >= {"runai", "transformers"}
+    for each in bound.values():
+        assert each.versions is not None
+        assert f"'{each.versions.package}>={each.versions.least}'" in each.packages
 
 
 def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> None:
