@@ -16,7 +16,7 @@ import builders
 from shown_records import on_screen
 from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
-from tunetool.bench.checkpoint.figures import FEWEST_PAIRS, best_other
+from tunetool.bench.checkpoint.figures import best_other
 from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioSample, counts
 from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
 from tunetool.bench.checkpoint.request import KIND, Request, Training
@@ -151,15 +151,18 @@ def test_the_limits_of_fio_itself_are_in_the_record() -> None:
 
 
 def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
-    near = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.9, 2: 1.1, 3: 0.8}, FEWEST_PAIRS)
+    near = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.9, 2: 1.1, 3: 0.8})
     assert near is not None
     assert not near.decided
     assert near.pairs == 3
-    clear = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0, 9: 1.0}, {1: 0.5, 2: 0.6, 3: 0.6, 4: 0.1}, FEWEST_PAIRS)
+    apart = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.5, 2: 0.6, 3: 0.6})
+    assert apart is not None
+    assert not apart.decided, "three on one side are chance once in four times"
+    clear = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0, 9: 1.0}, {1: 0.1, 2: 0.102, 3: 0.102, 4: 0.01})
     assert clear is not None
     assert clear.decided
     assert clear.pairs == 3, "only rounds that have both"
-    single = ratio("other", {1: 1.0}, {1: 0.5}, FEWEST_PAIRS)
+    single = ratio("other", {1: 1.0}, {1: 0.5})
     assert single is not None
     assert not single.decided, "one pair has no interval"
     assert ratio("other", {1: 1.0}, {2: 1.0}) is None

@@ -114,8 +114,8 @@ def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
     made.rows["safetensors"].first = loads([0.4, 0.6] * 3)
     assert "these rounds do not decide" in shown(made)
     for row in made.rows.values():
-        row.first = loads([0.5 if row.name == "direct" else 1.0] * 4)
-    assert "these rounds do not decide" in shown(made), "four rounds are too few"
+        row.first = loads([0.5 if row.name == "direct" else 1.0] * 2)
+    assert "these rounds do not decide" in shown(made), "two rounds are too few"
     page = write_any_page(record_of(made), tmp_path / "record.json")
     assert "first load of a process" in page.read_text()
 
