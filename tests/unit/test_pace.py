@@ -20,6 +20,7 @@ from tunetool.measure.rounds import ratio, undecided
 from tunetool.measure.statistics import FEW, LOOKS, WIDENING, coverage, estimate, excludes_one
 from tunetool.options.shared import InRounds
 from tunetool.record import Measurement
+from tunetool.report.undecided import what_is_open
 
 QUICK = pace_of(None, None, thorough=False, thorough_rounds=6)
 
@@ -193,6 +194,35 @@ def test_equal_engines_are_seldom_told_apart(spread: str) -> None:
             ours[number], theirs[number] = draw(), draw()
         wrong += not left()
     assert wrong / calls <= 0.05
+
+
+def test_what_is_left_open_is_said_with_the_call_that_measures_more() -> None:
+    made = builders.record(
+        comparison("direct", "other", False),
+        comparison("direct", "other", False, "cold"),
+        comparison("direct", "other", False, "cached"),
+        kind="bench.loading",
+        command=[
+            "/usr/bin/tunetool",
+            "bench",
+            "loading",
+            "--budget",
+            "2m",
+            "--model",
+            "a b",
+            "--budget=3m",
+            "--rounds",
+            "2",
+        ],
+    )
+    names = [f"loading.{state}.direct.first_versus_best_other against `other`" for state in ("tmpfs", "cold")]
+    line = (
+        f"not decided by 3 rounds: {names[0]}; {names[1]}; 1 more; more of them: "
+        "`tunetool bench loading --model 'a b' --rounds 6`"
+    )
+    assert what_is_open(made) == [line]
+    assert what_is_open(made.model_copy(update={"command": ["python", "x.py"]}))[0].endswith("call with `--rounds 6`")
+    assert what_is_open(builders.record(comparison("direct", "other", True), kind="bench.loading")) == []
 
 
 def comparison(engine: str, against: str, is_decided: bool, state: str = "tmpfs") -> Measurement:
