@@ -27,9 +27,11 @@ from tunetool.launch.local import rank_environment
 from tunetool.measure import page_cache
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Outcome
+from tunetool.measure.pace import Pace
 from tunetool.measure.rounds import drawn_order, ratio
 from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf
+from tunetool.node.units import format_size
 from tunetool.record import Node, Record
 from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, exit_code, judge
@@ -148,6 +150,26 @@ def test_the_limits_of_fio_itself_are_in_the_record() -> None:
     assert write[TESTER_CPU_SHARE] == pytest.approx(0.5 / cores_open_to(4), abs=1e-4)
     # Where it could not be measured, the record does not have it.
     assert TESTER_CEILING not in read
+
+
+def test_the_training_loop_is_not_cut_off_by_the_time_of_a_short_call() -> None:
+    asked = Request(model="tiny")
+    assert (asked.pace.rounds, asked.pace.budget) == (15, 300.0)
+    assert replace(asked, train=True).pace == Pace(3)
+    assert replace(asked, train=True, budget=60.0).pace == Pace(3, 60.0)
+    assert replace(asked, train=True, rounds=7).pace == Pace(7)
+    assert replace(asked, train=True, thorough=True).pace == Pace(6)
+
+
+def test_a_short_call_announces_all_that_it_may_write() -> None:
+    asked = Request(model="tiny")
+    state, names = preflight.state(asked), ["direct", "torch-save-zip"]
+    _, writes, rounds, more = preflight.announcement(asked, state, names, [DISK])
+    assert f": {format_size(30 * state.bytes)} in all at most, " in writes
+    assert rounds.startswith("3 rounds of 2 engines")
+    assert more.startswith("more than 3 rounds, up to 15")
+    _, writes, _ = preflight.announcement(replace(asked, thorough=True), state, names, [DISK])
+    assert f": {format_size(12 * state.bytes)} in all, " in writes
 
 
 def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:

@@ -130,23 +130,24 @@ def _smaller(request: Request, state_bytes: int, fits: Callable[[int], bool]) ->
 
 def announcement(request: Request, shape: Shape, names: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
     """What the run will write, how long it takes and where, a line each."""
-    rounds = request.pace.fewest
-    passes = rounds * (len(names) + (2 if request.against_fio else 0))
-    loop = request.training
-    extra = 0
-    if loop:
-        extra = min(rounds, loop.loops) * len(names) * loop.saves(loop.sharded_every)
+    pace, loop = request.pace, request.training
     searched = 5 if request.against_fio else 0
+
+    def written(rounds: int) -> int:
+        passes = rounds * (len(names) + (2 if request.against_fio else 0))
+        extra = min(rounds, loop.loops) * len(names) * loop.saves(loop.sharded_every) if loop else 0
+        return shape.bytes * (passes + extra + searched)
+
     lines = [shape.describe() + f"; {request.ranks} rank(s)"]
     for stack in stacks:
-        written = shape.bytes * (passes + extra + searched)
-        seconds = 2 * written / GUESS
+        seconds = 2 * written(pace.fewest) / GUESS
         stand_in = ", a stand-in for a medium of that speed" if stack.in_memory else ""
+        amount = f"{format_size(written(pace.rounds))} in all{' at most' * bool(pace.looks)}"
         lines.append(
-            f"writes to `{stack.directory}` ({stack.medium}{stand_in}): {format_size(written)} in all, at most "
+            f"writes to `{stack.directory}` ({stack.medium}{stand_in}): {amount}, at most "
             f"{format_size(space_needed(request, shape.bytes))} at a time, removed afterwards"
         )
         lines.append(
-            f"{rounds} rounds of {len(names)} engines, saved and restored each; about {seconds:.0f} s at 1 GB/s"
+            f"{pace.fewest} rounds of {len(names)} engines, saved and restored each; about {seconds:.0f} s at 1 GB/s"
         )
-    return [*lines, *request.pace.announcement()]
+    return [*lines, *pace.announcement()]

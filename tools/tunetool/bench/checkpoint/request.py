@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tunetool.bench.defaults import CHECKPOINT_ENGINES
+from tunetool.measure.pace import Pace
 from tunetool.options import shared as options
 from tunetool.options.fields import number, option
 from tunetool.options.shared import InRounds, Measuring
@@ -92,6 +93,12 @@ class Request(Measuring, InRounds):
     )
     python: str | None = options.python()
     seed: int = options.seed("the state and of the order of engines")
+
+    @property
+    def pace(self) -> Pace:
+        """With the training loop, which comes after the rounds, there is no hurry unless ``--budget`` says so."""
+        asked = super().pace
+        return Pace(asked.fewest, self.budget) if self.train else asked
 
     @property
     def training(self) -> Training | None:

@@ -56,12 +56,13 @@ def _verify(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, floa
 def _checkpoint(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
     state = shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
     asked = Checkpoint(model=request.checkpoint_model, state_bytes=request.state_bytes, **request.in_rounds)
-    saves = request.pace.fewest * len(choose(ENGINES, asked.engines_of((), CHECKPOINT_ENGINES)))
-    written = saves * state.bytes
+    engines = len(choose(ENGINES, asked.engines_of((), CHECKPOINT_ENGINES)))
+    most, saves = asked.pace.rounds * engines, asked.pace.fewest * engines
     return (
-        f"{saves} saves and restores of {state.describe()} in `{request.target}`: {format_size(written)} written in "
-        f"all on each node, at most {format_size(space_needed(asked, state.bytes))} at a time",
-        2 * written / GUESS + 2 * saves,
+        f"{'up to ' * bool(asked.pace.looks)}{most} saves and restores of {state.describe()} in `{request.target}`: "
+        f"{format_size(most * state.bytes)} written in all on each node, at most "
+        f"{format_size(space_needed(asked, state.bytes))} at a time",
+        2 * saves * state.bytes / GUESS + 2 * saves,
     )
 
 
