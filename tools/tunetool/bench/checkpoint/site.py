@@ -43,7 +43,8 @@ class Site:
     progress: Progress
     fio: FioBest | None = None
     deadline: float | None = None
-    """Deadline on the monotonic clock: a round that would end later does not begin; the first stops there."""
+    """Deadline on the monotonic clock: a round that would end later does not begin; where `--budget` was asked for,
+    the first one stops there too."""
     _ready: set[tuple[int, str]] = field(default_factory=set)
     """Asynchronous engines that made their first save, by start of the ranks."""
     _settled: int = 0
@@ -75,7 +76,8 @@ class Site:
         return undecided(figures.measurements(self.matrix, {}))
 
     def _late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+        asked = self.request.budget is not None
+        return asked and self.deadline is not None and time.monotonic() > self.deadline
 
     def _settle(self) -> None:
         """Send the directory to the ranks, once for each start."""
