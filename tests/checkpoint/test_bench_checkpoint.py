@@ -219,7 +219,7 @@ def test_a_first_round_that_is_cut_keeps_what_it_has(session: RankProcesses, dis
     ]
 
 
-def test_the_first_round_is_whole_where_no_budget_was_asked_for(session: RankProcesses, disk: Path) -> None:
+def test_the_first_round_of_a_short_call_is_whole(session: RankProcesses, disk: Path) -> None:
     engines, watch = ["torch-save-zip", "direct"], TimeIsUp()
     matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
     watch.site = Site(replace(session.request, rounds=1), session, disk, engines, matrix, watch)

@@ -152,7 +152,7 @@ def test_the_limits_of_fio_itself_are_in_the_record() -> None:
     assert TESTER_CEILING not in read
 
 
-def test_the_training_loop_is_not_cut_off_by_the_time_of_a_short_call() -> None:
+def test_a_short_call_does_not_cut_off_the_training_loop() -> None:
     asked = Request(model="tiny")
     assert (asked.pace.rounds, asked.pace.budget) == (15, 300.0)
     assert replace(asked, train=True).pace == Pace(3)

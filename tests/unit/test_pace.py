@@ -196,7 +196,7 @@ def test_equal_engines_are_seldom_told_apart(spread: str) -> None:
     assert wrong / calls <= 0.05
 
 
-def test_what_is_left_open_is_said_with_the_call_that_measures_more() -> None:
+def test_what_is_left_open_is_said_with_the_call_for_more() -> None:
     made = builders.record(
         comparison("direct", "other", False),
         comparison("direct", "other", False, "cold"),
