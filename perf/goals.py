@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tunetool.measure.rounds import FEWEST_ROUNDS
-from tunetool.measure.statistics import estimate
+from tunetool.measure.statistics import ENOUGH, estimate
 
 HELD, MISSED, OPEN = "held", "missed", "not decided"
 VERDICT = re.compile(rf": ({HELD}|{MISSED}|{OPEN})$")
@@ -28,9 +27,9 @@ def figure(title: str, values: Sequence[float], digits: int = 2) -> str:
 
 
 def line(title: str, values: Sequence[float], goal: float, at_least: bool = True) -> str:
-    """Print the line of a goal; returns its verdict, which is not decided before ``FEWEST_ROUNDS`` values."""
+    """Print the line of a goal; returns its verdict, which is not decided before ``ENOUGH`` values."""
     interval = estimate(values)
-    word = verdict(interval.low, interval.high, goal, at_least) if len(values) >= FEWEST_ROUNDS else OPEN
+    word = verdict(interval.low, interval.high, goal, at_least) if len(values) >= ENOUGH else OPEN
     print(f"{figure(title, values)}; goal: {'at least' if at_least else 'at most'} {goal:g}: {word}")
     return word
 
@@ -39,7 +38,7 @@ def line_within(title: str, values: Sequence[float], least: float, most: float) 
     """As ``line``, for a figure that has to lie between two bounds."""
     interval = estimate(values)
     words = {verdict(interval.low, interval.high, least, True), verdict(interval.low, interval.high, most, False)}
-    word = OPEN if len(values) < FEWEST_ROUNDS else next(each for each in (MISSED, OPEN, HELD) if each in words)
+    word = OPEN if len(values) < ENOUGH else next(each for each in (MISSED, OPEN, HELD) if each in words)
     print(f"{figure(title, values, digits=3)}; goal: {least:g} to {most:g}: {word}")
     return word
 

@@ -14,8 +14,8 @@ stream of tar (`tar -c | tar -x`) and by `cp -r`; then `tunetool stage` once mor
 
 A line for each goal: the figure's median, its interval over the rounds, the goal, and `held`, `missed`, or `not
 decided` where the interval crosses the goal. What binds is named, as `tunetool stage` found it. Ends with 1 where a
-goal is missed, else with 3 where one is not decided. How many times the best other program the storage itself allows
-is said, too.
+goal is missed, else with 3 where one is not decided. How many times the best other program it is, and how many times
+the storage itself allows, is said without a goal: no program copies faster than fio reads.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ from typing import Any
 from entry import program
 from goals import figure, line, status
 from installed import keep_compiled
-from tunetool.measure.rounds import FEWEST_ROUNDS
 from tunetool.measure.statistics import estimate
 from tunetool.node.units import parse_size
 
 IMAGE_BYTES = 3_000_000
 MODEL_FILES = 4
-TIMES, SHARE = 2.0, 0.9
+SHARE = 0.9
 TAR_TIMES, THERE_TIMES = 1.5, 1.0
 OURS = "tunetool stage"
 BLOCK = 64 * 2**20
@@ -208,11 +207,8 @@ def report(size: int, speeds: dict[str, list[float]], reads: list[float], writes
         print(f"not installed, so not compared: {', '.join(absent)}")
     limits = [min(pair) / theirs for theirs, *pair in zip(speeds[best], reads, writes, strict=True)]
     print(figure(f"the slower of fio's read and write, times {best}", limits))
-    if len(limits) >= FEWEST_ROUNDS and estimate(limits).high < TIMES:
-        print(f"so no program could reach {TIMES:g} times {best} here")
-    words = [line(f"times the best other ({best})", times, TIMES)]
-    words.append(line("share of the slower of fio's read and write", shares, SHARE))
-    return status(words)
+    print(figure(f"`{OURS}`, times the best other ({best})", times))
+    return status([line("share of the slower of fio's read and write", shares, SHARE)])
 
 
 def make_small(directory: Path, count: int, size: int) -> None:

@@ -34,7 +34,7 @@ import wide_model  # noqa: E402
 from cluster import cluster_of_two  # noqa: E402
 from entry import program  # noqa: E402
 from goals import HELD, MISSED, OPEN, status  # noqa: E402
-from tunetool.measure.rounds import FEWEST_ROUNDS  # noqa: E402
+from tunetool.measure.statistics import ENOUGH  # noqa: E402
 from tunetool.record import Measurement, Record, chosen, parse  # noqa: E402
 
 MATRIX = "1x1:z2,1x1:z3,{0}:z2,{0}:z3"
@@ -104,7 +104,7 @@ def line(name: str, step: Measurement, error: Measurement | None) -> str:
     predicted = float(step.parameters["predicted_seconds"])
     low, high = (error.confidence.low, error.confidence.high) if error.confidence else (0.0, float("inf"))
     word = HELD if high <= WITHIN else MISSED if low > WITHIN else OPEN
-    word = word if len(error.samples or []) >= FEWEST_ROUNDS else OPEN
+    word = word if len(error.samples or []) >= ENOUGH else OPEN
     print(
         f"{name}: {step.value:.3f} s, predicted {predicted:.3f} s ({predicted / step.value - 1:+.0%}); off by "
         f"{error.value:.0%} [{low:.0%} to {high:.0%}], median of {len(error.samples or [])} rounds; goal: within "
@@ -124,7 +124,7 @@ def ratio(steps: Mapping[str, Measurement], rate: str) -> str:
     else:
         low, high = bounds[1][0] / bounds[0][1], bounds[1][1] / bounds[0][0]
     word = MISSED if high < TIMES or predicted <= 1 else HELD if low >= TIMES else OPEN
-    word = word if min(len(each.samples or []) for each in (second, third)) >= FEWEST_ROUNDS else OPEN
+    word = word if min(len(each.samples or []) for each in (second, third)) >= ENOUGH else OPEN
     print(
         f"ZeRO-3 / ZeRO-2 over {rate}: {times:.2f} [{low:.2f} to {high:.2f}], predicted {predicted:.2f}; goal: "
         f"{TIMES:g} or more, predicted above 1: {word}"

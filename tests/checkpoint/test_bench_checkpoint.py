@@ -205,7 +205,7 @@ class TimeIsUp:
 def test_a_first_round_that_is_cut_keeps_what_it_has(session: RankProcesses, disk: Path) -> None:
     engines, watch = ["torch-save-zip", "safetensors", "direct"], TimeIsUp()
     matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
-    request = replace(session.request, train=True)
+    request = replace(session.request, train=True, budget=60.0, rounds=1)
     watch.site = Site(request, session, disk, engines, matrix, watch)
     watch.site.run()
     first, *others = drawn_order(engines, 0, 1)
@@ -217,6 +217,14 @@ def test_a_first_round_that_is_cut_keeps_what_it_has(session: RankProcesses, dis
     assert [check.found for check in checks(matrix) if "no training loop" in str(check.found)] == [
         "equal in 1 restores; no training loop with it: the time was up"
     ]
+
+
+def test_the_first_round_of_a_short_call_is_whole(session: RankProcesses, disk: Path) -> None:
+    engines, watch = ["torch-save-zip", "direct"], TimeIsUp()
+    matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
+    watch.site = Site(replace(session.request, rounds=1), session, disk, engines, matrix, watch)
+    watch.site.run()
+    assert [list(matrix.rows[name].samples) for name in engines] == [[1], [1]]
 
 
 def test_a_rank_that_dies_in_a_save_is_named_and_replaced(session: RankProcesses, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def reference(trained: Lab) -> Path:
     """The record of the whole chain. Its options are amounts: no path and no Python."""
     runs = trained.state / "runs"
-    amounts = ("--rounds", "1", "--steps", "4", "--images", "16", "--duration", "2s")
+    amounts = ("--thorough", "--rounds", "1", "--steps", "4", "--images", "16", "--duration", "2s")
     kept = ("--runs-dir", str(runs))
     done = trained.run("tunetool", "bench", "reference", "-i", str(trained.inventory), *amounts, *kept, timeout=HOURS)
     # What emulation measures may be unstable; what fails, or could not be run, is a fault.

@@ -14,10 +14,11 @@ import builders
 from pythons import bare_python, python_that
 from shown_records import on_screen
 from tunetool.bench.api import child, figures, preflight
-from tunetool.bench.api.catalogue import ROWS, VERSION, version_of
+from tunetool.bench.api.catalogue import ROWS, VERSION
 from tunetool.bench.api.preflight import Plan, Way
 from tunetool.bench.api.request import Request
 from tunetool.bench.api.samples import Answer, Ending, Gathered
+from tunetool.bench.versions import version_of
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio import Probe

@@ -16,7 +16,7 @@ import builders
 from shown_records import on_screen
 from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
-from tunetool.bench.checkpoint.figures import FEWEST_PAIRS, best_other
+from tunetool.bench.checkpoint.figures import best_other
 from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioSample, counts
 from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
 from tunetool.bench.checkpoint.request import KIND, Request, Training
@@ -27,9 +27,11 @@ from tunetool.launch.local import rank_environment
 from tunetool.measure import page_cache
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Outcome
+from tunetool.measure.pace import Pace
 from tunetool.measure.rounds import drawn_order, ratio
 from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf
+from tunetool.node.units import format_size
 from tunetool.record import Node, Record
 from tunetool.report.kinds import page_text, write_any_page, write_page
 from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, exit_code, judge
@@ -150,16 +152,39 @@ def test_the_limits_of_fio_itself_are_in_the_record() -> None:
     assert TESTER_CEILING not in read
 
 
+def test_a_short_call_does_not_cut_off_the_training_loop() -> None:
+    asked = Request(model="tiny")
+    assert (asked.pace.rounds, asked.pace.budget) == (15, 300.0)
+    assert replace(asked, train=True).pace == Pace(3)
+    assert replace(asked, train=True, budget=60.0).pace == Pace(3, 60.0)
+    assert replace(asked, train=True, rounds=7).pace == Pace(7)
+    assert replace(asked, train=True, thorough=True).pace == Pace(6)
+
+
+def test_a_short_call_announces_all_that_it_may_write() -> None:
+    asked = Request(model="tiny")
+    state, names = preflight.state(asked), ["direct", "torch-save-zip"]
+    _, writes, rounds, more = preflight.announcement(asked, state, names, [DISK])
+    assert f": {format_size(30 * state.bytes)} in all at most, " in writes
+    assert rounds.startswith("3 rounds of 2 engines")
+    assert more.startswith("more than 3 rounds, up to 15")
+    _, writes, _ = preflight.announcement(replace(asked, thorough=True), state, names, [DISK])
+    assert f": {format_size(12 * state.bytes)} in all, " in writes
+
+
 def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
-    near = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.9, 2: 1.1, 3: 0.8}, FEWEST_PAIRS)
+    near = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.9, 2: 1.1, 3: 0.8})
     assert near is not None
     assert not near.decided
     assert near.pairs == 3
-    clear = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0, 9: 1.0}, {1: 0.5, 2: 0.6, 3: 0.6, 4: 0.1}, FEWEST_PAIRS)
+    apart = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.5, 2: 0.6, 3: 0.6})
+    assert apart is not None
+    assert not apart.decided, "three on one side are chance once in four times"
+    clear = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0, 9: 1.0}, {1: 0.1, 2: 0.102, 3: 0.102, 4: 0.01})
     assert clear is not None
     assert clear.decided
     assert clear.pairs == 3, "only rounds that have both"
-    single = ratio("other", {1: 1.0}, {1: 0.5}, FEWEST_PAIRS)
+    single = ratio("other", {1: 1.0}, {1: 0.5})
     assert single is not None
     assert not single.decided, "one pair has no interval"
     assert ratio("other", {1: 1.0}, {2: 1.0}) is None

@@ -323,8 +323,8 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
     made[3].readings = readings([0.9, 1.1] * 3)
     undecided = shown(made)
     assert "these rounds do not decide which is faster; whether a cache pays is not decided" in undecided
-    made[0].readings = readings([0.5] * 4)
-    assert "do not decide" in shown(made), "four rounds are too few"
+    made[0].readings = readings([0.5] * 2)
+    assert "do not decide" in shown(made), "two rounds are too few"
     assert view(record_of(made[4:])).advice == []
     page = write_any_page(record_of(rows(tmp_path)), tmp_path / "record.json")
     assert "experts.uniform.cached-32" in page.read_text()

@@ -17,6 +17,7 @@ from tunetool.bench.loading.engines import ENGINES, Engine
 from tunetool.bench.loading.request import Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
 from tunetool.bench.loading.view import sections, view
+from tunetool.bench.versions import Versions
 from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import read_stack
@@ -108,13 +109,13 @@ def test_a_load_from_memory_that_drives_answered_proves_nothing(tmp_path: Path) 
 def test_a_table_and_a_page_say_which_to_use(tmp_path: Path) -> None:
     made = matrix(tmp_path)
     text = shown(made)
-    assert "use `direct`" in text
+    assert "1 process, from a tmpfs: use `direct`, 2 GB/s" in text
     assert "kvikio: left out, it needs a GPU" in text
     made.rows["safetensors"].first = loads([0.4, 0.6] * 3)
-    assert "these rounds do not decide" in shown(made)
+    assert "no difference was decided between `safetensors` and `direct`" in shown(made)
     for row in made.rows.values():
-        row.first = loads([0.5 if row.name == "direct" else 1.0] * 4)
-    assert "these rounds do not decide" in shown(made), "four rounds are too few"
+        row.first = loads([0.5 if row.name == "direct" else 1.0] * 2)
+    assert "no difference was decided" in shown(made), "two rounds are too few"
     page = write_any_page(record_of(made), tmp_path / "record.json")
     assert "first load of a process" in page.read_text()
 
@@ -136,6 +137,25 @@ def test_a_cold_load_is_compared_with_fio(tmp_path: Path) -> None:
     assert "of fio's read" in text
     assert "50%" in text
     assert "fio's read of the same files, past the page cache: 4 GB/s" in text
+
+
+def test_the_last_words_say_which_loader_for_how_many_gpus(tmp_path: Path) -> None:
+    """Of what the rounds decide alone; the slower ones are named where the fastest two are not told apart."""
+    cold, one, two = matrix(tmp_path, "cold"), matrix(tmp_path), matrix(tmp_path)
+    cold.rows["direct"].warm = cold.rows["safetensors"].warm = {}
+    two.gpus = 2
+    two.rows["instanttensor"] = Row("instanttensor", first=loads([0.4, 0.6] * 3), warm=loads([0.1] * 6))
+    one.rows["instanttensor"] = Row("instanttensor", first=loads([0.8] * 6), warm=loads([0.1] * 6))
+    case = figures.case([cold, one, two], {**CONDITIONS, "gpu": "H100"})
+    record = builders.record(*case.measurements, kind="bench.loading", checks=list(case.checks), verdict=judge(case))
+    assert view(record).advice == [
+        "1 GPU, from the drives, out of the page cache: use `direct`, 2 GB/s (1.863 GiB/s) at the first load of a process, "
+        "2.00 times `safetensors` (2.00 to 2.00)",
+        "1 GPU, from a tmpfs: use `direct`, 2 GB/s (1.863 GiB/s) at the first load of a process, 1.60 times "
+        "`instanttensor` (1.60 to 1.60); for the next loads `instanttensor`",
+        "2 GPUs, from a tmpfs: no difference was decided between `instanttensor` and `direct` at the first load of a "
+        "process; `safetensors`: slower",
+    ]
 
 
 def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
@@ -163,6 +183,40 @@ def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
     ]
     assert [cell(row[-1]).text for row in rows] == ["yes"] * len(rows)
     assert [each.engines[0].is_equal for each in sections(record)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("found", "below", "said"),
+    [
+        ("0.16.1", "", "needs loader >= 0.17, found 0.16.1: "),
+        ("0.9", "", "needs loader >= 0.17, found 0.9: "),
+        ("0.17.0", "", None),
+        ("0.17.0+cu130", "2", None),
+        ("1.0", "", None),
+        ("2.0.1", "2", "needs loader >= 0.17 and < 2, found 2.0.1: "),
+        ("", "", None),
+    ],
+)
+def test_a_loader_of_another_version_is_left_out(
+    found: str, below: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is that of the metadata, which pip writes; a library without any is taken as it is."""
+    if found:
+        metadata = tmp_path / f"loader-{found}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: loader\nVersion: {found}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engine = Engine("runai.RunAi", "json", "'loader>=0.17'", versions=Versions("loader", "0.17", below))
+    expected = f"{said}{sys.executable} -m pip install 'loader>=0.17'" if said else None
+    assert engine.unavailable(gpu=False) == expected
+
+
+def test_the_line_that_installs_a_loader_suits_its_version() -> None:
+    bound = {name: each for name, each in ENGINES.items() if each.versions}
+    assert {*bound} >= {"runai", "transformers"}
+    for each in bound.values():
+        assert each.versions is not None
+        assert f"'{each.versions.package}>={each.versions.least}'" in each.packages
 
 
 def test_a_loader_that_is_not_there_says_what_installs_it(tmp_path: Path) -> None:

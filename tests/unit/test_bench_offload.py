@@ -432,7 +432,7 @@ def test_the_tables_end_with_a_sentence_of_advice(tmp_path: Path) -> None:
     assert f"use the tuned block, {TUNED}, on disk: 2.00 times (2.00 to 2.00) the default's speed" in text
     assert "DRAM suffices on this node up to" in text
     assert "(18 bytes each" in text
-    undecided = shown(rows(tmp_path, rounds=4))
+    undecided = shown(rows(tmp_path, rounds=2))
     assert (
         "offload to disk where memory is short: these rounds do not decide whether DRAM is faster than disk"
         in undecided

@@ -25,6 +25,7 @@ from tunetool.bench.reference.parts import checkpoint_arguments, steps
 from tunetool.bench.reference.request import MAIN_STATE_BYTES, Complete
 from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure.pace import QUICK_LOOKS, Pace
 from tunetool.node.common import documents
 from tunetool.record import Measurement, Part, Status, Verdict
 from tunetool.report.kinds import write_page
@@ -351,6 +352,26 @@ def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
         2,
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounds", "budget", "thorough", "pace"),
+    [
+        ({}, None, None, False, Pace(15, 300.0, QUICK_LOOKS)),
+        ({"budget": 90.0}, None, 90.0, False, Pace(15, 90.0, QUICK_LOOKS)),
+        ({"rounds": 2}, 2, None, False, Pace(2)),
+        ({"thorough": True}, 3, None, True, Pace(3)),
+        ({"thorough": True, "rounds": 1}, 1, None, True, Pace(1)),
+    ],
+)
+def test_its_parts_make_as_many_rounds_as_it_says(
+    asked: dict[str, Any], rounds: int | None, budget: float | None, thorough: bool, pace: Pace, tmp_path: Path
+) -> None:
+    made = request(tmp_path, **asked)
+    assert made.in_rounds == {"rounds": rounds, "budget": budget, "thorough": thorough}
+    assert made.pace == pace
+    on_hosts = benchmark("checkpoint").make_context("checkpoint", checkpoint_arguments(made)).params
+    assert {name: on_hosts[name] for name in made.in_rounds} == made.in_rounds
 
 
 def ansible(*arguments: object) -> subprocess.CompletedProcess[str]:

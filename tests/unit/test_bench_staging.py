@@ -20,7 +20,7 @@ from tunetool.bench.staging.published import Pair
 from tunetool.bench.staging.reading import Read, explain
 from tunetool.bench.staging.rounds import Rounds
 from tunetool.bench.staging.samples import Row, Sample, Staged, compare_losses
-from tunetool.bench.staging.scenarios import LeftOut, Planned, parse, scale
+from tunetool.bench.staging.scenarios import LeftOut, Planned, only_largest, parse, scale
 from tunetool.errors import UsageProblem
 from tunetool.report.page import WIDTH
 from tunetool.stage.room import Limit
@@ -162,6 +162,14 @@ def test_scenarios_are_scaled_to_what_there_is() -> None:
     planned, left_out = scale(parse("node,nodes"), hosts=2, ranks_per_node=1, on_gpu=True)
     assert planned == [Planned("nodes", 2, 1)]
     assert left_out == [LeftOut("node", "one GPU to a node, as in `single`: `--ranks-per-node` asks for more")]
+
+
+def test_a_short_call_has_the_largest_scenario() -> None:
+    largest, left_out = only_largest([Planned("single", 1, 1), Planned("node", 1, 4), Planned("nodes", 2, 4)])
+    assert largest == [Planned("nodes", 2, 4)]
+    assert [each.name for each in left_out] == ["single", "node"]
+    assert all("`--thorough`" in each.reason for each in left_out)
+    assert only_largest([Planned("single", 1, 1)]) == ([Planned("single", 1, 1)], [])
 
 
 def result(rank: int, load: float, data: float, losses: list[float], storage: int, logical: int) -> RankResult:

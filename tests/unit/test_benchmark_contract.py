@@ -50,7 +50,7 @@ DRY_RUNS: Mapping[str, str] = {
 }
 """By benchmark, options beside ``--target`` that make a call complete, and small."""
 ANNOUNCED: Mapping[str, Sequence[str]] = {
-    "checkpoint": ["6 rounds of 4 engines", "B in all", "{target}"],
+    "checkpoint": ["3 rounds of 4 engines", "up to 15, while figures are undecided", "B in all", "{target}"],
     "staging": [
         "made first: `{target}/new/qwen2.5-vl-tiny` and `{target}/new/colours-8x448x280`",
         "left out: many nodes: only one machine",

@@ -9,6 +9,12 @@ CHECKPOINT_ROUNDS = 6
 """Fewest rounds whose range contains the median with 95 % (see ``measure.statistics``)."""
 STAGING_ROUNDS = 3
 STRATEGIES_ROUNDS = 2
+"""The last two with ``--thorough``."""
+CHECKPOINT_ENGINES = ("direct", "direct-async", "torch-save-zip", "dcp-t1-single", "deepspeed-fast-legacy")
+"""Of a call that does not say which: ours, what frameworks do unless they are told otherwise, the fastest other."""
+LOADING_ENGINES = ("direct", "instanttensor", "safetensors")
+DATASET_ENGINES = ("mmap-sequential", "mmap-shuffled", "direct-shuffled", "gpu-direct", "files-*", "tar-*")
+DRIVES_ENGINES = ("fio-libaio", "deepspeed-*")
 STRATEGIES_STEPS = 8
 NETWORK_SECONDS = 12
 MATRIX = "1x1:z2,1x8:z2,2x8:z2,2x8:z3,1x8:z3"

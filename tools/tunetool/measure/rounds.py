@@ -4,32 +4,16 @@ compared in pairs of the same round. Pure."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tunetool.measure.evidence import Counted, Judgement
 from tunetool.measure.figure import What, computed
-from tunetool.measure.statistics import Estimate, estimate
+from tunetool.measure.statistics import Estimate, estimate, excludes_one
 from tunetool.record import Measurement, Scalar
 
-FEWEST_ROUNDS = 5
-"""Fewest rounds that decide which of two is faster: the range of five holds the median with 94 %."""
-
 ItemT = TypeVar("ItemT")
-
-
-class InRounds(Protocol):
-    """What a benchmark that measures in rounds is asked, as far as ``rounds_of`` acts by it."""
-
-    @property
-    def rounds(self) -> int:
-        """How many are asked for."""
-
-
-def rounds_of(call: InRounds) -> Iterator[int]:
-    """The numbers of its rounds. What every benchmark does before or after a round belongs here."""
-    yield from range(1, call.rounds + 1)
 
 
 def drawn_order(items: Iterable[ItemT], *key: object) -> list[ItemT]:
@@ -64,8 +48,6 @@ class Ratio:
     against: str
     interval: Estimate
     pairs: int
-    fewest: int = FEWEST_ROUNDS
-    """Fewest pairs that decide."""
 
     @property
     def value(self) -> float:
@@ -75,17 +57,15 @@ class Ratio:
     @property
     def decided(self) -> bool:
         """Whether there are enough pairs and their interval does not contain 1."""
-        return self.pairs >= self.fewest and not self.interval.low <= 1 <= self.interval.high
+        return excludes_one(self.interval, self.pairs)
 
 
-def ratio(
-    against: str, theirs: Mapping[int, float], ours: Mapping[int, float], fewest: int = FEWEST_ROUNDS
-) -> Ratio | None:
+def ratio(against: str, theirs: Mapping[int, float], ours: Mapping[int, float]) -> Ratio | None:
     """Ratio from seconds by round: theirs divided by ours. None if no round has both."""
     shared = sorted(theirs.keys() & ours.keys())
     if not shared:
         return None
-    return Ratio(against, estimate([theirs[number] / ours[number] for number in shared]), len(shared), fewest)
+    return Ratio(against, estimate([theirs[number] / ours[number] for number in shared]), len(shared))
 
 
 def compared(what: What, to_base: Ratio | None) -> list[Measurement]:
@@ -95,3 +75,19 @@ def compared(what: What, to_base: Ratio | None) -> list[Measurement]:
     decision: dict[str, Scalar] = {"against": to_base.against, "decided": to_base.decided, "pairs": to_base.pairs}
     about = replace(what, parameters={**what.parameters, **decision})
     return [computed(about, to_base.value, to_base.interval)]
+
+
+_CEILINGS = ("fio", "pinned")
+"""Of what an engine may reach. How near it comes is a figure; that it is below is no question."""
+
+
+def undecided(figures: Iterable[Measurement]) -> list[str]:
+    """What comparisons of a record do not decide, in words; of two that are compared both ways, once."""
+    words: dict[object, str] = {}
+    for each in figures:
+        against, engine = each.parameters.get("against"), each.labels.get("engine")
+        if each.parameters.get("decided") is not False or against in _CEILINGS:
+            continue
+        others = sorted((key, value) for key, value in each.labels.items() if key != "engine")
+        words.setdefault((*others, frozenset((against, engine))), f"{each.name} against `{against}`")
+    return list(words.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -93,6 +94,7 @@ class Session:
 
     def __init__(self, run: Run, progress: Progress, environment: Mapping[str, str]) -> None:
         self.run, self.progress, self.environment = run, progress, environment
+        self.began = time.monotonic()
         self.raw: dict[str, str | bytes] = {}
         """Files beside the record."""
         self.left_behind: list[str] = []

@@ -19,6 +19,18 @@ Looking again after more samples is another chance to err. The errors of all fou
 so a verdict holds at 95 % however many of them it took.
 """
 
+FEW, WIDENING = 3, 15.0
+"""The fewest ratios that decide which of two is faster, and by how many times its own width, on a scale of logarithms,
+an interval of so few is widened at either end before it may.
+
+Three on one side of 1 are chance once in four times, so they have to lie closely together far from 1 as well. Of ratios
+that are densest at 1, three lie on one side, ``k`` times their range from 1 or farther, with a probability of at most
+1/4 / (1 + k)^2: 0.1 % for 15 (the worst case: logarithms that are spread evenly). With the four looks of ``LOOKS`` that
+is 5 %. From ``ENOUGH`` on the interval itself decides, whatever the distribution.
+"""
+ENOUGH = 5
+"""Fewest ratios whose range decides: the range of five holds the median with 94 %."""
+
 TREND_ERROR = 0.01
 """Probability that samples without a trend are reported to have one."""
 
@@ -65,6 +77,17 @@ def estimate(samples: Sequence[float]) -> Estimate:
     else:
         method = f"range of {count} samples"
     return Estimate(median(ordered), ordered[trimmed], ordered[count - 1 - trimmed], coverage(count, trimmed), method)
+
+
+def excludes_one(interval: Estimate, count: int) -> bool:
+    """Whether ``count`` ratios, of which this is the interval, decide that the true one is not 1."""
+    low, high = interval.low, interval.high
+    if count < FEW or low <= 0:
+        return False
+    if count < ENOUGH:
+        wider = (high / low) ** WIDENING
+        low, high = low / wider, high * wider
+    return not low <= 1 <= high
 
 
 def next_look(count: int) -> int | None:

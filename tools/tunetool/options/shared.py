@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from tunetool.errors import UsageProblem
 from tunetool.measure.metrics import EXPECTABLE, expect_help
+from tunetool.measure.pace import QUICK_LOOKS, QUICK_SECONDS, Pace, pace_of
+from tunetool.measure.statistics import LOOKS
 from tunetool.node.units import UnitError, parse_bandwidth, parse_rate
 from tunetool.options.fields import number, option, repeatable
 from tunetool.options.values import DIRECTORY, DURATION, JSON_FILE, NAMES, SIZE, TEXT
@@ -34,12 +36,13 @@ def target(text: str, **settings: Any) -> Any:
     return option("--target", metavar="DIR", help=text, **{"type": DIRECTORY, **settings})
 
 
-def rounds(default: int) -> Any:
+def rounds(default: int | None, **settings: Any) -> Any:
     """``--rounds``: how often each of the compared things is measured."""
     return number(
         "--rounds",
         default=default,
         help="Number of rounds; each round measures every compared thing once. 95 % confidence needs 6.",
+        **settings,
     )
 
 
@@ -77,10 +80,11 @@ def device(text: str) -> Any:
     return option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help=text)
 
 
-def engines(example: str) -> Any:
-    """``--engines`` of a benchmark that compares several."""
+def engines(example: str, few: Sequence[str]) -> Any:
+    """``--engines`` of a benchmark that compares several: ``few`` of them without it, see ``InRounds``."""
     help_text = f"Names of the engines to measure, such as `{example}`."
-    return option("--engines", type=NAMES, default="*", metavar="GLOB,...", help=help_text)
+    shown = f"{','.join(few)}; all with --thorough"
+    return option("--engines", type=NAMES, default="", metavar="GLOB,...", show_default=shown, help=help_text)
 
 
 def model_files(text: str, **settings: Any) -> Any:
@@ -203,6 +207,36 @@ class Measuring(AsJson, InRuns, Dry):
         from tunetool.measure.session import Run
 
         return Run(self.runs_dir, self.allow_busy, self.dry_run, command_line())
+
+
+@dataclass(frozen=True)
+class InRounds:
+    """What a benchmark takes that measures in rounds, a few of them in a short time where it is not told otherwise."""
+
+    THOROUGH_ROUNDS: ClassVar[int] = LOOKS[0][0]
+    """With ``--thorough``."""
+    rounds: int | None = rounds(
+        None, show_default=f"{QUICK_LOOKS[0]}, then more while figures are undecided and --budget lasts"
+    )
+    budget: float | None = option(
+        "--budget",
+        type=DURATION,
+        default=None,
+        show_default=f"{QUICK_SECONDS / 60:.0f}m; no limit with --rounds or --thorough",
+        help="Time for the whole call, such as `10m`: a round that would end later does not begin.",
+    )
+    thorough: bool = option(
+        "--thorough", is_flag=True, help="Measure everything, in a fixed number of rounds, without a limit of time."
+    )
+
+    @property
+    def pace(self) -> Pace:
+        """How many rounds that makes."""
+        return pace_of(self.rounds, self.budget, self.thorough, self.THOROUGH_ROUNDS)
+
+    def engines_of(self, named: Sequence[str], few: Sequence[str]) -> Sequence[str]:
+        """Globs of the engines to measure: those that are ``named``; else, unless it is to be thorough, ``few``."""
+        return named or (() if self.thorough else few)
 
 
 @dataclass(frozen=True)

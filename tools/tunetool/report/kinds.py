@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ VIEWS: Mapping[str, str] = {
 """Modules with a function ``view(record, directory)``: all that is shown of a record, on a terminal and on its page.
 ``directory``: where the record lies, for what lies beside it."""
 
+_BENCHMARKS = frozenset(each.kind for each in BENCHMARKS)
+
 ASKED_FOR = ("stage",)
 """Kinds whose page is written where somebody asks for it alone: a copy may take less time than its page."""
 ANY_VIEW = "tunetool.view.figures"
@@ -48,7 +51,10 @@ def view_of(record: Record, path: Path | None, any_view: str = ANY_VIEW) -> View
     """What is shown of a record; ``path`` is where it lies, ``any_view`` the module for kinds that have none."""
     module = importlib.import_module(VIEWS.get(record.kind, any_view))
     made: View = module.view(record, path.parent if path is not None else None)
-    return made
+    if record.kind not in _BENCHMARKS:
+        return made
+    left_open: list[str] = function("undecided.what_is_open")(record)
+    return replace(made, advice=[*left_open, *made.advice]) if left_open else made
 
 
 def page_text(record: Record, path: Path | None) -> str:

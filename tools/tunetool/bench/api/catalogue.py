@@ -124,13 +124,3 @@ ROWS: Sequence[Row] = (
     ),
 )
 """In their order: what a call promises, how a tensor becomes bytes, and what a wrong use does."""
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """The numbers at the beginning of a version such as ``0.17.1+abc``; empty where there are none."""
-    numbers: list[int] = []
-    for part in text.partition("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)

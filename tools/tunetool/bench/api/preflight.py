@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.bench.api.catalogue import OLDEST, version_of
+from tunetool.bench.api.catalogue import OLDEST
 from tunetool.bench.api.request import Request
+from tunetool.bench.versions import version_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Probe, Spec, default_io_bytes, default_parallelism, need, probe
 from tunetool.measure.aio.driver import sector_bytes

@@ -16,18 +16,15 @@ from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Evidence, Measurement, Scalar
 from tunetool.verdict import Case, ComparedEngine, ComparedEngines, case_of_engines
 
-FEWEST_PAIRS = 3
-"""Fewest pairs for an interval: the range of three contains the true median with 75 %."""
-
 
 def saving(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
     """Durable saves of ``row`` against another engine's."""
-    return ratio(rival.name, rival.durable(), row.durable(), FEWEST_PAIRS) if rival and rival is not row else None
+    return ratio(rival.name, rival.durable(), row.durable()) if rival and rival is not row else None
 
 
 def restoring(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
     """Restores of ``row`` against another engine's."""
-    return ratio(rival.name, rival.restores(), row.restores(), FEWEST_PAIRS) if rival and rival is not row else None
+    return ratio(rival.name, rival.restores(), row.restores()) if rival and rival is not row else None
 
 
 def base(matrix: Matrix) -> Row | None:
@@ -55,7 +52,7 @@ def of_fio(matrix: Matrix, row: Row) -> tuple[Ratio | None, Ratio | None]:
         taken = matrix.fio.samples["write" if direction == "write" else "read"]
         # Bytes per second, since fio's files are whole MiB: not to the byte what the state has.
         fio = {number: matrix.state_bytes / sample.bandwidth for number, sample in taken.items()}
-        ratios.append(ratio("fio", fio, seconds, FEWEST_PAIRS))
+        ratios.append(ratio("fio", fio, seconds))
     return ratios[0], ratios[1]
 
 

@@ -11,6 +11,7 @@ from tunetool.bench.checkpoint.engines import ENGINES
 from tunetool.bench.checkpoint.request import Request
 from tunetool.bench.checkpoint.site import GUESS
 from tunetool.bench.checkpoint.states import Shape, shape
+from tunetool.bench.defaults import CHECKPOINT_ENGINES
 from tunetool.bench.engine_choice import choose
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.sequential import free_bytes
@@ -54,7 +55,7 @@ def targets(request: Request) -> list[tuple[Path, BlockStack]]:
 
 def engines(request: Request) -> list[str]:
     """Names of the engines. Raises ``UsageProblem``, or ``CannotJudge`` without torch."""
-    names = choose(ENGINES, request.engines)
+    names = choose(ENGINES, request.engines_of(request.engines, CHECKPOINT_ENGINES))
     if importlib.util.find_spec("torch") is None:
         raise CannotJudge("torch is not installed beside tunetool", f"install it: {install_hint('checkpoint')}")
     return names
@@ -129,23 +130,24 @@ def _smaller(request: Request, state_bytes: int, fits: Callable[[int], bool]) ->
 
 def announcement(request: Request, shape: Shape, names: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
     """What the run will write, how long it takes and where, a line each."""
-    passes = request.rounds * (len(names) + (2 if request.against_fio else 0))
-    loop = request.training
-    extra = 0
-    if loop:
-        extra = min(request.rounds, loop.loops) * len(names) * loop.saves(loop.sharded_every)
+    pace, loop = request.pace, request.training
     searched = 5 if request.against_fio else 0
+
+    def written(rounds: int) -> int:
+        passes = rounds * (len(names) + (2 if request.against_fio else 0))
+        extra = min(rounds, loop.loops) * len(names) * loop.saves(loop.sharded_every) if loop else 0
+        return shape.bytes * (passes + extra + searched)
+
     lines = [shape.describe() + f"; {request.ranks} rank(s)"]
     for stack in stacks:
-        written = shape.bytes * (passes + extra + searched)
-        seconds = 2 * written / GUESS
+        seconds = 2 * written(pace.fewest) / GUESS
         stand_in = ", a stand-in for a medium of that speed" if stack.in_memory else ""
+        amount = f"{format_size(written(pace.rounds))} in all{' at most' * bool(pace.looks)}"
         lines.append(
-            f"writes to `{stack.directory}` ({stack.medium}{stand_in}): {format_size(written)} in all, at most "
+            f"writes to `{stack.directory}` ({stack.medium}{stand_in}): {amount}, at most "
             f"{format_size(space_needed(request, shape.bytes))} at a time, removed afterwards"
         )
         lines.append(
-            f"{request.rounds} rounds of {len(names)} engines, saved and restored each; about {seconds:.0f} s at 1 GB/s"
-            + (f"; no further round after {request.budget:.0f} s" if request.budget is not None else "")
+            f"{pace.fewest} rounds of {len(names)} engines, saved and restored each; about {seconds:.0f} s at 1 GB/s"
         )
-    return lines
+    return [*lines, *pace.announcement()]

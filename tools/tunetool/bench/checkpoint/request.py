@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tunetool.bench.defaults import CHECKPOINT_ROUNDS
+from tunetool.bench.defaults import CHECKPOINT_ENGINES
+from tunetool.measure.pace import Pace
 from tunetool.options import shared as options
 from tunetool.options.fields import number, option
-from tunetool.options.shared import Measuring
-from tunetool.options.values import DURATION
+from tunetool.options.shared import InRounds, Measuring
 
 KIND = "bench.checkpoint"
 NEEDS = ("torch",)
@@ -47,7 +47,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Request(Measuring):
+class Request(Measuring, InRounds):
     """Save and restore checkpoints of a real model's shapes by every engine, in turns, on the same medium.
 
     Measures for each engine: seconds that the training loop waits, seconds until everything is durable, seconds of a
@@ -74,13 +74,7 @@ class Request(Measuring):
     )
     device: Device = options.device("Device that holds the state. auto: the GPU if torch has one, else the CPU.")
     ranks: int = number("--ranks", default=1, help="Number of processes that share the state.")
-    engines: tuple[str, ...] = options.engines("direct*,torch-save-zip")
-    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
-    budget: float | None = option(
-        "--budget",
-        type=DURATION,
-        help="Time for all rounds, such as `10m`. A round that would end later does not begin; the first is cut there.",
-    )
+    engines: tuple[str, ...] = options.engines("direct*,torch-save-zip", CHECKPOINT_ENGINES)
     against_fio: bool = option("--against-fio", is_flag=True, help="Also measure fio's best write in every round.")
     train: bool = option(
         "--train",
@@ -99,6 +93,12 @@ class Request(Measuring):
     )
     python: str | None = options.python()
     seed: int = options.seed("the state and of the order of engines")
+
+    @property
+    def pace(self) -> Pace:
+        """With the training loop, which comes after the rounds, there is no hurry unless ``--budget`` says so."""
+        asked = super().pace
+        return Pace(asked.fewest, self.budget) if self.train else asked
 
     @property
     def training(self) -> Training | None:

@@ -36,7 +36,6 @@ class _Checkpoints:
     targets: Sequence[tuple[Path, BlockStack]] = ()
     names: Sequence[str] = ()
     matrices: list[Matrix] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
     rank_facts: dict[str, Scalar] = field(default_factory=dict)
     shape: Shape = field(init=False)
     fio: Fio | None = None
@@ -70,16 +69,14 @@ class _Checkpoints:
             matrix = Matrix(stack, stack.in_memory, self.shape.bytes)
             self.matrices.append(matrix)
             fio = self._fio_best(directory, stack)
-            deadline = self._deadline(len(self.targets) - left)
+            deadline = self._deadline(session.began, len(self.targets) - left)
             Site(self.request, ranks, directory, self.names, matrix, session.progress, fio, deadline).run()
         ranks.end()
 
-    def _deadline(self, media: int) -> float | None:
+    def _deadline(self, began: float, media: int) -> float | None:
         """An equal share of what is left of the time for each medium that is left."""
-        if self.request.budget is None:
-            return None
-        now = time.monotonic()
-        return now + (self.began + self.request.budget - now) / media
+        end, now = self.request.pace.deadline(began), time.monotonic()
+        return None if end is None else now + (end - now) / media
 
     def _fio_best(self, directory: Path, stack: BlockStack) -> FioBest | None:
         if self.fio is None:
@@ -94,7 +91,7 @@ class _Checkpoints:
             "model": request.model,
             "state": self.shape.describe(),
             "ranks": request.ranks,
-            "rounds": request.rounds,
+            "rounds": request.pace.rounds,
             "seed": request.seed,
             "cold": page_cache.HOW,
             **self.rank_facts,

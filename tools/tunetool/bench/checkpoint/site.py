@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunetool.bench.checkpoint import figures
 from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioBest
 from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request, Training
@@ -18,8 +19,9 @@ from tunetool.launch.local import RankFailed
 from tunetool.measure import Direction, page_cache
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import FioFailed
+from tunetool.measure.pace import rounds_of
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order, rounds_of
+from tunetool.measure.rounds import drawn_order, undecided
 from tunetool.measure.sampling import Counting, again
 
 FIO = "fio"
@@ -41,7 +43,8 @@ class Site:
     progress: Progress
     fio: FioBest | None = None
     deadline: float | None = None
-    """Deadline on the monotonic clock: a round that would end later does not begin; the first stops there."""
+    """Deadline on the monotonic clock: a round that would end later does not begin; where `--budget` was asked for,
+    the first one stops there too."""
     _ready: set[tuple[int, str]] = field(default_factory=set)
     """Asynchronous engines that made their first save, by start of the ranks."""
     _settled: int = 0
@@ -53,12 +56,7 @@ class Site:
         if self.fio is not None:
             self._search()
         runners = [name for name, row in self.matrix.rows.items() if row.left_out is None]
-        took = 0.0
-        for number in rounds_of(self.request):
-            began = time.monotonic()
-            if number > 1 and self.deadline is not None and began + took > self.deadline:
-                self.progress.say(f"the time is up after {number - 1} of {self.request.rounds} rounds")
-                break
+        for number in rounds_of(self.request.pace, self.deadline, self._undecided, self.progress.say):
             for name in drawn_order([*runners, *([FIO] if self.fio else [])], self.request.seed, number):
                 if name == FIO:
                     self._fio_sample(number)
@@ -68,15 +66,18 @@ class Site:
                     self.matrix.rows[name].failed = LATE
                 else:
                     self._guarded(self.matrix.rows[name], lambda row: self._round(row, number))  # noqa: B023  (called at once)
-            took = time.monotonic() - began
         if self.request.training is not None:
             self._train(self.request.training)
         for row in self.matrix.rows.values():
             if row.left_out is None and row.failed is None:
                 self._guarded(row, lambda row: self._ask({"do": "close", "engine": row.name}))
 
+    def _undecided(self) -> list[str]:
+        return undecided(figures.measurements(self.matrix, {}))
+
     def _late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+        asked = self.request.budget is not None
+        return asked and self.deadline is not None and time.monotonic() > self.deadline
 
     def _settle(self) -> None:
         """Send the directory to the ranks, once for each start."""
@@ -229,7 +230,7 @@ class Site:
 
     def _train(self, training: Training) -> None:
         """Run loops with an engine's saves, each between two loops without saves."""
-        loops = min(self.request.rounds, training.loops)
+        loops = min(self.request.pace.rounds, training.loops)
         runners = [row for row in self.matrix.rows.values() if row.left_out is None and row.different is None]
         for number in range(loops):
             for name in drawn_order([row.name for row in runners], self.request.seed, -1 - number):

@@ -10,6 +10,7 @@ from tunetool.bench.dataset.corpus import Extent
 from tunetool.bench.dataset.engines import HUGE_POOL, Engine, TokenEngine, engines
 from tunetool.bench.dataset.request import Request
 from tunetool.bench.dataset.samples import TITLES, State
+from tunetool.bench.defaults import DATASET_ENGINES
 from tunetool.bench.engine_choice import choose
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.target import check_target
@@ -52,7 +53,8 @@ def check_call(request: Request) -> None:
 def chosen(request: Request) -> dict[str, Engine]:
     """The engines that are asked for. Raises ``UsageProblem``."""
     every = engines(request.workers, request.huge_pages is not None)
-    return {name: every[name] for name in choose(every, request.engines)}
+    few = DATASET_ENGINES if request.huge_pages is None else (*DATASET_ENGINES, f"*-{HUGE_POOL}")
+    return {name: every[name] for name in choose(every, request.engines_of(request.engines, few))}
 
 
 def fills_pool(request: Request, among: Mapping[str, Engine]) -> bool:
@@ -117,11 +119,12 @@ def direct_obstacle(directory: str) -> str | None:
 
 def announcement(request: Request, stack: BlockStack, size: int, rows: int) -> list[str]:
     """What the run will write, read, and how long it takes, a line each."""
-    passes = len(states(request, stack)) * rows * request.rounds
+    passes = len(states(request, stack)) * rows * request.pace.fewest
     lines = [
         f"writes to `{request.target}` ({stack.medium}): {format_size(size)} at most, removed afterwards",
         f"{passes} passes over it at most, each of {request.seconds:g} s at most, and as many preparations; about "
         f"{size / _GUESS + passes * (request.seconds + 1):.0f} s",
+        *request.pace.announcement(),
     ]
     if request.huge_pages is not None:
         lines.append(

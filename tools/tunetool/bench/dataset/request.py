@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunetool.bench.defaults import CHECKPOINT_ROUNDS
+from tunetool.bench.defaults import DATASET_ENGINES
 from tunetool.options import shared as options
 from tunetool.options.fields import number, option
-from tunetool.options.shared import Measuring
+from tunetool.options.shared import InRounds, Measuring
 from tunetool.options.values import DURATION, FILE, NAMES, NUMBERS, SIZE, TEXT
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ USED_IN_PART = ("torch", "fio")
 
 
 @dataclass(frozen=True)
-class Request(Measuring):
+class Request(Measuring, InRounds):
     """Read training data as frameworks read it: tokens by mmap, past the page cache and into a GPU, images by a
     DataLoader.
 
@@ -77,7 +77,6 @@ class Request(Measuring):
         "--huge-pages",
         help="Also measure with this number of pages in the pool (vm.nr_hugepages), which is put back. Needs root.",
     )
-    engines: tuple[str, ...] = options.engines("mmap-*,direct-shuffled")
-    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
+    engines: tuple[str, ...] = options.engines("mmap-*,direct-shuffled", DATASET_ENGINES)
     python: str | None = options.python()
     seed: int = options.seed("the files and of the order of samples and engines")

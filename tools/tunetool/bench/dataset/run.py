@@ -31,9 +31,10 @@ from tunetool.bench.dataset.request import KIND, Request
 from tunetool.bench.dataset.samples import EngineRow, Pass, State, StateTable
 from tunetool.measure import page_cache, session
 from tunetool.measure.evidence import LOWEST, incomplete
+from tunetool.measure.pace import rounds_of
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.residency import resident_bytes
-from tunetool.measure.rounds import drawn_order, rounds_of
+from tunetool.measure.rounds import drawn_order, undecided
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, Worker, child_command, foreign_code
@@ -125,10 +126,14 @@ class _Dataset:
         if self._with_records:
             self._make_records(directory, session)
         self._make_tables()
-        for number in rounds_of(request):
+        deadline = request.pace.deadline(session.began)
+        for number in rounds_of(request.pace, deadline, self._undecided, session.progress.say):
             for table in drawn_order(self.tables, request.seed, number):
                 for name in drawn_order(table.rows, request.seed, number, table.state):
                     self._measure_row(table, table.rows[name], number, session)
+
+    def _undecided(self) -> list[str]:
+        return undecided(self.findings().case.measurements)
 
     def _make_records(self, directory: Path, session: Session) -> None:
         self.records = directory / "records"
@@ -306,7 +311,7 @@ class _Dataset:
             "image_side": request.image_side,
             "threads": request.threads,
             "seconds": request.seconds,
-            "rounds": request.rounds,
+            "rounds": request.pace.rounds,
             "seed": request.seed,
             **self.facts,
         }

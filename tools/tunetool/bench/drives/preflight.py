@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tunetool.bench.defaults import DRIVES_ENGINES
 from tunetool.bench.drives.calls import JOBS_A_DRIVE
 from tunetool.bench.drives.layouts import (
     ARRAY,
@@ -102,7 +103,7 @@ def plan(request: Request, environment: Mapping[str, str]) -> Plan:
     known = len(drives) or request.virtual or (len(stack.leaves) if stack else 0)
     wanted = _counts(request, known)
     layouts, left_out = _layouts(request, mode, wanted)
-    chosen = choose(ENGINES, request.engines)
+    chosen = choose(ENGINES, request.engines_of(request.engines, DRIVES_ENGINES))
     parallelism = default_parallelism(os.cpu_count() or 1)
     each = _bytes_per_drive(request, mode, drives, stack)
     file_bytes = each // (2 * JOBS_A_DRIVE) // MIB * MIB
@@ -358,10 +359,11 @@ def announcement(request: Request, planned: Plan) -> list[str]:
     names = ", ".join(f"{layout} over {drives}" for layout, drives in planned.volumes) or "nothing"
     lines.append(f"measures {names}, by {', '.join(planned.engines) or 'no engine'}")
     lines.append(
-        f"{format_count(request.rounds, 'round')}, {samples} samples of {request.duration:g} s in each, in an "
-        f"order that is drawn: about {request.rounds * seconds:.0f} s in all; each sample of a write writes what the "
-        "drives take in that time"
+        f"{format_count(request.pace.fewest, 'round')}, {samples} samples of {request.duration:g} s in each, in an "
+        f"order that is drawn: about {request.pace.fewest * seconds:.0f} s in all; each sample of a write writes what "
+        "the drives take in that time"
     )
+    lines += request.pace.announcement()
     lines += [f"{check.labels['layout']}: left out: {check.found}" for check in planned.skipped]
     return lines
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.bench.defaults import CHECKPOINT_ROUNDS, DRIVES_SECONDS, VIRTUAL_BYTES
+from tunetool.bench.defaults import DRIVES_ENGINES, DRIVES_SECONDS, VIRTUAL_BYTES
 from tunetool.options import shared as options
 from tunetool.options.fields import number, option
-from tunetool.options.shared import StartingPython
+from tunetool.options.shared import InRounds, StartingPython
 from tunetool.options.values import COUNTS, DURATION, NAMES, SIZE
 
 PREREQUISITES = ("fio",)
@@ -17,7 +17,7 @@ KIND = "bench.drives"
 
 
 @dataclass(frozen=True)
-class Request(StartingPython):
+class Request(StartingPython, InRounds):
     """Measure how bandwidth grows with the number of drives, and which layout and file system is faster.
 
     With `--target`: reads the member drives of the array under a directory, 1, 2, 4 ... at once, where this run's own
@@ -65,9 +65,8 @@ class Request(StartingPython):
         type=SIZE,
         help="Bytes of files on each drive. Default: 4 GiB, or less where there is less room.",
     )
-    engines: tuple[str, ...] = options.engines("fio-*,deepspeed-cpu")
+    engines: tuple[str, ...] = options.engines("fio-*,deepspeed-cpu", DRIVES_ENGINES)
     duration: float = option(
         "--duration", type=DURATION, default=f"{DRIVES_SECONDS:g}s", help="Duration of one sample, such as `5s`."
     )
-    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
     seed: int = options.seed("the order of measurements")

@@ -28,8 +28,9 @@ from tunetool.measure.ladder.calls import raw_reads
 from tunetool.measure.ladder.raw import by_slot, sub_stack
 from tunetool.measure.ladder.sampler import Call, Part, Sampler
 from tunetool.measure.ladder.source import RawData, Span, raw_data, unmoved
+from tunetool.measure.pace import rounds_of
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order, rounds_of
+from tunetool.measure.rounds import drawn_order, undecided
 from tunetool.measure.sampling import Counting, again, judgement, judgement_of_fio
 from tunetool.measure.sequential import Sample, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
@@ -101,10 +102,14 @@ class _Drives:
             return
         volumes = self._standing() if self.plan.mode == "standing" else self._to_be_made()
         self._start_handles()
-        for number in rounds_of(self.request):
+        pace = self.request.pace
+        for number in rounds_of(pace, pace.deadline(session.began), self._undecided, session.progress.say):
             for layout, drives in drawn_order(self.plan.volumes, self.request.seed, number):
                 with volumes(layout, drives) as opened:
                     self._round(opened, number)
+
+    def _undecided(self) -> list[str]:
+        return undecided(figures.measurements(self.rows, {}))
 
     # -- what is measured
 
@@ -339,7 +344,7 @@ class _Drives:
             "file_bytes": planned.file_bytes,
             "handle_bytes": planned.io_bytes if self.handles else 0,
             "sample_seconds": request.duration,
-            "rounds": request.rounds,
+            "rounds": request.pace.rounds,
             "seed": request.seed,
         }
         self.session.left_behind += self.left_behind

@@ -17,10 +17,11 @@ from tunetool.bench.experts.trace import Demand
 from tunetool.errors import CannotJudge
 from tunetool.measure import session
 from tunetool.measure.evidence import incomplete
+from tunetool.measure.pace import Pace, rounds_of
 from tunetool.measure.page_cache import drop_file
 from tunetool.measure.progress import Progress
 from tunetool.measure.residency import resident_bytes
-from tunetool.measure.rounds import drawn_order, rounds_of
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again, judgement
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
@@ -76,7 +77,7 @@ class _Experts:
         if any(row.misread for row in self.rows):
             return
         traces = self._traces(opened[0])
-        for number in rounds_of(self.request):
+        for number in rounds_of(Pace(self.request.rounds)):
             for each, mode in drawn_order(itertools.product(opened, MODES), self.request.seed, number):
                 self._sample(each, each.rows[mode], None, number, session)
             for row, demand in drawn_order(traces, self.request.seed, number, "traces"):

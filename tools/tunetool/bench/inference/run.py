@@ -17,8 +17,9 @@ from tunetool.bench.inference.samples import MODES, Generation, Mode, Place, Row
 from tunetool.errors import CannotJudge
 from tunetool.measure import aio, session
 from tunetool.measure.aio import Probe
+from tunetool.measure.pace import Pace, rounds_of
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order, rounds_of
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again, judgement
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, Worker, child_command, foreign_code
@@ -71,7 +72,7 @@ class _Inference:
         for row in self.rows:
             if row.left_out is None:
                 self._try(row, session, lambda row: self._build(row, directory, session))
-        for number in rounds_of(self.request):
+        for number in rounds_of(Pace(self.request.rounds)):
             for row in drawn_order([row for row in self.rows if row.place in self.workers], self.request.seed, number):
                 if row.failed is None:
                     self._try(row, session, lambda row, number=number: self._sample(row, number, directory, session))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunetool.bench.defaults import LOADING_ENGINES
 from tunetool.bench.engine_choice import choose
 from tunetool.bench.loading.engines import ENGINES
 from tunetool.bench.loading.request import Request
@@ -87,7 +88,7 @@ def on_gpu(request: Request) -> bool:
 
 def engine_names(request: Request) -> list[str]:
     """The engines that are asked for. Raises ``UsageProblem``."""
-    return choose(ENGINES, request.engines)
+    return choose(ENGINES, request.engines_of(request.engines, LOADING_ENGINES))
 
 
 def check_call(request: Request) -> None:
@@ -153,9 +154,9 @@ def announcement(request: Request, size: int, names: Sequence[str], places: Sequ
             lines.append(
                 f"writes to `{medium.directory}` ({medium.stack.medium}): {format_size(size)}, removed afterwards"
             )
-        loads = len(request.gpus) * request.rounds * sum(1 if state == "cold" else 2 for state in medium.states)
+        loads = len(request.gpus) * request.pace.fewest * sum(1 if state == "cold" else 2 for state in medium.states)
         lines.append(
             f"reads it from there {loads} times by each engine that is here ({', '.join(runners) or 'none'}); "
             f"about {loads * len(runners) * size / _GUESS:.0f} s at 1 GB/s"
         )
-    return lines
+    return [*lines, *request.pace.announcement()]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.bench.defaults import CHECKPOINT_ROUNDS
+from tunetool.bench.defaults import LOADING_ENGINES
 from tunetool.options import shared as options
 from tunetool.options.fields import option
-from tunetool.options.shared import Measuring
+from tunetool.options.shared import InRounds, Measuring
 from tunetool.options.values import COUNTS
 
 KIND = "bench.loading"
@@ -18,7 +18,7 @@ USED_IN_PART = ("fio",)
 
 
 @dataclass(frozen=True)
-class Request(Measuring):
+class Request(Measuring, InRounds):
     """Load a model into a GPU by every loader, from cold drives, the page cache and memory.
 
     Each load is measured in a fresh process, with the import of the loader's library, and again in the same one. Copies
@@ -48,7 +48,6 @@ class Request(Measuring):
         help="Numbers of GPUs, such as `1,2,4`, that load the whole model at the same time; with `--device cpu`, of "
         "processes.",
     )
-    engines: tuple[str, ...] = options.engines("direct,instanttensor")
-    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
+    engines: tuple[str, ...] = options.engines("direct,instanttensor", LOADING_ENGINES)
     python: str | None = options.python()
     seed: int = options.seed("the weights and of the order of engines")

@@ -19,8 +19,9 @@ from tunetool.measure import fio as programs
 from tunetool.measure import page_cache, session
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio, FioFailed
+from tunetool.measure.pace import rounds_of
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order, rounds_of
+from tunetool.measure.rounds import drawn_order, undecided
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, foreign_code
@@ -103,11 +104,15 @@ class _Loading:
                 matrix.rows = {name: Row(name, ENGINES[name].unavailable(gpu)) for name in self.names}
                 self.matrices.append(matrix)
                 work.append((matrix, model))
-        for number in rounds_of(self.request):
+        pace = self.request.pace
+        for number in rounds_of(pace, pace.deadline(session.began), self._undecided, session.progress.say):
             if gpu:
                 self._copy_pinned(number, session)
             for matrix, model in drawn_order(work, self.request.seed, number):
                 self._round(matrix, model, number, session)
+
+    def _undecided(self) -> list[str]:
+        return undecided(each for matrix in self.matrices for each in figures.measurements(matrix, {}))
 
     def _model(self, medium: Medium, session: Session) -> Path:
         if not medium.is_made:
@@ -209,7 +214,7 @@ class _Loading:
         conditions: dict[str, Scalar] = {
             "model": self.request.model,
             "model_bytes": self.size,
-            "rounds": self.request.rounds,
+            "rounds": self.request.pace.rounds,
             "seed": self.request.seed,
             **self.facts,
         }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.bench.loading.engines import DIRECT
 from tunetool.bench.loading.figures import FIO, PINNED
 from tunetool.bench.loading.samples import TITLES, State, title_of
-from tunetool.node.units import format_bandwidth, format_size
+from tunetool.node.units import format_bandwidth, format_count, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
 from tunetool.view.engines import EngineFigures, counted_by_drives, engine_checks, equality, without_figures
 from tunetool.view.model import Block, Cells, Notes, Plot, Section, Table, View
@@ -71,7 +71,7 @@ def view(record: Record, directory: Path | None = None) -> View:
         f"Loading weights on {record.node.host}",
         head=list(_head(record)),
         sections=[Section(each.title, list(_blocks(each))) for each in known],
-        advice=[line for each in known for line in advice(each)],
+        advice=advice(known),
     )
 
 
@@ -137,21 +137,49 @@ def _notes(section: States) -> Iterator[str]:
     yield from without_figures(section.engines, section.left_out)
 
 
-def advice(section: States) -> list[str]:
-    """The sentence which engine to use in this state, by the first load, since people load a model once in a process.
+def advice(known: Sequence[States]) -> list[str]:
+    """A sentence for each number of GPUs and state: which engine to use there, as far as the rounds decide it.
 
-    Empty where fewer than two engines gave the files' bytes.
+    None where fewer than two engines gave the files' bytes.
     """
+    return [line for each in sorted(known, key=lambda each: each.gpus) for line in _advice(each)]
+
+
+def _advice(section: States) -> list[str]:
+    """By the first load, since people load a model once in a process."""
     good = [engine for engine in section.measured if engine.is_equal]
     if len(good) < 2:
         return []
-    best, second = good[:2]
-    compared = best.figures.get("first_versus_best_other")
-    if compared is None or not compared.parameters["decided"]:
-        return [f"{section.title}: `{best.name}` or `{second.name}`; these rounds do not decide which is faster"]
+    where = f"{_count(section.gpus, good[0])}, {TITLES[section.state]}"
+    best, *rivals = _fastest(good, "first")
+    if rivals:
+        names = " and ".join(f"`{each.name}`" for each in (best, *rivals))
+        slower = [f"`{each.name}`" for each in good if each is not best and each not in rivals]
+        behind = f"; {', '.join(slower)}: slower" if slower else ""
+        return [f"{where}: no difference was decided between {names} at the first load of a process{behind}"]
+    compared = best.figures["first_versus_best_other"]
     interval = compared.confidence
     spread = f" ({interval.low:.2f} to {interval.high:.2f})" if interval else ""
+    warm = _fastest([engine for engine in good if engine.value("warm")], "warm")
+    other = f"; for the next loads `{warm[0].name}`" if len(warm) == 1 and warm[0] is not best else ""
     return [
-        f"{section.title}: use `{best.name}`, {format_bandwidth(best.value('first') or 0.0)} at the first load of a "
-        f"process, {compared.value:.2f} times `{compared.parameters['against']}`{spread}"
+        f"{where}: use `{best.name}`, {format_bandwidth(best.value('first') or 0.0)} at the first load of a process, "
+        f"{compared.value:.2f} times `{compared.parameters['against']}`{spread}{other}"
     ]
+
+
+def _fastest(engines: Sequence[EngineFigures], which: str) -> list[EngineFigures]:
+    """The fastest, and those from which the rounds do not tell it apart: to each of the others that one is the fastest
+    other, to itself it is the second."""
+    ordered = sorted(engines, key=lambda engine: -(engine.value(which) or 0.0))
+    ratios = [engine.figures.get(f"{which}_versus_best_other") for engine in ordered]
+    is_open = [each is None or not each.parameters["decided"] for each in ratios]
+    if is_open[:1] == [True]:
+        is_open[1:2] = [True]
+    return [engine for place, engine in enumerate(ordered) if place == 0 or is_open[place]]
+
+
+def _count(gpus: int, engine: EngineFigures) -> str:
+    if engine.figures["first"].parameters.get("gpu"):
+        return format_count(gpus, "GPU")
+    return "1 process" if gpus == 1 else f"{gpus} processes"

@@ -16,8 +16,9 @@ from tunetool.bench.offload.samples import DIRECTIONS, DRAM, Moved, Place, Row, 
 from tunetool.bench.offload.training import OPS, Training, losses_of
 from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure import Direction, aio, session
+from tunetool.measure.pace import Pace, rounds_of
 from tunetool.measure.progress import Progress
-from tunetool.measure.rounds import drawn_order, rounds_of
+from tunetool.measure.rounds import drawn_order
 from tunetool.measure.sampling import Counting, again
 from tunetool.measure.sequential import free_bytes, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
@@ -148,7 +149,7 @@ class _Offload:
         sites = self._sites(session)
         for site in sites:
             self._start(site, session)
-        for number in rounds_of(self.request):
+        for number in rounds_of(Pace(self.request.rounds)):
             pairs = [(site, row) for site in sites for row in site.rows]
             for site, row in drawn_order(pairs, self.request.seed, number):
                 self._sample(site, row, number, session)

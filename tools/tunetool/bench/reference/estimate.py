@@ -9,6 +9,8 @@ from tunetool.bench.checkpoint.preflight import space_needed
 from tunetool.bench.checkpoint.request import Request as Checkpoint
 from tunetool.bench.checkpoint.site import GUESS
 from tunetool.bench.checkpoint.states import shape
+from tunetool.bench.defaults import CHECKPOINT_ENGINES
+from tunetool.bench.engine_choice import choose
 from tunetool.bench.reference.choice import material_bytes
 from tunetool.bench.reference.request import Complete
 from tunetool.bench.strategies.matrix import parse
@@ -53,13 +55,14 @@ def _verify(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, floa
 
 def _checkpoint(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
     state = shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
-    asked = Checkpoint(model=request.checkpoint_model, state_bytes=request.state_bytes, rounds=request.rounds)
-    saves = request.rounds * len(ENGINES)
-    written = saves * state.bytes
+    asked = Checkpoint(model=request.checkpoint_model, state_bytes=request.state_bytes, **request.in_rounds)
+    engines = len(choose(ENGINES, asked.engines_of((), CHECKPOINT_ENGINES)))
+    most, saves = asked.pace.rounds * engines, asked.pace.fewest * engines
     return (
-        f"{saves} saves and restores of {state.describe()} in `{request.target}`: {format_size(written)} written in "
-        f"all on each node, at most {format_size(space_needed(asked, state.bytes))} at a time",
-        2 * written / GUESS + 2 * saves,
+        f"{'up to ' * bool(asked.pace.looks)}{most} saves and restores of {state.describe()} in `{request.target}`: "
+        f"{format_size(most * state.bytes)} written in all on each node, at most "
+        f"{format_size(space_needed(asked, state.bytes))} at a time",
+        2 * saves * state.bytes / GUESS + 2 * saves,
     )
 
 
@@ -67,12 +70,12 @@ def _staging(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, flo
     files = _files(request)
     ranks = max(1, min(node.gpus for node in nodes.values()) if _on_gpu(request, nodes) else 1)
     ranks = request.cluster.ranks_per_node or ranks
-    scenarios = 1 + (ranks > 1) + (len(nodes) > 1)
-    runs = 2 * request.rounds * scenarios
+    scenarios = 1 + (ranks > 1) + (len(nodes) > 1) if request.thorough else 1
+    runs = 2 * request.pace.fewest * scenarios
     made = f"makes model and pictures, {format_size(files)}, in `{request.target}`, " if files else ""
     each = _START + 2 * files / GUESS + _steps(request) * _step(request, nodes)
     return (
-        f"{made}copies them to `{request.memory}` {request.rounds * scenarios} times, {runs} fine-tunes",
+        f"{made}copies them to `{request.memory}` {request.pace.fewest * scenarios} times, {runs} fine-tunes",
         files / GUESS + runs * each,
     )
 
@@ -81,7 +84,7 @@ def _strategies(request: Complete, nodes: Mapping[str, Capacity]) -> tuple[str, 
     cells = parse(request.matrix)
     steps = request.settings.steps or STEPS
     each = _START + _files(request) / GUESS + steps * _step(request, nodes)
-    runs = request.rounds * len(cells)
+    runs = request.pace.fewest * len(cells)
     return f"{runs} runs of {steps} steps ({request.matrix}), nothing written", (runs + len(cells)) * each
 
 

@@ -87,7 +87,7 @@ def _checkpoint(request: Complete, progress: MovingProgress) -> Outcome:
             state_bytes=request.state_bytes,
             device=request.cluster.device,
             ranks=request.cluster.ranks_per_node or 1,
-            rounds=request.rounds,
+            **request.in_rounds,
             seed=request.material.seed,
             runs_dir=request.run.runs_dir,
             allow_busy=request.run.allow_busy,
@@ -103,7 +103,11 @@ def checkpoint_arguments(request: Complete) -> list[str]:
     argv = ["--target", str(request.target), "--model", request.checkpoint_model]
     argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
     argv += ["--device", request.cluster.device, "--ranks", str(request.cluster.ranks_per_node or 1)]
-    argv += ["--rounds", str(request.rounds), "--seed", str(request.material.seed)]
+    asked = request.in_rounds
+    argv += ["--rounds", str(asked["rounds"])] if asked["rounds"] is not None else []
+    argv += ["--budget", f"{asked['budget']:g}s"] if asked["budget"] is not None else []
+    argv += ["--thorough"] if asked["thorough"] else []
+    argv += ["--seed", str(request.material.seed)]
     # Without a name each host takes the one in its manifest.
     argv += ["--python", request.cluster.python] if request.cluster.python is not None else []
     return argv + (["--allow-busy"] if request.run.allow_busy else [])
@@ -138,7 +142,7 @@ def _staging(request: Complete, progress: MovingProgress) -> Outcome:
     from tunetool.bench.staging.run import bench  # noqa: PLC0415
 
     result = bench(
-        Staging(**_training(request), memory=request.memory, rounds=request.rounds),
+        Staging(**_training(request), memory=request.memory, **request.in_rounds),
         progress,
     )
     return result.record, result.path
@@ -150,7 +154,7 @@ def _strategies(request: Complete, progress: MovingProgress) -> Outcome:
     from tunetool.bench.strategies.run import bench  # noqa: PLC0415
 
     result = bench(
-        Strategies(**_training(request), matrix=tuple(parse(request.matrix)), rounds=request.rounds),
+        Strategies(**_training(request), matrix=tuple(parse(request.matrix)), **request.in_rounds),
         progress,
     )
     return result.record, result.path

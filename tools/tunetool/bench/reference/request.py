@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from tunetool.bench.defaults import CHECKPOINT_MODEL, SHM, STAGING_ROUNDS, STATE_BYTES
 from tunetool.errors import UsageProblem
 from tunetool.fleet.options import need_inventory
+from tunetool.measure.pace import QUICK_SECONDS
 from tunetool.node.units import parse_size
 from tunetool.options import shared as options
 from tunetool.options.fields import option, repeatable
-from tunetool.options.shared import parse_expectations
-from tunetool.options.values import SIZE, TEXT
+from tunetool.options.shared import InRounds, parse_expectations
+from tunetool.options.values import DURATION, SIZE, TEXT
 from tunetool.training.request import TrainingRequest
 from tunetool.training_python import DEEPSPEED
 
@@ -30,7 +32,7 @@ MAIN_STATE_BYTES = parse_size(STATE_BYTES)
 
 
 @dataclass(frozen=True)
-class Request(TrainingRequest):
+class Request(TrainingRequest, InRounds):
     """Run everything in one go: verify, then checkpoints, staging and strategies.
 
     Without other options the nodes decide: --target is the volume of the manifest, --model the largest that the GPUs
@@ -46,6 +48,14 @@ class Request(TrainingRequest):
     the call was wrong.
     """
 
+    THOROUGH_ROUNDS: ClassVar[int] = STAGING_ROUNDS
+    budget: float | None = option(
+        "--budget",
+        type=DURATION,
+        default=None,
+        show_default=f"{QUICK_SECONDS / 60:.0f}m; no limit with --rounds or --thorough",
+        help="Time for each part but `verify`, such as `10m`: a round that would end later does not begin.",
+    )
     expect: tuple[str, ...] = options.expect()
     duration: float = options.duration_of_sample()
     anyway: bool = option(
@@ -60,7 +70,6 @@ class Request(TrainingRequest):
         help="Part to leave out: verify, checkpoint, staging or strategies. Repeatable.",
     )
     memory: Path = options.memory_target("Directory in memory on each node, to which files are staged.", default=SHM)
-    rounds: int = options.rounds(STAGING_ROUNDS)
     checkpoint_model: str | None = option(
         "--checkpoint-model",
         type=TEXT,
@@ -89,6 +98,12 @@ class Request(TrainingRequest):
     def expected(self) -> Mapping[str, float]:
         """What ``verify`` is to reach. Raises ``UsageProblem``."""
         return parse_expectations(self.expect)
+
+    @property
+    def in_rounds(self) -> dict[str, Any]:
+        """What each part that measures in rounds is asked of them."""
+        rounds = self.THOROUGH_ROUNDS if self.thorough and self.rounds is None else self.rounds
+        return {"rounds": rounds, "budget": self.budget, "thorough": self.thorough}
 
     @property
     def parts(self) -> list[str]:

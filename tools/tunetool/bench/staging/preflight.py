@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tunetool.bench.staging.node_task import Answer, Task
-from tunetool.bench.staging.published import TITLES
+from tunetool.bench.staging.published import SCENARIOS, TITLES
 from tunetool.bench.staging.request import Request
-from tunetool.bench.staging.scenarios import LeftOut, Planned, scale
+from tunetool.bench.staging.scenarios import LeftOut, Planned, only_largest, scale
 from tunetool.errors import UsageProblem
 from tunetool.node.units import format_size
 from tunetool.training.cluster import Machines, ranks_per_host
@@ -39,8 +39,10 @@ class Site:
         if first.missing:
             yield f"made first: {' and '.join(f'`{each}`' for each in first.missing)}"
         names = ", ".join(f"{TITLES[each.name]} ({each.ranks} rank(s))" for each in self.planned)
-        runs = 2 * request.rounds * len(self.planned)
-        yield f"{request.rounds} round(s) of {names}: {runs} fine-tunes; what is staged is evicted after each"
+        rounds = request.pace.fewest
+        runs = 2 * rounds * len(self.planned)
+        yield f"{rounds} round(s) of {names}: {runs} fine-tunes; what is staged is evicted after each"
+        yield from request.pace.announcement()
         for each in self.left_out:
             yield f"left out: {TITLES[each.name]}: {each.reason}"
 
@@ -54,7 +56,10 @@ def survey(request: Request, machines: Machines, answers: Sequence[Answer]) -> S
     """The scenarios that these nodes can run. Raises ``UsageProblem``, ``CannotJudge`` where GPUs are missing."""
     ranks = ranks_per_host(request.cluster, machines.hosts, [answer.ready for answer in answers])
     on_gpu = request.cluster.device != "cpu" and all(answer.gpus for answer in answers)
-    planned, left_out = scale(request.scenarios, len(answers), ranks, on_gpu)
+    planned, left_out = scale(request.scenarios or SCENARIOS, len(answers), ranks, on_gpu)
+    if not request.scenarios and not request.thorough:
+        planned, others = only_largest(planned)
+        left_out = [*others, *left_out]
     if not planned:
         raise UsageProblem(
             f"no scenario can run here: {'; '.join(f'{each.name}: {each.reason}' for each in left_out)}",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunetool.bench.defaults import SHM, STAGING_ROUNDS
 from tunetool.bench.staging.published import Scenario
 from tunetool.bench.staging.scenarios import parse
 from tunetool.options import shared as options
 from tunetool.options.fields import option
+from tunetool.options.shared import InRounds
 from tunetool.options.values import Value
 from tunetool.training import request as training
 from tunetool.training.request import TrainingRequest
@@ -27,7 +28,7 @@ _SCENARIOS: Any = Value("names", lambda name, text: tuple(parse(text)))
 
 
 @dataclass(frozen=True)
-class Request(TrainingRequest):
+class Request(TrainingRequest, InRounds):
     """Compare the reference fine-tune with its files in memory and on bulk storage.
 
     Path A copies model and data to --memory-target and reads them there; path B reads them at --target. Both have the
@@ -39,16 +40,17 @@ class Request(TrainingRequest):
     failed, or the cache was not cold.
     """
 
+    THOROUGH_ROUNDS: ClassVar[int] = STAGING_ROUNDS
     memory: Path = options.memory_target("Directory in memory on each node, to which path A stages.", default=SHM)
     scenarios: tuple[Scenario, ...] = option(
         "--scenarios",
         type=_SCENARIOS,
-        default="single,node,nodes",
+        default=(),
         metavar="NAME,...",
-        help="Scenarios: one GPU, all GPUs of one node, all nodes. One that this machine cannot run is left out, with "
-        "the reason.",
+        show_default="the largest that can run here; all with --thorough",
+        help="Scenarios: single (one GPU), node (all GPUs of one node), nodes (all nodes). One that this machine "
+        "cannot run is left out, with the reason.",
     )
-    rounds: int = options.rounds(STAGING_ROUNDS)
     zero: int = training.zero()
     loader: Loader = training.loader()
     workers: int = training.workers()

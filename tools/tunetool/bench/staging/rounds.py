@@ -15,6 +15,7 @@ from tunetool.bench.staging.samples import PATHS, Row, Sample, Staged
 from tunetool.bench.staging.scenarios import Planned
 from tunetool.errors import TunetoolError
 from tunetool.launch.local import RankFailed
+from tunetool.measure.pace import Pace, rounds_of
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.rounds import drawn_order
 from tunetool.measure.session import reason
@@ -43,10 +44,10 @@ class Rounds:
     curves: list[CheckResult] = field(default_factory=list)
     left_behind: list[str] = field(default_factory=list)
 
-    def run(self, rounds: int) -> None:
+    def run(self, pace: Pace, deadline: float | None = None) -> None:
         """Run all rounds. A scenario that fails keeps its samples and ends; the others continue."""
         by_name = {row.name: row for row in self.rows}
-        for number in range(1, rounds + 1):
+        for number in rounds_of(pace, deadline, self._undecided, self.progress.say):
             for plan in self.planned:
                 row = by_name[plan.name]
                 if row.failed is not None:
@@ -62,6 +63,9 @@ class Rounds:
                     except OSError as error:
                         row.failed = reason(error)
                         break
+
+    def _undecided(self) -> list[str]:
+        return [row.name for row in self.rows if row.complete and row.failed is None and not row.decided]
 
     def _sample(self, plan: Planned, path: samples.Path, number: int) -> Sample:
         title = f"{TITLES[plan.name]}, round {number}"

@@ -104,7 +104,7 @@ class _Staging:
             raw=session.raw,
             left_behind=session.left_behind,
         )
-        self.rounds.run(request.rounds)
+        self.rounds.run(request.pace, request.pace.deadline(session.began))
 
     def _hold(self, session: Session) -> Path:
         """A context: the run's own directory in memory, removed afterwards in any case."""
@@ -152,7 +152,7 @@ class _Staging:
             "loader": settings.loader,
             "tuning": "all parameters" if settings.full else f"LoRA, rank {settings.lora_rank}",
             "launcher": self.nodes.machines.launcher.name,
-            "rounds": request.rounds,
+            "rounds": request.pace.rounds,
             "seed": request.material.seed,
         }
         media: dict[samples.Path, str] = {"memory": first.memory, "bulk": first.bulk}

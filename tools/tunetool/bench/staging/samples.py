@@ -10,6 +10,7 @@ from typing import Literal
 
 from tunetool.bench.staging.published import Pair, Scenario
 from tunetool.bench.staging.reading import Read
+from tunetool.measure.rounds import ratio
 from tunetool.training.workload import RankResult
 
 Path = Literal["memory", "bulk"]
@@ -205,6 +206,16 @@ class Row:
             for number in shared
         ]
         return all(longer) or not any(longer)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the rounds decide on which path model and first epoch take less."""
+
+        def seconds(path: Path) -> dict[int, float]:
+            return {number: each.load + each.first_epoch for number, each in self.samples[path].items()}
+
+        to_bulk = ratio("bulk", seconds("bulk"), seconds("memory"))
+        return to_bulk is not None and to_bulk.decided
 
     @property
     def complete(self) -> bool:

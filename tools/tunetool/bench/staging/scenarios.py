@@ -61,3 +61,9 @@ def scale(
         else:
             planned.append(Planned(name, hosts, ranks_per_node))
     return planned, left_out
+
+
+def only_largest(planned: Sequence[Planned]) -> tuple[list[Planned], list[LeftOut]]:
+    """Of a short call: the scenario with the most ranks, which is how a job is run, and why the others are not."""
+    why = "a short call has the largest scenario alone: `--thorough`, or `--scenarios`, for more"
+    return list(planned[-1:]), [LeftOut(each.name, why) for each in planned[:-1]]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunetool.bench.defaults import MATRIX, NETWORK_SECONDS, STRATEGIES_ROUNDS, STRATEGIES_STEPS
 from tunetool.bench.strategies.matrix import Cell, parse
 from tunetool.errors import UsageProblem
+from tunetool.measure.pace import Pace
 from tunetool.options import shared as options
 from tunetool.options.fields import option
+from tunetool.options.shared import InRounds
 from tunetool.options.values import DURATION, Value
 from tunetool.training import request as training
 from tunetool.training.request import TrainingRequest
@@ -30,7 +32,7 @@ _CELLS: Any = Value("cells", lambda name, text: tuple(parse(text)))
 
 
 @dataclass(frozen=True)
-class Request(TrainingRequest):
+class Request(TrainingRequest, InRounds):
     """Compare ZeRO stages on different numbers of GPUs and nodes, each with its predicted time of a step.
 
     Measures the network between the ranks of each layout first, computes from the model which bytes each strategy must
@@ -41,8 +43,8 @@ class Request(TrainingRequest):
     cell could not run.
     """
 
+    THOROUGH_ROUNDS: ClassVar[int] = STRATEGIES_ROUNDS
     matrix: tuple[Cell, ...] = options.matrix(MATRIX, type=_CELLS)
-    rounds: int = options.rounds(STRATEGIES_ROUNDS)
     lora_rank: int = training.lora_rank()
     full: bool = training.full()
     network_seconds: float = option(
@@ -65,6 +67,12 @@ class Request(TrainingRequest):
             raise UsageProblem("`--epochs` has no meaning here", f"use `--steps`; a few are enough (default: {STEPS})")
         super().check()
         _ = self.material
+
+    @property
+    def pace(self) -> Pace:
+        """No further rounds: nothing is compared that they could decide."""
+        asked = super().pace
+        return Pace(asked.fewest, asked.budget)
 
     @property
     def needs(self) -> Sequence[str] | None:

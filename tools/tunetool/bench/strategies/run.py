@@ -19,6 +19,7 @@ from tunetool.errors import CannotJudge
 from tunetool.launch import job as launching
 from tunetool.launch.local import RankFailed
 from tunetool.measure import session
+from tunetool.measure.pace import rounds_of
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.units import format_count, format_size
@@ -46,7 +47,7 @@ def _announcement(request: Request, machines: Machines) -> str:
     )
     tuning = "all parameters" if request.settings.full else f"LoRA of rank {request.settings.lora_rank}"
     return (
-        f"trains `{request.material.model}` ({tuning}) on {where}: {request.rounds} round(s) of "
+        f"trains `{request.material.model}` ({tuning}) on {where}: {request.pace.fewest} round(s) of "
         f"{request.settings.steps} steps in each cell"
     )
 
@@ -65,7 +66,10 @@ def _say_plan(fitted: Fitted, request: Request, progress: MovingProgress) -> Non
     for cell, reason in fitted.left_out:
         progress.say(f"{cell} is left out: {reason}")
     cells = ", ".join(map(str, fitted.cells))
-    progress.say(f"cells: {cells}; networks: {', '.join(map(str, layouts(fitted.cells)))}; {request.rounds} round(s)")
+    networks = ", ".join(map(str, layouts(fitted.cells)))
+    progress.say(f"cells: {cells}; networks: {networks}; {request.pace.fewest} round(s)")
+    for line in request.pace.announcement():
+        progress.say(line)
 
 
 @dataclass
@@ -100,7 +104,7 @@ class _Strategies:
         self._prepare()
         if not self.machines.hosts:
             session.lock(stacks_of(self.ready[0]))
-        self._run()
+        self._run(self.request.pace.deadline(session.began))
 
     def findings(self) -> Findings:
         """See ``session.Work``."""
@@ -122,7 +126,7 @@ class _Strategies:
             )
         self.study = Study(fitted, {cell: Row(cell) for cell in fitted.cells})
 
-    def _run(self) -> None:
+    def _run(self, deadline: float | None) -> None:
         """Measure the networks, then all rounds. A cell that fails is reported and left out; the others go on."""
         try:
             for layout in layouts(self.study.fitted.cells):
@@ -135,9 +139,9 @@ class _Strategies:
         first = self.study.rank_figures[ALONE][0]
         assert first.configuration is not None  # noqa: S101  (rank 0's)
         self.job = job_of(self._workload(2), first.configuration, first.backend == "nccl")
-        for number in range(self.request.rounds):
+        for number in rounds_of(self.request.pace, deadline, say=self.progress.say):
             # Every other round backwards, so that drift affects all cells equally.
-            for row in list(self.study.rows.values())[:: 1 if number % 2 == 0 else -1]:
+            for row in list(self.study.rows.values())[:: 1 if number % 2 else -1]:
                 if row.failed is None:
                     self._cell(row, number)
 
@@ -233,7 +237,7 @@ class _Strategies:
                 self.machines.launcher,
                 self._job(cell.layout),
                 self.progress,
-                f"{cell}, round {number + 1} of {self.request.rounds}",
+                f"{cell}, round {number}",
                 _START + steps,
             )
             row.samples.append(sample(results))
