@@ -62,6 +62,7 @@ READING = {
     "checkpoint.host_buffers",
     "checkpoint.memory_file_system",
     "checkpoint.raw_bytes",
+    "checkpoint.read_loop",
     "checkpoint.regions",
     "checkpoint.source",
     "checkpoint.workers",
