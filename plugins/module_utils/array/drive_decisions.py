@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from ..common.raid_levels import DEFAULT, LEVELS
 from ..machine.drives import Drive
@@ -12,6 +12,12 @@ from ..units import UnitError, format_size, format_size_binary, parse_size
 
 TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
 WIPE, ADOPT = "wipe", "adopt"
+ARRAY: dict[str, Any] = {
+    "name": {"type": "str", "required": True},
+    "chunk": {"type": "str", "default": "1MiB"},
+    "adopt": {"type": "bool", "default": False},
+}
+"""The variables of the role raid_array, as a module takes them."""
 
 
 @dataclass(frozen=True)
