@@ -113,4 +113,4 @@ def test_the_settings_of_a_module_are_the_variables_of_its_role(monkeypatch: pyt
         mine = {key: option for key, option in variables.items() if (name, key) not in OF_OTHER_ROLES}
         assert as_asked(settings["options"]) == as_asked(mine), name
         compared.append(name)
-    assert compared == ["host_memory", "io_tuning", "node_health", "raid_array", "scratch_filesystem"]
+    assert compared == ["host_memory", "io_tuning", "node_health", "nvme_drives", "raid_array", "scratch_filesystem"]
