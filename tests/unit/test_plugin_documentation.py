@@ -84,8 +84,10 @@ def test_a_module_takes_what_its_documentation_says(
     assert documented[name]["author"]
 
 
-OF_OTHER_ROLES = {("host_memory", "reboot_ok")}
-"""Variables of a role that its module does not take: another role asks for them."""
+ROLES = {"scratch_removal": "replace_drive"}
+"""The role whose variables a module takes, where it has another name."""
+OF_OTHERS = {("host_memory", "reboot_ok")}
+"""Variables of a role that its module does not take: something else asks for them."""
 
 
 def as_asked(options: dict[str, Any]) -> dict[str, Any]:
@@ -108,9 +110,18 @@ def test_the_settings_of_a_module_are_the_variables_of_its_role(monkeypatch: pyt
         settings = taken(name, monkeypatch)[0].get("settings")
         if settings is None:
             continue
-        spec = yaml.safe_load((ROOT / f"roles/{name}/meta/argument_specs.yml").read_text())
-        variables = {key[len(name) + 1 :]: option for key, option in spec["argument_specs"]["main"]["options"].items()}
-        mine = {key: option for key, option in variables.items() if (name, key) not in OF_OTHER_ROLES}
+        role = ROLES.get(name, name)
+        spec = yaml.safe_load((ROOT / f"roles/{role}/meta/argument_specs.yml").read_text())
+        variables = {key[len(role) + 1 :]: option for key, option in spec["argument_specs"]["main"]["options"].items()}
+        mine = {key: option for key, option in variables.items() if (name, key) not in OF_OTHERS}
         assert as_asked(settings["options"]) == as_asked(mine), name
         compared.append(name)
-    assert compared == ["host_memory", "io_tuning", "node_health", "nvme_drives", "raid_array", "scratch_filesystem"]
+    assert compared == [
+        "host_memory",
+        "io_tuning",
+        "node_health",
+        "nvme_drives",
+        "raid_array",
+        "scratch_filesystem",
+        "scratch_removal",
+    ]
