@@ -84,7 +84,7 @@ def test_a_module_takes_what_its_documentation_says(
     assert documented[name]["author"]
 
 
-ROLES = {"scratch_removal": "replace_drive"}
+ROLES = {"ephemeral_unit": "ephemeral", "scratch_removal": "replace_drive"}
 """The role whose variables a module takes, where it has another name."""
 OF_OTHERS = {("host_memory", "reboot_ok")}
 """Variables of a role that its module does not take: something else asks for them."""
@@ -117,6 +117,7 @@ def test_the_settings_of_a_module_are_the_variables_of_its_role(monkeypatch: pyt
         assert as_asked(settings["options"]) == as_asked(mine), name
         compared.append(name)
     assert compared == [
+        "ephemeral_unit",
         "host_memory",
         "io_tuning",
         "node_health",
