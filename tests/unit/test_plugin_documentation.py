@@ -86,7 +86,7 @@ def test_a_module_takes_what_its_documentation_says(
 
 ROLES = {"ephemeral_unit": "ephemeral", "scratch_removal": "replace_drive"}
 """The role whose variables a module takes, where it has another name."""
-OF_OTHERS = {("host_memory", "reboot_ok")}
+OF_OTHERS = {("host_memory", "reboot_ok"), ("training_environment", "enabled")}
 """Variables of a role that its module does not take: something else asks for them."""
 
 
@@ -125,4 +125,5 @@ def test_the_settings_of_a_module_are_the_variables_of_its_role(monkeypatch: pyt
         "raid_array",
         "scratch_filesystem",
         "scratch_removal",
+        "training_environment",
     ]
