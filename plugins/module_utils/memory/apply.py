@@ -6,9 +6,8 @@ import os
 from typing import Any, Mapping
 
 from ..common.commands import CommandError, run
-from ..common.drift import Ledger
+from ..common.drift import Job, Ledger
 from ..common.files import content, replace_file
-from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.fstab import FSTAB, FstabConflict
 from ..machine.memory import (

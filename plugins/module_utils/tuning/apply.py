@@ -8,10 +8,9 @@ from typing import Any, Mapping, Sequence
 
 from ..array.md_arrays import find, read_arrays
 from ..common.commands import run
-from ..common.drift import Ledger
+from ..common.drift import Job, Ledger
 from ..common.files import content, replace_file
 from ..common.io_settings import ARGUMENTS, ARRAY, ROWS, SETTINGS, of_target
-from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.drives import read_drives
 from .conflicts import active_profile, rivals
