@@ -28,7 +28,7 @@ from ..machine.fstab import FSTAB, foreign_entry
 from ..machine.writable import Later, unwritable
 from ..memory import apply as memory_apply
 from ..memory.apply import MemoryJob
-from ..memory.memory_values import memory_problems
+from ..memory.limits import memory_problems
 from ..tuning.apply import TuningJob
 from ..units import UnitError
 from ..volume import apply as volume_apply

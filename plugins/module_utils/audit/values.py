@@ -10,7 +10,7 @@ from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems
 from ..machine.file_system import BUILT
-from ..memory.memory_values import memory_problems
+from ..memory.limits import memory_problems
 from ..tuning.settings import normal_form
 from ..units import UnitError, parse_bandwidth, parse_size
 from ..volume.volume_values import volume_problems
