@@ -28,7 +28,7 @@ from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, Finding
 from tunetool.node.machine.drive_contents import UnreadableDevice, read_contents, read_signatures
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.file_system import BUILT, Geometry, wipe_half_made
-from tunetool.node.tuning.new_members import follow_members
+from tunetool.node.tuning.apply import follow_members
 
 Say = Callable[[str], None]
 LOCK_SECONDS = 60.0
