@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.node.audit.before_changes import in_the_way
-from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.commands import CommandError
+from tunetool.node.common.file_lock import Locked, only_one
 from tunetool.node.common.files import content, replace_file
 from tunetool.node.machine.file_system import BUILT, Geometry
 from tunetool.node.machine.fstab import FstabConflict, escape, foreign_entry, with_entry

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Iterator, Mapping, TypeVar
 
-from ..common.change_lock import only_one
 from ..common.drift import Drifted, Ledger, as_results, built_manifest, message, settle
+from ..common.file_lock import only_one
 from ..common.manifest import damage, refuse_newer
 from ..common.refusal import Expected
 from ..machine.writable import failed_write
