@@ -16,7 +16,7 @@ from tunetool.errors import CannotJudge
 from tunetool.measure import Direction
 from tunetool.node.array.md_arrays import sync_actions
 from tunetool.node.common.file_lock import FileLock, ForeignLock
-from tunetool.node.common.run_directory import RUN_DIRECTORY, make_run_directory
+from tunetool.node.common.files import RUN_DIRECTORY, make_run_directory
 from tunetool.node.machine import process_io
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, devices_under, difference, snapshot
 from tunetool.node.machine.busy import gpu_processes, scheduler_jobs
