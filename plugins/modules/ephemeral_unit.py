@@ -79,8 +79,7 @@ from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, dump  # noqa: E402
 from ..module_utils.ephemeral.boot_unit import UNIT, changes, files, has_run, take_effect  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, converge, in_one_line  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, converge, in_one_line  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.unit_dropins import apply, units_problem  # noqa: E402
 from ..module_utils.volume.volume_values import SETTINGS as FILESYSTEM  # noqa: E402

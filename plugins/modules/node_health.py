@@ -57,8 +57,7 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.health import health_units  # noqa: E402
 from ..module_utils.health.settings import dump, problems_of  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, in_one_line  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, in_one_line  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "enabled": {"type": "bool", "required": True},

@@ -123,8 +123,7 @@ from ..module_utils.common.drift import Difference, as_results, built_manifest, 
 from ..module_utils.common.files import closed, content, open_directory, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, dump, write  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 from ..module_utils.volume.named_volume import describe_volume  # noqa: E402

@@ -176,8 +176,7 @@ from ..module_utils.machine.drive_contents import (  # noqa: E402
 from ..module_utils.machine.drives import Drive, disks_under, read_drives  # noqa: E402
 from ..module_utils.machine.nvme_admin import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.plan.plan_file import host_part  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import READING, in_one_line, look_at_earlier_manifest  # noqa: E402
+from ..module_utils.play.convergence import READING, AnsibleModule, in_one_line, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402

@@ -107,8 +107,7 @@ from ..module_utils.machine.drive_contents import read_signatures  # noqa: E402
 from ..module_utils.machine.drives import read_drives  # noqa: E402
 from ..module_utils.machine.held_drives import held  # noqa: E402
 from ..module_utils.machine.unlabelled import clear_ends  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, line_of  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, line_of  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe, written  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
 from ..module_utils.volume.apply import forget_volume  # noqa: E402

@@ -124,8 +124,7 @@ from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, line_of  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, line_of  # noqa: E402
 from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
     Removal,

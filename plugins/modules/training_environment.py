@@ -141,8 +141,7 @@ from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.gds.kernel_modules import read_driver  # noqa: E402
 from ..module_utils.machine.pci_tree import GPU, read_pci  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change  # noqa: E402
 from ..module_utils.training import accelerator, lock, ops, wheel_files  # noqa: E402
 from ..module_utils.training.environment import Wish, interpreter, need_space  # noqa: E402
 from ..module_utils.training.job import (  # noqa: E402
