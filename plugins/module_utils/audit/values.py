@@ -1,12 +1,13 @@
 """Judges variables of the roles without a machine, so that a wrong name or value stops a run before it connects.
 
 ``unknown_variables``: names that no role reads, since they begin with a role's name, or are almost a variable of ours.
-``value_problems``: what no node can be built with.
+``value_problems``: what no node can be built with. ``of_variable``: what groups of equal rank set differently.
 """
 
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from typing import Any, Collection, Iterable, Mapping, Sequence
 
 from ..array.drive_decisions import chunk_problem, drives_problems, name_problem
@@ -21,6 +22,7 @@ from ..units import UnitError, parse_bandwidth, parse_size
 from ..volume.volume_values import volume_problems
 
 _ASSUMED_CHUNK = 2**20
+_SHOWN = 60
 LETTERS = 2
 """Names within so many added, lost, changed or swapped letters of one of ours count as misspelt."""
 SHORT = 12
@@ -194,3 +196,47 @@ def distance(one: str, other: str, most: int) -> int:
         if min(row) > most and min(before) > most:
             return most + 1
     return row[-1]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A group that sets a variable."""
+
+    group: str
+    rank: tuple[int, int]
+    """Its depth in the inventory and its ``ansible_group_priority``: the higher one wins."""
+    value: Any
+    place: str
+    """The file, with its line where that is known; empty if nobody knows."""
+
+
+def conflict(name: str, settings: Sequence[Setting]) -> str | None:
+    """The line about a variable that groups of equal rank set differently, where no group of a higher rank sets it."""
+    most = max((setting.rank for setting in settings), default=None)
+    winners = [setting for setting in settings if setting.rank == most]
+    other = next((each for each in winners if each.value != winners[0].value), None)
+    if other is None:
+        return None
+    return (
+        "`%s` is %s and %s, and only the alphabet decides between them. hint: set it in one of them or in host_vars, "
+        "or give one of them a higher `ansible_group_priority`" % (name, _shown(winners[0]), _shown(other))
+    )
+
+
+def _shown(setting: Setting) -> str:
+    text = setting.value if isinstance(setting.value, str) else repr(setting.value)
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    where = " (`%s`)" % setting.place if setting.place else ""
+    return "`%s` in group `%s`%s" % (text, setting.group, where)
+
+
+def of_variable(name: str, layers: Sequence[Sequence[Setting]], host_values: Collection[str]) -> str | None:
+    """The line about a variable, if there is one.
+
+    ``layers``: who sets it in the inventory's own files, in its group_vars, and in those beside the playbook: a later
+    layer wins whatever its groups are. ``host_values``: what is set for the host alone, which wins over all.
+    """
+    if name in host_values:
+        return None
+    setting = [layer for layer in layers if layer]
+    return conflict(name, setting[-1]) if setting else None
