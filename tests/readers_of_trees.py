@@ -19,6 +19,7 @@ from tunetool.inspect.source import opened
 from tunetool.measure.figures import ceiling
 from tunetool.measure.ladder.facts import read_facts
 from tunetool.measure.made_by import node_facts
+from tunetool.measure.process_io import look, movers
 from tunetool.node.array.md_arrays import read_arrays, sync_actions
 from tunetool.node.array.stripe import NoStripe, read_stripe
 from tunetool.node.audit.manifest_checks import run_checks
@@ -29,7 +30,6 @@ from tunetool.node.machine.drive_health import Health
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.memory import groups_usage, memory_left
 from tunetool.node.machine.pcie_links import shared_ports
-from tunetool.node.machine.process_io import look, movers
 from tunetool.node.machine.recording import anonymous, record
 from tunetool.node.machine.recording import lay_out as lay_out_document
 from tunetool.node.machine.volume_users import occupants

@@ -29,12 +29,23 @@ with patch_module_args(order["arguments"]):
 """
 
 
+def as_task(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a task: what is a variable of the role comes as `settings`."""
+    # Only where Ansible is.
+    import yaml
+
+    document = yaml.safe_load((ROOT / "roles/training_environment/meta/argument_specs.yml").read_text())
+    names = {name.removeprefix("training_environment_") for name in document["argument_specs"]["main"]["options"]}
+    settings = {name: value for name, value in values.items() if name in names}
+    return {**{name: value for name, value in values.items() if name not in names}, "settings": settings}
+
+
 def start(
     base: Path, arguments: Mapping[str, Any], environment: Mapping[str, str], **order: Any
 ) -> subprocess.Popen[str]:
     """Files of the call are in ``base``."""
     path = base / "order.json"
-    path.write_text(json.dumps({"arguments": arguments, "lock_file": str(base / "lock"), **order}))
+    path.write_text(json.dumps({"arguments": as_task(arguments), "lock_file": str(base / "lock"), **order}))
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(path)],
         env={**environment, "PYTHONPATH": str(ROOT / ".ansible/collections")},

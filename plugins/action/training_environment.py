@@ -23,7 +23,7 @@ from ..module_utils.common.refusal import Refusal
 from ..module_utils.training import lock, wheel_files
 
 MODULE = "tunetool.node.training_environment"
-OWN = ("source", "archive", "wheelhouse", "cache_dir")
+OWN = ("source", "archive", "cache_dir")
 """Options for this machine: they do not go to the module unchanged."""
 PART_BYTES = 64 * 2**20
 """Bytes of a wheel that go in one round trip: they are held in memory, and a cut connection loses at most that much."""
@@ -47,6 +47,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
 
     def _run(self, given: dict[str, Any], directory: Path, task_vars: dict[str, Any] | None) -> dict[str, Any]:
         local_options = {name: given.pop(name, None) for name in OWN}
+        settings = dict(given.get("settings") or {})
+        house = str(settings.get("wheelhouse") or "")
         check = self._task.check_mode
         here: dict[str, Path] = {}
         try:
@@ -57,7 +59,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         except OSError as error:
             raise Refusal(f"`{error.filename}`: {error.strerror}. hint: it is not a copy of this collection") from None
         given["lock"] = lock.whole(*texts)
-        if not given.get("python"):
+        if not settings.get("python"):
             # In check mode the archive may not be built yet.
             here = (
                 unpacked_tool(str(local_options["archive"]), directory)
@@ -65,10 +67,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                 else {}
             )
             given["tool_files"] = [described(path) for path in here.values()]
-            if local_options["wheelhouse"]:
-                document = wheel_files.read(str(local_options["wheelhouse"]))
+            if house:
+                document = wheel_files.read(house)
                 given["wheelhouse_manifest"] = document
-                here.update({name: Path(str(local_options["wheelhouse"])) / name for name in document["files"]})
+                here.update({name: Path(house) / name for name in document["files"]})
 
         def call(**more: Any) -> dict[str, Any]:
             return dict(self._execute_module(module_name=MODULE, module_args={**given, **more}, task_vars=task_vars))
@@ -80,13 +82,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             self._task.check_mode = check
         if check or asked.get("failed") or not asked.get("changed"):
             return asked
-        root = str(given.get("directory") or "/opt/tunetool-training")
+        root = str(settings.get("directory") or "/opt/tunetool-training")
         given.update(self._send(asked["send"], here, given, root, directory))
         if not asked["environment"]:
             asked = call(step="environment")
             if asked.get("failed"):
                 return asked
-        if not asked["ops_missing"] or given.get("ops") == []:
+        if not asked["ops_missing"] or settings.get("ops") == []:
             return call()
         return self._with_ops(asked, call, root, cache_of(local_options["cache_dir"]))
 

@@ -14,12 +14,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.vars.plugins import get_vars_from_inventory_sources, get_vars_from_path
 
-from ..module_utils.audit.before_changes import Setting, of_variable
-from ..module_utils.audit.values import value_problems
+from ..module_utils.audit.values import Setting, of_variable, unknown_variables, value_problems
 from ..module_utils.common.refusal import Refusal
 from ..module_utils.gds.apply import NO_KEY, PUBLIC_KEY
 from ..module_utils.plan.plan_file import PROVISION, REPLACE, TEARDOWN, PlanError, load
-from ..module_utils.play.variable_names import unknown_variables
 from ..module_utils.training import wheel_files
 from ..plugin_utils.role_specs import role_options
 

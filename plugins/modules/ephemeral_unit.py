@@ -14,11 +14,22 @@ description:
   - Writes C(/etc/tunetool/ephemeral.json) and C(tunetool-ephemeral.service), and enables it. Started now, it finds the
     volume and does nothing; a node on which it cannot run fails here and not at the next boot.
   - What was built is read from the manifest, so M(tunetool.node.node_manifest) must have run.
-  - With O(enabled=false) removes both again.
+  - Without C(enabled) removes both again.
 options:
-  enabled:
-    description: Install the unit; V(false) removes it.
-    type: bool
+  settings:
+    description:
+      - The variables of the role P(tunetool.node.ephemeral#role) without its name; C(enabled) is required.
+    type: dict
+    required: true
+  drives:
+    description:
+      - The variables of the role P(tunetool.node.nvme_drives#role) without its name; C(count) is required.
+    type: dict
+    required: true
+  filesystem:
+    description:
+      - The variables of the role P(tunetool.node.scratch_filesystem#role) without its name; C(mount_point) is required.
+    type: dict
     required: true
   installed:
     description: Whether the program is on the node; the unit needs it.
@@ -28,11 +39,6 @@ options:
     description: Path of the program.
     type: path
     default: /opt/tunetool/bin/tunetool
-  wait_seconds:
-    description: Seconds that a boot waits for the drives.
-    type: int
-    default: 30
-extends_documentation_fragment: [tunetool.node.drives, tunetool.node.offload]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -47,9 +53,14 @@ attributes:
 EXAMPLES = r"""
 - name: Rebuild the scratch volume after a stop and start
   tunetool.node.ephemeral_unit:
-    enabled: true
-    size: 3.5TiB
-    transport: pcie
+    settings:
+      enabled: true
+    drives:
+      count: 8
+      size: 3.5TiB
+      transport: pcie
+    filesystem:
+      mount_point: /mnt/nvme_raid0
 """
 
 RETURN = r"""
@@ -61,33 +72,38 @@ unit:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
+from ..module_utils.array.drive_decisions import DRIVES, criteria_of  # noqa: E402
 from ..module_utils.common import manifest as manifests  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, dump  # noqa: E402
 from ..module_utils.ephemeral.boot_unit import UNIT, changes, files, has_run, take_effect  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, converge, in_one_line  # noqa: E402
-from ..module_utils.units import parse_size  # noqa: E402
-from ..module_utils.volume.offload_access import OFFLOAD_ARGUMENTS, asked  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, converge, in_one_line  # noqa: E402
+from ..module_utils.volume.offload_access import asked  # noqa: E402
 from ..module_utils.volume.unit_dropins import apply, units_problem  # noqa: E402
+from ..module_utils.volume.volume_values import SETTINGS as FILESYSTEM  # noqa: E402
 from ..module_utils.volume.volume_values import mode_problem  # noqa: E402
+
+SETTINGS: dict[str, Any] = {
+    "enabled": {"type": "bool", "required": True},
+    "wait_seconds": {"type": "int", "default": 30},
+}
 
 
 def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:
     """The settings that the manifest lacks. Raises ``UnitError``, or ``KeyError`` for an unknown owner."""
+    drives = criteria_of(wanted["drives"])
     return {
         "schema": SCHEMA_NAME,
         "drives": {
-            "model": wanted["model"] or None,
-            "size_bytes": (parse_size(wanted["size"]) or None) if wanted["size"] else None,
-            "transport": wanted["transport"] or None,
-            "serials": wanted["serials"],
+            "model": drives.model,
+            "size_bytes": drives.size_bytes or None,
+            "transport": drives.transport,
+            "serials": list(drives.serials),
         },
-        "label": wanted["label"],
-        "offload": asked(wanted) if offload else None,
+        "label": wanted["filesystem"]["label"],
+        "offload": asked(wanted["filesystem"]) if offload else None,
         "wait_seconds": wanted["wait_seconds"],
     }
 
@@ -100,7 +116,8 @@ def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
         raise Refusal("`ephemeral_enabled` needs the program on the node. hint: set `tunetool_install: true`")
     if wanted["wait_seconds"] < 0:
         raise Refusal("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
-    problem = units_problem(wanted["services"]) or mode_problem(wanted["offload_mode"])
+    services = wanted["filesystem"]["services"]
+    problem = units_problem(services) or mode_problem(wanted["filesystem"]["offload_mode"])
     if problem:
         raise Refusal(problem)
     manifest: dict[str, Any]
@@ -117,7 +134,7 @@ def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
             "leave out `ephemeral_enabled` or `tunetool_volume`"
         )
     config = dump(configuration(wanted, manifest["offload_dir"] is not None))
-    return files(manifest, wanted["program"], wanted["services"], config)
+    return files(manifest, wanted["program"], services, config)
 
 
 def work(module: AnsibleModule, ledger: Ledger) -> None:
@@ -135,12 +152,11 @@ def main() -> None:
     """Install or remove the unit under the node's lock, and report."""
     module = AnsibleModule(
         argument_spec={
-            "enabled": {"type": "bool", "required": True},
+            "settings": {"type": "dict", "required": True, "options": SETTINGS},
+            "drives": {"type": "dict", "required": True, "options": DRIVES},
+            "filesystem": {"type": "dict", "required": True, "options": FILESYSTEM},
             "installed": {"type": "bool", "default": True},
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
-            **DRIVE_ARGUMENTS,
-            **OFFLOAD_ARGUMENTS,
-            "wait_seconds": {"type": "int", "default": 30},
         },
         supports_check_mode=True,
     )

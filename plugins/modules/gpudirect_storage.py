@@ -108,8 +108,7 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.gds.apply import GdsJob  # noqa: E402
 from ..module_utils.gds.path_choice import AUTO, MODES, Decision  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, outcome  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, outcome  # noqa: E402
 
 
 def main() -> None:

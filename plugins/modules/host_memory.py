@@ -70,8 +70,7 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.machine.memory import memory_total  # noqa: E402
 from ..module_utils.memory.apply import ARGUMENTS, MemoryJob  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import converge  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, converge  # noqa: E402
 
 
 def main() -> None:

@@ -62,8 +62,7 @@ differences:
 """
 
 from ..module_utils.common.io_settings import ARGUMENTS  # noqa: E402  (Ansible wants the documentation first)
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import converge  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, converge  # noqa: E402
 from ..module_utils.tuning.apply import TuningJob  # noqa: E402
 
 

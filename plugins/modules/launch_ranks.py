@@ -100,8 +100,7 @@ from ..module_utils.common.commands import last_line  # noqa: E402
 from ..module_utils.common.training_part import REPAIR, SWITCH_ON, python_of_ranks  # noqa: E402
 from ..module_utils.common.waiting import wait_for  # noqa: E402
 from ..module_utils.play import connection  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import in_one_line  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, in_one_line  # noqa: E402
 from ..module_utils.play.tunetool_command import MARK  # noqa: E402
 
 GUARD = "tunetool.launch.node"

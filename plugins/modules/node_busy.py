@@ -44,8 +44,7 @@ found:
 import os  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.machine.busy import killed_by_a_reboot  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import READING, in_one_line  # noqa: E402
+from ..module_utils.play.convergence import READING, AnsibleModule, in_one_line  # noqa: E402
 
 
 def main() -> None:

@@ -42,8 +42,7 @@ capacity:
 """
 
 from ..module_utils.machine.capacity import read_capacity  # noqa: E402  (Ansible wants the documentation first)
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import READING, in_one_line  # noqa: E402
+from ..module_utils.play.convergence import READING, AnsibleModule, in_one_line  # noqa: E402
 
 
 def main() -> None:

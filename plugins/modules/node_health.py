@@ -55,10 +55,9 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.health import apply, health_units  # noqa: E402
+from ..module_utils.health import health_units  # noqa: E402
 from ..module_utils.health.settings import dump, problems_of  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, in_one_line  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, in_one_line  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "enabled": {"type": "bool", "required": True},
@@ -94,7 +93,7 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
     """Compare, then write or remove. Returns the diff."""
     wanted = module.params
     files = texts(wanted)
-    return apply.converge(
+    return health_units.converge(
         wanted["program"],
         files,
         wanted["textfile_directory"] if files else "",

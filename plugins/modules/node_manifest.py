@@ -17,17 +17,16 @@ description:
     left as it is, and the module fails.
   - Then runs the configuration checks of C(tunetool verify --level config) and fails with those that do not hold.
 options:
-  profile:
-    description: Name of the hardware profile.
-    type: str
-    required: true
-  volume:
+  settings:
     description:
-      - Mount point of a volume that the node's owner has. It is only described and checked; O(array), O(members) and
-        O(filesystem) are left out then.
-      - Refused where nothing is mounted there, and on a node whose manifest has an array that was built.
-    type: str
-    default: ""
+      - The variables of the role P(tunetool.node.tunetool#role) without its name, and without those of the
+        program; C(profile) is required.
+      - C(volume) is only described and checked; O(array), O(members) and O(filesystem) are left out then. It is refused
+        where nothing is mounted there, and on a node whose manifest has an array that was built.
+      - The block of C(tuned) for this node's hardware is written to C(/etc/tunetool/aio.json); where there is none,
+        that file is removed.
+    type: dict
+    required: true
   array:
     description: RV(array) as tunetool.node.raid_array returned it.
     type: dict
@@ -57,14 +56,6 @@ options:
       - RV(offload) as tunetool.node.scratch_filesystem returned it; empty without a directory.
     type: dict
     default: {}
-  expect_read:
-    description: Sequential read that C(tunetool verify) expects, such as V(50GBps); empty for none.
-    type: str
-    default: ""
-  expect_write:
-    description: Sequential write that C(tunetool verify) expects, such as V(25GBps); empty for none.
-    type: str
-    default: ""
   reboot_reasons:
     description:
       - Settings that take effect only after a reboot. Any of them makes C(reboot_required) true in the manifest;
@@ -72,13 +63,6 @@ options:
     type: list
     elements: str
     default: []
-  tuned:
-    description:
-      - Blocks of DeepSpeed's C(aio) settings by hash of the hardware, as C(tunetool tune --store-vars) stores them.
-      - The one of this node's hardware is written to C(/etc/tunetool/aio.json); where there is none, that file is
-        removed.
-    type: dict
-    default: {}
   keep_training:
     description:
       - Keep the part C(training) of the manifest that is there, which M(tunetool.node.training_environment) writes;
@@ -103,13 +87,14 @@ attributes:
 EXAMPLES = r"""
 - name: Write the manifest
   tunetool.node.node_manifest:
-    profile: h100
     array: "{{ raid_array_result.array }}"
     members: "{{ nvme_drives_result.selected }}"
     filesystem: "{{ scratch_filesystem_result.filesystem }}"
     memory: "{{ host_memory_result.memory }}"
-    expect_read: 50GBps
     tool_version: 0.1.0
+    settings:
+      profile: h100
+      expect_read: 50GBps
 """
 
 RETURN = r"""
@@ -138,19 +123,25 @@ from ..module_utils.common.drift import Difference, as_results, built_manifest, 
 from ..module_utils.common.files import closed, content, open_directory, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, dump, write  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 from ..module_utils.volume.named_volume import describe_volume  # noqa: E402
+
+SETTINGS: dict[str, Any] = {
+    "profile": {"type": "str", "required": True},
+    "volume": {"type": "str", "default": ""},
+    "expect_read": {"type": "str", "default": ""},
+    "expect_write": {"type": "str", "default": ""},
+    "tuned": {"type": "dict", "default": {}},
+}
 
 
 def main() -> None:
     """Render, write, check."""
     module = AnsibleModule(
         argument_spec={
-            "profile": {"type": "str", "required": True},
-            "volume": {"type": "str", "default": ""},
+            "settings": {"type": "dict", "required": True, "options": SETTINGS},
             "array": {"type": "dict"},
             "members": {"type": "list", "elements": "dict"},
             "filesystem": {"type": "dict"},
@@ -159,10 +150,7 @@ def main() -> None:
             "tuning": {"type": "dict", "default": {}},
             "offload_dir": {"type": "str", "default": ""},
             "offload": {"type": "dict", "default": {}},
-            "expect_read": {"type": "str", "default": ""},
-            "expect_write": {"type": "str", "default": ""},
             "reboot_reasons": {"type": "list", "elements": "str", "default": []},
-            "tuned": {"type": "dict", "default": {}},
             "keep_training": {"type": "bool", "default": False},
             "tool_version": {"type": "str", "required": True},
         },

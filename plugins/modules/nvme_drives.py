@@ -13,36 +13,33 @@ version_added: "0.1.0"
 description:
   - Reads every NVMe namespace of the node and decides for each whether it becomes a member of the scratch array.
   - A drive is refused when it is mounted, is swap, has partitions or holders, or carries any signature that
-    libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array O(array_name) are kept.
+    libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array of O(array) are kept.
   - A drive without any signature is refused when it carries a btrfs or XFS whose first superblock is gone, or when a
     block in its first or last MiB, or one of some thousand blocks between, is neither zeros nor a pattern of discarded
     blocks. Data elsewhere on it is not seen.
-  - Fails with a table of all drives unless exactly O(count) alike drives are usable. Never changes anything.
+  - Fails with a table of all drives unless exactly C(count) alike drives are usable. Never changes anything.
   - Refuses drives with metadata bytes, or with another logical block than the rest, and prints the C(nvme format) line
     that would mend them. Never runs that line.
   - With O(plan) it does not fail because of a drive, and returns what a plan file would have to allow.
   - Fails before anything else on a node whose manifest was written by a newer version.
 options:
-  count:
-    description: Number of drives in the array.
-    type: int
+  array:
+    description:
+      - The variables of the role P(tunetool.node.raid_array#role) without its name; C(name) is required. Members of an
+        array of that name count as ours.
+      - With C(adopt), members of an array of another name are selected if its level, chunk and member count are as
+        asked.
+    type: dict
     required: true
-  array_name:
-    description: Name of the array whose members count as ours.
-    type: str
+  settings:
+    description:
+      - The variables of the role P(tunetool.node.nvme_drives#role) without its name; C(count) is required.
+    type: dict
     required: true
   plan:
     description: Return the host's part of a plan instead of failing; see RV(plan).
     type: bool
     default: false
-  adopt:
-    description: Select the members of an array of another name whose level, chunk and member count are as asked.
-    type: bool
-    default: false
-  chunk:
-    description: Chunk size that an array must have to be adopted.
-    type: str
-    default: 1MiB
   mount_point:
     description:
       - Where the volume will be mounted. A node whose array would be made is refused before a drive is touched if its
@@ -60,7 +57,6 @@ options:
     type: dict
     default: {}
 extends_documentation_fragment:
-  - tunetool.node.drives
   - tunetool.node.level
   - tunetool.node.wipes
   - tunetool.node.read_only
@@ -71,10 +67,12 @@ author:
 EXAMPLES = r"""
 - name: Choose eight 3.84 TB drives
   tunetool.node.nvme_drives:
-    count: 8
-    size: 3.84TB
-    transport: pcie
-    array_name: nvme_raid0
+    array:
+      name: nvme_raid0
+    settings:
+      count: 8
+      size: 3.84TB
+      transport: pcie
   register: nvme_drives_result
 """
 
@@ -140,17 +138,19 @@ from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, complete  # noqa: E402
 from ..module_utils.array.drive_decisions import (  # noqa: E402
     ADOPT,
+    ARRAY,
+    DRIVES,
     KEEP,
     TAKE,
     WIPE,
     Criteria,
     chunk_problem,
+    criteria_of,
     drives_problems,
     name_problem,
     table,
     wipeable,
 )
-from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.array.drive_selection import LEVEL, Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, obstacles, overview  # noqa: E402
@@ -176,8 +176,7 @@ from ..module_utils.machine.drive_contents import (  # noqa: E402
 from ..module_utils.machine.drives import Drive, disks_under, read_drives  # noqa: E402
 from ..module_utils.machine.nvme_admin import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.plan.plan_file import host_part  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import READING, in_one_line, look_at_earlier_manifest  # noqa: E402
+from ..module_utils.play.convergence import READING, AnsibleModule, in_one_line, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
@@ -302,42 +301,32 @@ def main() -> None:
     """Read, decide, report."""
     module = AnsibleModule(
         argument_spec={
-            "count": {"type": "int", "required": True},
-            "array_name": {"type": "str", "required": True},
-            **DRIVE_ARGUMENTS,
+            "array": {"type": "dict", "required": True, "options": ARRAY},
+            "settings": {"type": "dict", "required": True, "options": DRIVES},
             "plan": {"type": "bool", "default": False},
             "wipes": WIPES,
-            "adopt": {"type": "bool", "default": False},
             **LEVEL,
-            "chunk": {"type": "str", "default": "1MiB"},
             "mount_point": {"type": "path"},
             "wishes": WISHES,
         },
         supports_check_mode=True,
     )
     wanted = module.params
-    problems = drives_problems(wanted["count"], wanted["size"] or "", wanted["serials"], wanted["level"])
-    problems += [problem for problem in (name_problem(wanted["array_name"]), chunk_problem(wanted["chunk"])) if problem]
+    array = wanted["array"]
+    problems = drives_problems(wanted["count"], wanted["size"], wanted["serials"], wanted["level"])
+    problems += [problem for problem in (name_problem(array["name"]), chunk_problem(array["chunk"])) if problem]
     if problems:
         module.fail_json(msg=refusal(problems), changed=False)
-    size = parse_size(wanted["size"]) if wanted["size"] else None
-    chunk = parse_size(wanted["chunk"])
     # Said before anything is made: what makes an array anew forgets the manifest, whatever was in it.
     look_at_earlier_manifest(module, "nothing in it is used, and a run that succeeds replaces it")
-    criteria = Criteria(
-        count=wanted["count"],
-        model=wanted["model"],
-        size_bytes=size,
-        transport=wanted["transport"],
-        serials=tuple(wanted["serials"]),
-    )
     with in_one_line(module, READING):
-        report(module, criteria, chunk)
+        report(module, criteria_of(wanted), parse_size(array["chunk"]))
 
 
 def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     """Read the node, select, and end the module."""
     wanted: dict[str, Any] = module.params
+    name, adopt = wanted["array"]["name"], wanted["array"]["adopt"]
     drives = read_drives()
     formats = read_formats(drives)
     contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes], deep=True)
@@ -347,15 +336,15 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         plan=wanted["plan"],
         wipes=allowed,
         hashes=hashes_of(drives, contents, unreadable) if wanted["plan"] or allowed else {},
-        adopt=wanted["adopt"],
+        adopt=adopt,
         chunk_bytes=LEVELS[wanted["level"]].chunk(chunk),
         level=wanted["level"],
-        foreign=foreign_arrays(drives, contents, wanted["array_name"]),
+        foreign=foreign_arrays(drives, contents, name),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
         mates=array_mates(contents),
-        cut_off=cut_off_arrays(contents, wanted["array_name"], wanted["level"], criteria.count),
+        cut_off=cut_off_arrays(contents, name, wanted["level"], criteria.count),
     )
-    selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent, formats)
+    selection = select(drives, contents, criteria, name, unreadable, consent, formats)
     answer: dict[str, Any] = {
         "table": table(selection.decisions),
         "decisions": [
@@ -372,7 +361,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     }
     blockers = build_obstacles(wanted, selection, chunk)
     if wanted["plan"]:
-        action, reason = array_action(selection, wanted["array_name"], wanted["level"], chunk, wanted["adopt"])
+        action, reason = array_action(selection, name, wanted["level"], chunk, adopt)
         if blockers and action in ("create", "adopt"):
             action, reason = "refuse", "; ".join(blockers)
         answer["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
@@ -381,7 +370,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     fail_over_drift(module, selection, chunk, answer)
     if selection.problem:
         blockers = ["%s. hint: %s" % (selection.problem, selection.hint), *blockers]
-    torn = torn_array(selection, wanted["array_name"])
+    torn = torn_array(selection, name)
     if torn:
         blockers = [torn, *blockers]
     if blockers:
@@ -450,8 +439,8 @@ def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, ans
     if WIPE in verdicts or not (selection.problem or verdicts & {KEEP, ADOPT}):
         return  # the built array is to be wiped, or gone
     members = tuple(drive.serial for drive in selection.selected)
-    level = wanted["level"]
-    asked = Asked(wanted["array_name"], level, LEVELS[level].chunk(chunk), members, wanted["count"], wanted["adopt"])
+    level, array = wanted["level"], wanted["array"]
+    asked = Asked(array["name"], level, LEVELS[level].chunk(chunk), members, wanted["count"], array["adopt"])
     differences = overview(asked, wanted["wishes"])
     if not differences or (not selection.problem and all(difference.mended for difference in differences)):
         return

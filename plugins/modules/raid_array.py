@@ -22,24 +22,16 @@ description:
   - Then writes the array into mdadm.conf by UUID and rebuilds the initramfs when that file was changed or when an
     image does not carry the arrays of that file, in this order, so that the array has its name after a reboot.
 options:
-  name:
-    description: Name of the array, C(/dev/md/NAME).
-    type: str
-    required: true
-  chunk:
-    description: Chunk size, such as V(1MiB).
-    type: str
-    default: 1MiB
   serials:
     description: Serial numbers of the members, in slot order.
     type: list
     elements: str
     required: true
-  adopt:
+  settings:
     description:
-      - Keep an array of another name under that name, with its data, when its level, chunk and members are as asked.
-    type: bool
-    default: false
+      - The variables of the role P(tunetool.node.raid_array#role) without its name; C(name) is required.
+    type: dict
+    required: true
 extends_documentation_fragment: [tunetool.node.changes, tunetool.node.level, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
@@ -52,9 +44,10 @@ attributes:
 EXAMPLES = r"""
 - name: Stripe the chosen drives
   tunetool.node.raid_array:
-    name: nvme_raid0
-    chunk: 1MiB
     serials: "{{ nvme_drives_result.selected | map(attribute='serial') }}"
+    settings:
+      name: nvme_raid0
+      chunk: 1MiB
 """
 
 RETURN = r"""
@@ -99,7 +92,7 @@ from ..module_utils.array.create import (  # noqa: E402  (Ansible wants the docu
     settled,
 )
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
-from ..module_utils.array.drive_decisions import by_serial, chunk_problem, name_problem  # noqa: E402
+from ..module_utils.array.drive_decisions import ARRAY, by_serial, chunk_problem, name_problem  # noqa: E402
 from ..module_utils.array.drive_selection import LEVEL  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Wanted, adopted, examine, read_arrays  # noqa: E402
@@ -114,8 +107,7 @@ from ..module_utils.machine.drive_contents import read_signatures  # noqa: E402
 from ..module_utils.machine.drives import read_drives  # noqa: E402
 from ..module_utils.machine.held_drives import held  # noqa: E402
 from ..module_utils.machine.unlabelled import clear_ends  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, line_of  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, line_of  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe, written  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
 from ..module_utils.volume.apply import forget_volume  # noqa: E402
@@ -125,12 +117,10 @@ def main() -> None:
     """Entry point: check the arguments, do the job, report."""
     module = AnsibleModule(
         argument_spec={
-            "name": {"type": "str", "required": True},
-            **LEVEL,
-            "chunk": {"type": "str", "default": "1MiB"},
             "serials": {"type": "list", "elements": "str", "required": True},
+            **LEVEL,
             "wipes": WIPES,
-            "adopt": {"type": "bool", "default": False},
+            "settings": {"type": "dict", "required": True, "options": ARRAY},
         },
         supports_check_mode=True,
     )

@@ -94,8 +94,7 @@ stderr_tail:
   elements: str
 """
 
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
-from ..module_utils.play.convergence import in_one_line  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, in_one_line  # noqa: E402  (Ansible wants the documentation first)
 from ..module_utils.play.tunetool_command import HAVE_CHECK_MODE, command_line, run  # noqa: E402
 
 

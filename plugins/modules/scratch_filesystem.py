@@ -102,8 +102,7 @@ from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.file_system import BUILT  # noqa: E402
 from ..module_utils.machine.mounts import plain_path  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import converge  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, converge  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402

@@ -28,28 +28,26 @@ options:
     type: str
     choices: [teardown, replace]
     required: true
-  name:
-    description: Name of the array, where there is no manifest.
-    type: str
+  array:
+    description:
+      - The variables of the role P(tunetool.node.raid_array#role) without its name; C(name) is required. Where there is
+        no manifest, the array is found by it; C(chunk) is that of the array that is to be built, for O(wishes).
+    type: dict
     required: true
   mount_point:
     description: Mount point, where there is no manifest.
     type: path
     required: true
-  old_serial:
-    description: Serial number of the member to replace. The drive may be absent.
-    type: str
-  new_serial:
-    description: Serial number of the new drive. It must be blank, or named in O(wipes).
-    type: str
-  count:
-    description: Number of drives that the inventory asks for.
-    type: int
-    default: 8
-  chunk:
-    description: Chunk of the array that is to be built, for O(wishes).
-    type: str
-    default: 1MiB
+  settings:
+    description:
+      - For V(replace), the variables of the role P(tunetool.node.replace_drive#role) without its name. The old drive
+        may be absent; the new one must be blank, or named in O(wipes).
+    type: dict
+  drives:
+    description:
+      - For V(replace), the variables of the role P(tunetool.node.nvme_drives#role) without its name; C(count) is
+        required.
+    type: dict
   wishes:
     description: As of M(tunetool.node.nvme_drives), for V(replace); what would stop the build stops the removal.
     type: dict
@@ -72,7 +70,7 @@ options:
       hash:
         description: Hash of the array's contents; left out if the array did not run.
         type: str
-extends_documentation_fragment: [tunetool.node.changes, tunetool.node.drives, tunetool.node.wipes]
+extends_documentation_fragment: [tunetool.node.changes, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -85,7 +83,8 @@ EXAMPLES = r"""
 - name: Return the drives blank
   tunetool.node.scratch_removal:
     job: teardown
-    name: nvme_raid0
+    array:
+      name: nvme_raid0
     mount_point: /mnt/nvme_raid0
     wipes: "{{ apply_plan | tunetool.node.plan_wipes(inventory_hostname, 'teardown') }}"
     volume: "{{ apply_plan | tunetool.node.plan_volume(inventory_hostname, 'teardown') }}"
@@ -119,15 +118,13 @@ table:
 from dataclasses import replace  # noqa: E402  (Ansible wants the documentation first)
 from typing import Any  # noqa: E402
 
-from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
-from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
+from ..module_utils.array.drive_decisions import ARRAY, DRIVES, criteria_of, table  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, not_writable, obstacles  # noqa: E402
 from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change, line_of  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change, line_of  # noqa: E402
 from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
     Removal,
@@ -140,16 +137,10 @@ from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
-
-def criteria_of(wanted: dict[str, Any]) -> Criteria:
-    """The inventory's conditions for a drive. Raises ``UnitError``."""
-    return Criteria(
-        count=wanted["count"],
-        model=wanted["model"],
-        size_bytes=parse_size(wanted["size"]) if wanted["size"] else None,
-        transport=wanted["transport"],
-        serials=tuple(wanted["serials"]),
-    )
+SETTINGS: dict[str, Any] = {
+    "old_serial": {"type": "str", "required": True},
+    "new_serial": {"type": "str", "required": True},
+}
 
 
 def buildable(removal: Removal, wanted: dict[str, Any], level: str) -> Removal:
@@ -158,7 +149,7 @@ def buildable(removal: Removal, wanted: dict[str, Any], level: str) -> Removal:
     if removal.problems or removal.done or not any(wishes.values()):
         return removal
     if wishes.get("filesystem"):
-        wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=parse_size(wanted["chunk"]))
+        wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=parse_size(wanted["array"]["chunk"]))
     found = obstacles(wanted["mount_point"], wishes, removal.serials, removed=True, level=level)
     return replace(removal, problems=tuple("%s; nothing was changed" % each for each in found))
 
@@ -166,14 +157,13 @@ def buildable(removal: Removal, wanted: dict[str, Any], level: str) -> Removal:
 def converge(module: AnsibleModule) -> dict[str, Any]:
     """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
+    name = wanted["array"]["name"]
     machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
     if wanted["job"] == REPLACE:
-        swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted), hashes)
-        removal = buildable(
-            plan_replacement(machine, wanted["name"], wanted["mount_point"], swap), wanted, machine.level
-        )
+        swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted["drives"]), hashes)
+        removal = buildable(plan_replacement(machine, name, wanted["mount_point"], swap), wanted, machine.level)
     else:
-        removal = plan_removal(machine, wanted["name"], wanted["mount_point"])
+        removal = plan_removal(machine, name, wanted["mount_point"])
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
     job = None
     remains: list[dict[str, str]] = []
@@ -215,20 +205,17 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "job": {"type": "str", "choices": [TEARDOWN, REPLACE], "required": True},
-            "name": {"type": "str", "required": True},
+            "array": {"type": "dict", "required": True, "options": ARRAY},
             "mount_point": {"type": "path", "required": True},
-            "old_serial": {"type": "str"},
-            "new_serial": {"type": "str"},
-            "count": {"type": "int", "default": 8},
-            **DRIVE_ARGUMENTS,
+            "settings": {"type": "dict", "options": SETTINGS},
+            "drives": {"type": "dict", "options": DRIVES},
             "plan": {"type": "bool", "default": False},
-            "chunk": {"type": "str", "default": "1MiB"},
             "wishes": WISHES,
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "wipes": WIPES,
             "volume": {"type": "dict", "options": {"uuid": {"type": "str"}, "hash": {"type": "str"}}},
         },
-        required_if=[("job", REPLACE, ["old_serial", "new_serial"])],
+        required_if=[("job", REPLACE, ["settings", "drives"])],
         supports_check_mode=True,
     )
     words: Words = {

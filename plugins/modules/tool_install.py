@@ -75,8 +75,7 @@ from ..module_utils.common.files import closed, open_to_users  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.common.venv import make_venv, pip_of, point  # noqa: E402
 from ..module_utils.machine.distribution import read_distribution  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, converge, line_of  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, converge, line_of  # noqa: E402
 
 _CANNOT = "tunetool cannot be installed: %s"
 

@@ -11,42 +11,22 @@ module: training_environment
 short_description: Build, or check, the Python environment that trains on this node
 version_added: "0.1.0"
 description:
-  - Builds C(DIRECTORY/environments/KEY) from the lock, or takes the environment that O(python) names.
+  - Builds C(DIRECTORY/environments/KEY) from the lock, or takes the environment that C(python) names.
   - Compiles DeepSpeed's ops into C(DIRECTORY/ops/KEY), for this kind of machine, or takes them from an equal node.
   - Proves it in processes of their own, each with a time limit. It imports everything, loads each op, and trains one
     step by DeepSpeed with an all-reduce over the ranks of the node.
   - Only then points C(DIRECTORY/current) at it and writes the manifest's part C(training). What fails leaves both as
     they were. A job that runs keeps the environment that it was started with; one older environment stays.
 options:
-  python:
-    description: Interpreter of an environment that the owner has, which is only checked; empty to build one.
-    type: str
-    default: ""
-  directory:
-    description: Directory that belongs to the environments.
-    type: path
-    default: /opt/tunetool-training
-  base_python:
-    description: Interpreter that the venv is made from, 3.10 or newer.
+  settings:
+    description:
+      - The variables of the role P(tunetool.node.training_environment#role) without its name and without C(enabled).
+    type: dict
+    default: {}
+  tool_python:
+    description: Interpreter that the venv is made from where C(base_python) is empty.
     type: path
     default: /usr/bin/python3
-  accelerator:
-    description: Build of torch. V(auto) is by the GPUs and the driver of the node.
-    type: str
-    choices: [auto, cuda, cpu]
-    default: auto
-  trainers:
-    description: Trainers that the environment is made for.
-    type: list
-    elements: str
-    choices: [deepspeed, lightning]
-    default: [deepspeed]
-  ops:
-    description: DeepSpeed's ops to compile. One that this node cannot compile is named as missing.
-    type: list
-    elements: str
-    choices: [async_io, utils, gds, cpu_adam]
-    default: [async_io, utils, cpu_adam, gds]
   source:
     description:
       - Copy of the collection on the control machine. Its C(constraints.txt), with the extras of its C(pyproject.toml),
@@ -55,9 +35,6 @@ options:
   archive:
     description: Archive of tunetool's wheels on the control machine, as M(tunetool.node.wheelhouse) builds it.
     type: path
-  wheelhouse:
-    description: Directory on the control machine that C(tunetool build-wheelhouse) filled; empty for an index.
-    type: path
   cache_dir:
     description: Directory on the control machine for ops that a node compiled; the user's cache when left out.
     type: path
@@ -65,16 +42,8 @@ options:
     description: Text of the lock. Set by the control machine from O(source).
     type: str
     default: ""
-  index_url:
-    description: Package index; empty for the one that pip on this node is set up for.
-    type: str
-    default: ""
-  torch_index_url:
-    description: Additional index for other builds of torch; V({build}) in it becomes V(cu126) or V(cpu).
-    type: str
-    default: ""
   wheelhouse_manifest:
-    description: Manifest of the wheelhouse. Set by the control machine from O(wheelhouse).
+    description: Manifest of the wheelhouse. Set by the control machine from C(wheelhouse).
     type: dict
   tool_files:
     description:
@@ -99,10 +68,6 @@ options:
     description: Archive on the node with ops from an equal node; empty for none.
     type: str
     default: ""
-  compile:
-    description: Compile all Python modules to bytecode when they are installed.
-    type: bool
-    default: true
   program:
     description: The tunetool program, which compiles ops for an environment that is named.
     type: path
@@ -120,10 +85,6 @@ options:
     description: Seconds that one op may take to compile.
     type: int
     default: 1800
-  proof_timeout:
-    description: Seconds that each step of the proof may take.
-    type: int
-    default: 600
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -138,8 +99,9 @@ attributes:
 EXAMPLES = r"""
 - name: Check an environment that is there
   tunetool.node.training_environment:
-    python: /opt/conda/envs/train/bin/python
     source: /srv/tunetool
+    settings:
+      python: /opt/conda/envs/train/bin/python
 """
 
 RETURN = r"""
@@ -179,8 +141,7 @@ from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.gds.kernel_modules import read_driver  # noqa: E402
 from ..module_utils.machine.pci_tree import GPU, read_pci  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import Words, change  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, Words, change  # noqa: E402
 from ..module_utils.training import accelerator, lock, ops, wheel_files  # noqa: E402
 from ..module_utils.training.environment import Wish, interpreter, need_space  # noqa: E402
 from ..module_utils.training.job import (  # noqa: E402
@@ -193,6 +154,26 @@ from ..module_utils.training.job import (  # noqa: E402
     ops_archive,
     planned,
 )
+
+SETTINGS: dict[str, Any] = {
+    "python": {"type": "str", "default": ""},
+    "directory": {"type": "path", "default": "/opt/tunetool-training"},
+    "base_python": {"type": "path", "default": ""},
+    "accelerator": {"type": "str", "choices": ["auto", "cuda", "cpu"], "default": "auto"},
+    "trainers": {"type": "list", "elements": "str", "choices": list(lock.TRAINERS), "default": ["deepspeed"]},
+    "ops": {
+        "type": "list",
+        "elements": "str",
+        "choices": ["async_io", "utils", "gds", "cpu_adam"],
+        "default": ["async_io", "utils", "cpu_adam", "gds"],
+    },
+    # Of the control machine: the action plugin reads it there.
+    "wheelhouse": {"type": "path", "default": ""},
+    "index_url": {"type": "str", "default": ""},
+    "torch_index_url": {"type": "str", "default": ""},
+    "compile": {"type": "bool", "default": True},
+    "proof_timeout": {"type": "int", "default": 600},
+}
 
 
 def request_of(wanted: dict[str, Any]) -> Request:
@@ -229,7 +210,7 @@ def request_of(wanted: dict[str, Any]) -> Request:
 
 def wish_of(wanted: dict[str, Any], gpus: int, driver: str | None) -> Wish:
     """The environment to build. Raises ``Refusal`` if the node or the wheelhouse does not allow it."""
-    base = interpreter(wanted["base_python"])
+    base = interpreter(wanted["base_python"] or wanted["tool_python"])
     torch, lock_cuda = lock.pin(wanted["lock"], "torch"), lock.cuda(wanted["lock"])
     if torch is None:
         raise Refusal("the lock names no torch. hint: constraints.txt of the collection is the lock")
@@ -330,41 +311,22 @@ def main() -> None:
     """Bring the environment to the requested state under the node's lock, and report."""
     module = AnsibleModule(
         argument_spec={
-            "python": {"type": "str", "default": ""},
-            "directory": {"type": "path", "default": "/opt/tunetool-training"},
-            "base_python": {"type": "path", "default": "/usr/bin/python3"},
-            "accelerator": {"type": "str", "choices": ["auto", "cuda", "cpu"], "default": "auto"},
-            "trainers": {
-                "type": "list",
-                "elements": "str",
-                "choices": list(lock.TRAINERS),
-                "default": ["deepspeed"],
-            },
-            "ops": {
-                "type": "list",
-                "elements": "str",
-                "choices": ["async_io", "utils", "gds", "cpu_adam"],
-                "default": ["async_io", "utils", "cpu_adam", "gds"],
-            },
+            "settings": {"type": "dict", "default": {}, "options": SETTINGS},
+            "tool_python": {"type": "path", "default": "/usr/bin/python3"},
             "source": {"type": "path"},
             "archive": {"type": "path"},
-            "wheelhouse": {"type": "path"},
             "cache_dir": {"type": "path"},
             "lock": {"type": "str", "default": ""},
-            "index_url": {"type": "str", "default": ""},
-            "torch_index_url": {"type": "str", "default": ""},
             "wheelhouse_manifest": {"type": "dict"},
             "tool_files": {"type": "list", "elements": "dict", "default": []},
             "tool_key": {"type": "str", "default": "", "no_log": False},
             "received": {"type": "str", "default": ""},
             "bundle": {"type": "str", "default": ""},
             "ops_archive": {"type": "str", "default": ""},
-            "compile": {"type": "bool", "default": True},
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "manifest": {"type": "path", "default": MANIFEST_PATH},
             "step": {"type": "str", "choices": ["environment", "all"], "default": "all"},
             "ops_timeout": {"type": "int", "default": 1800},
-            "proof_timeout": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
     )

@@ -75,8 +75,7 @@ from pathlib import Path  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.file_lock import FileLock  # noqa: E402
 from ..module_utils.common.node_wheel import own_pip, package_files, package_wheel, platform_options  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.play.convergence import in_one_line  # noqa: E402
+from ..module_utils.play.convergence import AnsibleModule, in_one_line  # noqa: E402
 
 _INCOMPLETE = "take the whole collection, or install tunetool again"
 _NOT_BUILT = (

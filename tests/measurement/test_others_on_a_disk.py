@@ -34,7 +34,7 @@ from pathlib import Path
 from tunetool.measure.evidence import explain
 from tunetool.measure.sampling import Counting, Repeats, again
 from tunetool.node.machine.block_stack import read_stack
-from tunetool.node.machine.process_io import look, movers
+from tunetool.measure.process_io import look, movers
 
 target, neighbour, said, own = Path(sys.argv[1]), int(sys.argv[2]), [], [os.getpid()]
 stack = read_stack(str(target))

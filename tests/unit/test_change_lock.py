@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.commands import run
+from tunetool.node.common.file_lock import Locked, only_one
 from waiting import PATIENCE, until
 
 KILLED = """
 import os, sys
 sys.path.insert(0, {tools!r})
-from tunetool.node.common.change_lock import only_one
+from tunetool.node.common.file_lock import only_one
 from {module} import {call}
 with only_one(sys.argv[1]):
     {line}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.node.volume.file_extents import Extent, NoExtents, read_extents, whole
+from tunetool.measure.ladder.file_extents import Extent, NoExtents, read_extents, whole
 
 MIB = 2**20
 

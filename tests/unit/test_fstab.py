@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tunetool.node.audit.before_changes import in_the_way
 from tunetool.node.common.files import content, lines, printable, replace_file, with_line
-from tunetool.node.machine.fstab import FstabConflict, entries_at, foreign_entry, with_entry, without_entry
-from tunetool.node.machine.mounts import mount_at, parse_fstab, parse_mountinfo, plain_path
+from tunetool.node.machine.fstab import FstabConflict, entries_at, foreign_entry, parse_fstab, with_entry, without_entry
+from tunetool.node.machine.mounts import mount_at, parse_mountinfo, plain_path
 
 POINT = "/mnt/nvme_raid0"
 FEW = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.node.audit.before_changes import in_the_way
-from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.commands import CommandError
+from tunetool.node.common.file_lock import Locked, only_one
 from tunetool.node.common.files import content, replace_file
 from tunetool.node.machine.file_system import BUILT, Geometry
-from tunetool.node.machine.fstab import FstabConflict, escape, foreign_entry, with_entry
+from tunetool.node.machine.fstab import FstabConflict, escape, foreign_entry, parse_fstab, with_entry
 from tunetool.node.machine.memory import HugePages
-from tunetool.node.machine.mounts import mount_at, mount_holding, parse_fstab, parse_mountinfo, unescape
+from tunetool.node.machine.mounts import mount_at, mount_holding, parse_mountinfo, unescape
 from tunetool.node.memory.persistent_files import render_limits, render_systemd, render_tmpfiles
 
 XFS_INFO = """meta-data=/dev/md127               isize=512    agcount=16, agsize=523776 blks

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from programs import need_program
 from tunetool.node.common.commands import CommandError, Result
 from tunetool.node.common.drift import Difference, Ledger, settle
-from tunetool.node.common.kernel_numbers import memory_size
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import busy
 from tunetool.node.machine.fstab import FstabConflict
@@ -24,19 +23,20 @@ from tunetool.node.memory import apply as memory_apply
 from tunetool.node.memory import boot_loader
 from tunetool.node.memory.apply import MemoryJob
 from tunetool.node.memory.boot_loader import DROPIN_PATH, Grub, Grubby
-from tunetool.node.memory.hugepage_limits import refuse_impossible
 from tunetool.node.memory.kernel_parameters import (
     carries,
     foreign_pools,
     grubby_lines,
     knows_nodes,
     linux_lines,
+    memory_size,
     parameters,
     parse,
     parse_dropin,
     render_dropin,
     without,
 )
+from tunetool.node.memory.limits import refuse_impossible
 from tunetool.node.memory.memory_checks import (
     DEFAULT_LIMIT,
     LOCK_BYTES,

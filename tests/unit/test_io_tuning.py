@@ -18,10 +18,9 @@ from tunetool.node.common.drift import Ledger, settle
 from tunetool.node.common.io_settings import ARGUMENTS, DRIVE, MACHINE, ROWS, SETTINGS, Setting, Whole
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.tuning import apply as tuning_apply
-from tunetool.node.tuning.apply import TuningJob, fstrim_state
+from tunetool.node.tuning.apply import TuningJob, follow_members, fstrim_state
 from tunetool.node.tuning.checks import tuning_checks
 from tunetool.node.tuning.conflicts import rivals
-from tunetool.node.tuning.new_members import follow_members
 from tunetool.node.tuning.persistent_files import (
     STATE_PATH,
     SYSCTL_PATH,

@@ -24,8 +24,7 @@ from tunetool.node.common.files import content, replace_file
 from tunetool.node.common.manifest import ManifestError
 from tunetool.node.common.refusal import Expected, Refusal
 from tunetool.node.machine.fstab import with_entry
-from tunetool.node.play.ansible_module import AnsibleModule
-from tunetool.node.play.convergence import READING, Words, in_one_line
+from tunetool.node.play.convergence import READING, AnsibleModule, Words, in_one_line
 from tunetool.node.units import UnitError
 
 ROOT = Path(__file__).parents[2]

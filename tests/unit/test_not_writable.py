@@ -160,7 +160,7 @@ def test_a_failure_after_the_array_says_changed(
 def answer_of(raid: Any, capsys: pytest.CaptureFixture[str]) -> Any:
     """What a run of the module prints as its result."""
     testing = importlib.import_module("ansible.module_utils.testing")
-    given = {"name": "nvme_raid0", "serials": ["S1", "S2"]}
+    given = {"serials": ["S1", "S2"], "settings": {"name": "nvme_raid0"}}
     with testing.patch_module_args(given), pytest.raises(SystemExit):
         raid.main()
     return json.loads(capsys.readouterr().out)

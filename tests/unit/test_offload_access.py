@@ -50,7 +50,7 @@ def test_the_manifest_notes_it(
     monkeypatch.setattr(frame, "only_one", contextlib.nullcontext)
     arguments = {
         "_ansible_check_mode": True,
-        "profile": "lab",
+        "settings": {"profile": "lab"},
         "array": {key: value for key, value in BUILT["array"].items() if key != "members"},
         "members": BUILT["array"]["members"],
         "filesystem": BUILT["filesystem"],

@@ -16,8 +16,8 @@ from test_measure_parts import did, stack
 from tunetool.measure import busy, sampling
 from tunetool.measure.busy import Others
 from tunetool.measure.evidence import REPEATS, Counted, explain
+from tunetool.measure.process_io import look, movers
 from tunetool.measure.sampling import Counting, Repeats, again, judgement
-from tunetool.node.machine.process_io import look, movers
 from tunetool.tune.samples import Move, Samples
 from tunetool.tune.settings import DEFAULTS
 
@@ -153,7 +153,7 @@ def test_a_user_is_told_that_root_sees_more(
 ) -> None:
     if os.geteuid() == 0:
         # Root may read a file without any right.
-        monkeypatch.setattr("tunetool.node.machine.process_io._moved", refuse_others)
+        monkeypatch.setattr("tunetool.measure.process_io._moved", refuse_others)
     machine.start(812, 1, "db")
     (machine.root / "proc/812/io").chmod(0)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunetool.measure.ladder.file_extents import Extent
 from tunetool.measure.ladder.source import NoRawData, choose, compared_places, largest
 from tunetool.node.array.stripe import NoStripe, Range, Stripe, read_stripe
-from tunetool.node.volume.file_extents import Extent
 
 MIB = 2**20
 

@@ -290,7 +290,7 @@ def run(check_mode=False, **more):
     pid = os.fork()
     if not pid:
         os.dup2(writing, 1)
-        given = dict(job="teardown", name="nvme_raid0", mount_point=volume, program={TOOL!r}, **more)
+        given = dict(job="teardown", array={{"name": "nvme_raid0"}}, mount_point=volume, program={TOOL!r}, **more)
         with patch_module_args(dict(given, _ansible_check_mode=check_mode, _ansible_diff=True)):
             module.main()
     os.close(writing)

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 import tiny_wheels
+import training_module
 from calls import call
 from programs import need_program
 from waiting import until
@@ -53,7 +54,7 @@ class Fleet:
             "manifest": str(self.base / "node.json"),
             **more,
         }
-        tasks = [{"name": "Make it", "tunetool.node.training_environment": task}]
+        tasks = [{"name": "Make it", "tunetool.node.training_environment": training_module.as_task(task)}]
         play = [{"name": "Make it", "hosts": "all", "gather_facts": False, "tasks": tasks}]
         (self.base / "play.yml").write_text(json.dumps(play))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.audit.values import value_problems
-from tunetool.node.play.variable_names import LETTERS, SHORT, distance, misspelt, unknown_variables
+from tunetool.node.audit.values import LETTERS, SHORT, distance, misspelt, unknown_variables, value_problems
 
 WRONG: list[tuple[str, str, Any, str]] = [
     ("scratch_filesystem", "label", "thirteenchars", "label `thirteenchars` is longer than 12"),

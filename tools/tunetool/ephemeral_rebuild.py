@@ -17,8 +17,8 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.node.array.create import create, refuse_unless_blank, settled
 from tunetool.node.array.md_arrays import Array, read_arrays
 from tunetool.node.common import manifest
-from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.commands import CommandError, run
+from tunetool.node.common.file_lock import Locked, only_one
 from tunetool.node.common.files import read_text, replace_file
 from tunetool.node.common.raid_levels import LEVELS
 from tunetool.node.common.refusal import Refusal
@@ -28,7 +28,7 @@ from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, Finding
 from tunetool.node.machine.drive_contents import UnreadableDevice, read_contents, read_signatures
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.file_system import BUILT, Geometry, wipe_half_made
-from tunetool.node.tuning.new_members import follow_members
+from tunetool.node.tuning.apply import follow_members
 
 Say = Callable[[str], None]
 LOCK_SECONDS = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from ..common.raid_levels import DEFAULT, LEVELS
 from ..machine.drives import Drive
@@ -12,6 +12,20 @@ from ..units import UnitError, format_size, format_size_binary, parse_size
 
 TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
 WIPE, ADOPT = "wipe", "adopt"
+DRIVES: dict[str, Any] = {
+    "count": {"type": "int", "required": True},
+    "model": {"type": "str", "default": ""},
+    "size": {"type": "str", "default": ""},
+    "transport": {"type": "str", "default": ""},
+    "serials": {"type": "list", "elements": "str", "default": []},
+}
+"""The variables of the role nvme_drives, as a module takes them."""
+ARRAY: dict[str, Any] = {
+    "name": {"type": "str", "required": True},
+    "chunk": {"type": "str", "default": "1MiB"},
+    "adopt": {"type": "bool", "default": False},
+}
+"""Those of the role raid_array."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,17 @@ class Criteria:
     size_bytes: int | None = None
     transport: str | None = None
     serials: tuple[str, ...] = ()
+
+
+def criteria_of(wanted: Mapping[str, Any]) -> Criteria:
+    """What ``DRIVES`` ask for. Raises ``UnitError``."""
+    return Criteria(
+        count=wanted["count"],
+        model=wanted["model"] or None,
+        size_bytes=parse_size(wanted["size"]) if wanted["size"] else None,
+        transport=wanted["transport"] or None,
+        serials=tuple(wanted["serials"]),
+    )
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,6 @@ PLAN_HINT = (
     "see the reason beside each drive; nothing was changed. Drives that may lose what they hold are named by a plan: "
     "`tunetool provision --plan plan.json`, read it, then `tunetool provision --apply plan.json`"
 )
-ARGUMENTS: dict[str, Any] = {
-    "model": {"type": "str"},
-    "size": {"type": "str"},
-    "transport": {"type": "str"},
-    "serials": {"type": "list", "elements": "str", "default": []},
-}
-"""Arguments of modules that choose drives; the documentation fragment `drives` describes them."""
 LEVEL: dict[str, Any] = {"level": {"type": "str", "choices": [*LEVELS], "default": DEFAULT}}
 """The argument of modules that must know the array's level; the documentation fragment `level` describes it."""
 ADOPT_HINT = "`raid_array_adopt: true` keeps that array with its data; nothing was changed"

@@ -1,8 +1,14 @@
-"""Judges the values of the roles' variables without a machine, so that a wrong one stops a run before it connects."""
+"""Judges variables of the roles without a machine, so that a wrong name or value stops a run before it connects.
+
+``unknown_variables``: names that no role reads, since they begin with a role's name, or are almost a variable of ours.
+``value_problems``: what no node can be built with. ``of_variable``: what groups of equal rank set differently.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+import difflib
+from dataclasses import dataclass
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 from ..array.drive_decisions import chunk_problem, drives_problems, name_problem
 from ..common.io_settings import ARGUMENTS as TUNING
@@ -10,12 +16,18 @@ from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems
 from ..machine.file_system import BUILT
-from ..memory.memory_values import memory_problems
+from ..memory.limits import memory_problems
 from ..tuning.settings import normal_form
 from ..units import UnitError, parse_bandwidth, parse_size
 from ..volume.volume_values import volume_problems
 
 _ASSUMED_CHUNK = 2**20
+_SHOWN = 60
+LETTERS = 2
+"""Names within so many added, lost, changed or swapped letters of one of ours count as misspelt."""
+SHORT = 12
+"""Names of fewer letters count only within one: more would be other words."""
+_ANSIBLE = ("ansible_", "_")
 
 
 def value_problems(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -138,3 +150,93 @@ def _gds_problems(given: Mapping[str, Any]) -> list[str]:
     elif not key.startswith(("~", "/", ".", "http://", "https://", PUBLIC_KEY)):
         problems.append(NO_KEY)
     return problems
+
+
+def unknown_variables(names: Iterable[str], known: Collection[str], prefixes: tuple[str, ...]) -> list[str]:
+    """A line for each name that no role reads, though it begins with one of ``prefixes`` or is almost ``known``."""
+    problems = []
+    for name in sorted(set(names) - set(known)):
+        if name.startswith(prefixes):
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+        else:
+            near = [] if name.startswith(_ANSIBLE) else misspelt(name, known)
+            if not near:
+                continue
+        problems.append(
+            "`%s` is not a variable of this collection%s" % (name, "; did you mean `%s`?" % near[0] if near else "")
+        )
+    return problems
+
+
+def misspelt(name: str, known: Iterable[str]) -> list[str]:
+    """The one of ``known`` that ``name`` is a misspelling of, if any."""
+    most = LETTERS if len(name) >= SHORT else 1
+    near = []
+    for other in known:
+        # Cheap first: a fleet's variables are compared host by host.
+        if abs(len(name) - len(other)) <= most and len(set(name) ^ set(other)) <= 2 * most:
+            letters = distance(name, other, most)
+            if letters <= most:
+                near.append((letters, other))
+    return [other for _letters, other in sorted(near)[:1]]
+
+
+def distance(one: str, other: str, most: int) -> int:
+    """Letters to add, drop, change or swap with the next one, to get from a name to another; above ``most``: any number
+    above it."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for at, letter in enumerate(one, start=1):
+        last, before, row = before, row, [at]
+        for to, wanted in enumerate(other, start=1):
+            cost = min(before[to] + 1, row[to - 1] + 1, before[to - 1] + (letter != wanted))
+            if at > 1 and to > 1 and letter == other[to - 2] and one[at - 2] == wanted:
+                cost = min(cost, last[to - 2] + 1)
+            row.append(cost)
+        if min(row) > most and min(before) > most:
+            return most + 1
+    return row[-1]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A group that sets a variable."""
+
+    group: str
+    rank: tuple[int, int]
+    """Its depth in the inventory and its ``ansible_group_priority``: the higher one wins."""
+    value: Any
+    place: str
+    """The file, with its line where that is known; empty if nobody knows."""
+
+
+def conflict(name: str, settings: Sequence[Setting]) -> str | None:
+    """The line about a variable that groups of equal rank set differently, where no group of a higher rank sets it."""
+    most = max((setting.rank for setting in settings), default=None)
+    winners = [setting for setting in settings if setting.rank == most]
+    other = next((each for each in winners if each.value != winners[0].value), None)
+    if other is None:
+        return None
+    return (
+        "`%s` is %s and %s, and only the alphabet decides between them. hint: set it in one of them or in host_vars, "
+        "or give one of them a higher `ansible_group_priority`" % (name, _shown(winners[0]), _shown(other))
+    )
+
+
+def _shown(setting: Setting) -> str:
+    text = setting.value if isinstance(setting.value, str) else repr(setting.value)
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    where = " (`%s`)" % setting.place if setting.place else ""
+    return "`%s` in group `%s`%s" % (text, setting.group, where)
+
+
+def of_variable(name: str, layers: Sequence[Sequence[Setting]], host_values: Collection[str]) -> str | None:
+    """The line about a variable, if there is one.
+
+    ``layers``: who sets it in the inventory's own files, in its group_vars, and in those beside the playbook: a later
+    layer wins whatever its groups are. ``host_values``: what is set for the host alone, which wins over all.
+    """
+    if name in host_values:
+        return None
+    setting = [layer for layer in layers if layer]
+    return conflict(name, setting[-1]) if setting else None

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from .change_lock import held
+from .file_lock import held
 from .refusal import Expected, on_one_line
 
 

@@ -157,6 +157,17 @@ class Collector(Ledger):
         self.refusals.append(refusal)
 
 
+class Job:
+    """Work on the machine under ``root``; what it finds and changes goes into ``ledger``."""
+
+    def __init__(self, ledger: Ledger, root: str = "/") -> None:
+        self.ledger = ledger
+        self.root = root
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+
 def lines_only_in(text: str, reference: str) -> str:
     """The lines of ``text`` that ``reference`` lacks, comments left out, as one line."""
     known = {line.rstrip("\r\n") for line in lines(reference)}

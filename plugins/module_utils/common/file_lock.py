@@ -1,19 +1,22 @@
 """Locks of the kernel on files and directories: the one place that takes them. Each ends with its process, however that
-ends, unless a child has inherited it."""
+ends, unless a child has inherited it. ``only_one`` is the node's: one change at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import pwd
-from typing import Callable, Optional, Union
+from typing import Callable, Iterator, Optional, Union
 
-from .refusal import on_one_line
+from .refusal import Expected, on_one_line
 from .waiting import wait_for
 
 Name = Union[str, "os.PathLike[str]"]
 _LONGEST_NOTE = 1 << 16
+LOCK_PATH = "/run/tunetool.lock"
+_held: list[int] = []
 
 
 class FileLock:
@@ -157,3 +160,37 @@ def _name(owner: int) -> str:
         return "user `%s`" % pwd.getpwuid(owner).pw_name
     except KeyError:
         return "user %d" % owner
+
+
+class Locked(Expected):
+    """Another run holds the lock. The message names its process."""
+
+
+@contextlib.contextmanager
+def only_one(path: str = LOCK_PATH, patience: float = 600.0) -> Iterator[None]:
+    """Hold the node's lock; wait ``patience`` seconds for it, then raise ``Locked``.
+
+    A playbook that is interrupted leaves the module it had started running on the node. Without this, the next run
+    would start a second ``update-initramfs`` beside the first, and both write the same file. Programs that are started
+    with ``held`` hold it too, so that it is not free before what a killed module left running has ended.
+    """
+    with FileLock.file(path, 0o600) as lock:
+        if not lock.take(patience=patience, pause=1.0):
+            raise Locked(
+                "another run of tunetool is changing this node (process %s). hint: wait for it to end; "
+                "if it is gone, `fuser -v %s` names what it left running" % (lock.note() or "unknown", path)
+            )
+        lock.sign("%d\n" % os.getpid())
+        _held.append(lock.handle)
+        try:
+            yield
+        finally:
+            _held.remove(lock.handle)
+        # Not only closed: a service that was started meanwhile may have inherited it. After an error it may be a
+        # program that did not end in time, and that still changes the node.
+        lock.free()
+
+
+def held() -> tuple[int, ...]:
+    """The handles of the lock in this process, for ``pass_fds`` of programs that change the node."""
+    return tuple(_held)

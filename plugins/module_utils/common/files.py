@@ -16,6 +16,7 @@ _LARGEST = 64 << 20
 """Bytes. More than any file has that is read here as text."""
 _PART = 1 << 16
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
+RUN_DIRECTORY = "/run/tunetool"
 
 
 def read_text(path: str) -> str | None:
@@ -249,3 +250,13 @@ def _opened(path: str) -> int | None:
     granted = mode & 0o500
     wanted = stat.S_IMODE(mode) | granted >> 3 | granted >> 6
     return None if wanted == stat.S_IMODE(mode) else wanted
+
+
+def make_run_directory(path: str = RUN_DIRECTORY) -> str:
+    """Make root's own directory in /run, in which no user can be first, and which goes with a boot.
+
+    Every user may read what lies there, whatever umask root has. Raises ``OSError``.
+    """
+    os.makedirs(path, exist_ok=True)
+    os.chmod(path, 0o755)  # noqa: S103  (results and locks of root's have modes of their own)
+    return path

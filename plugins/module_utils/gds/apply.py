@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any, Mapping
 
 from ..common.commands import CommandError, run
-from ..common.drift import Ledger
+from ..common.drift import Job, Ledger
 from ..common.files import content, replace_file
-from ..common.job import Job
 from ..common.raid_levels import DEFAULT
 from ..common.refusal import Refusal
 from ..machine.distribution import DEBIAN, read_distribution

@@ -17,7 +17,7 @@ from ..common.raid_levels import DEFAULT
 from ..machine.container import read_container
 from ..machine.distribution import read_distribution
 from ..machine.pci_tree import redirecting_ports
-from .installed_cufile import allows_p2pdma, read_config, setting, version_key
+from .cufile_check import ConfigError, read_config
 from .kernel_modules import (
     NvidiaFs,
     Symbols,
@@ -26,12 +26,15 @@ from .kernel_modules import (
     read_driver_p2pdma,
     read_nvidia_fs,
     read_symbols,
+    version_key,
 )
 from .volume_facts import drive_addresses, kernel_version, planned_volume, read_md_rule, read_volume
 
 IOMMU_OFF = "off"
 IOMMU_PASSTHROUGH = "passthrough"
 IOMMU_TRANSLATED = "translated"
+_CONFIGS = ("/etc/cufile.json", "/usr/local/cuda/gds/cufile.json")
+"""Path of cuFile's configuration without CUFILE_ENV_PATH_JSON."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def read_gds_facts(
     driver, is_open = read_driver(root)
     symbols = read_symbols(root) if gpus else Symbols()
     p2pdma = symbols.p2pdma if symbols.p2pdma is not None else _configured(kernel, root)
-    config_path, config = read_config(root)
+    config_path, config = _config_in_force(root)
     libcufile = read_libcufile(root)
     md_rule = read_md_rule(root)
     if planned is not None:
@@ -160,8 +163,8 @@ def read_gds_facts(
         container=read_container(root) is not None,
         config_path=config_path,
         config_valid=None if config_path is None else config is not None,
-        config_p2pdma=allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
-        config_compat=setting(config, "properties", "allow_compat_mode"),
+        config_p2pdma=_allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
+        config_compat=_setting(config, "properties", "allow_compat_mode"),
         **vars(read_nvidia_fs(kernel, root)),
         **md_rule,
         **volume,
@@ -269,3 +272,30 @@ def _read_udev(root: str) -> bool:
         return bool(os.listdir(os.path.join(root, "run/udev/data")))
     except OSError:
         return False
+
+
+def _config_in_force(root: str = "/") -> tuple[Optional[str], Any]:
+    """Path and content of the configuration in force; None if it is missing or cannot be parsed."""
+    for path in _CONFIGS:
+        text = read_text(os.path.join(root, path.lstrip("/")))
+        if text is not None:
+            try:
+                return path, read_config(text)
+            except ConfigError:
+                return path, None
+    return None, None
+
+
+def _setting(config: Any, *keys: str) -> Optional[bool]:
+    """A switch of the configuration; None if it is not set."""
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, bool) else None
+
+
+def _allows_p2pdma(config: Any, through_raid: bool, libcufile: Optional[str]) -> Optional[bool]:
+    """Whether P2PDMA is allowed: the general switch, and from libcufile 1.16 on also that of the kind of device."""
+    general = _setting(config, "properties", "use_pci_p2pdma")
+    if not general or libcufile is None or version_key(libcufile) < (1, 16):
+        return general
+    return bool(_setting(config, "block", "raid" if through_raid else "nvme", "use_pci_p2pdma"))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ..common.files import read_text
-from .installed_cufile import version_key
 
 _HOOKS = re.compile(rb"\bnvme_v\d+_register_nvfs_dma_ops\b")
 """Symbols that nvidia-fs looks for in the NVMe driver (gds-nvidia-fs, src/nvfs-dma.c, `modules_list`)."""
@@ -137,3 +136,8 @@ def nvme_patched_on_disk(kernel: str, root: str = "/") -> bool:
     """Whether another NVMe driver than the kernel's is on disk: mlnx-nvme installs into updates or extra."""
     path = module_on_disk("nvme", kernel, root)
     return path is not None and path.split("/")[0] in ("updates", "extra", "weak-updates")
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """A dotted version as numbers, for comparisons."""
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,18}", version))

@@ -31,8 +31,6 @@ _SAYS = {
     OFF: "nothing is set up",
 }
 
-__all__ = ["MODES", "Blocker", "Decision", "GdsFacts", "Impossible", "Path", "choose", "current"]
-
 
 @dataclass(frozen=True)
 class Path:

@@ -12,7 +12,7 @@ from typing import Callable, Mapping, Optional, Sequence
 
 from ..common.commands import CommandError, NotInstalled, run
 from .facts import IOMMU_PASSTHROUGH, IOMMU_TRANSLATED, GdsFacts
-from .installed_cufile import version_key
+from .kernel_modules import version_key
 from .volume_facts import PEER_PAGES_SINCE, PEER_PAGES_STACKED_SINCE
 
 DIRECT = ("nvidia-fs", "p2pdma")

@@ -1,12 +1,15 @@
-"""The files of the node's health check: its settings, the program's starter, and its systemd units."""
+"""The node's health check: its settings, the program's starter and its systemd units, as they are asked for and brought
+to that."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
-from ..common.commands import Result, run
+from ..common.commands import CommandError, Result, run
+from ..common.drift import diff_entry
 from ..common.files import content, replace_file
 from ..volume.unit_dropins import (
     UNITS_DIRECTORY,
@@ -284,3 +287,74 @@ def stale_results(enabled: bool, measures: bool, root: str = "/") -> list[str]:
     """
     gone = [*([] if enabled else [CHECKED_PATH, ANSWER_PATH]), *([] if enabled and measures else [MEASURED_PATH])]
     return [path for path in (os.path.join(root, path.lstrip("/")) for path in gone) if os.path.exists(path)]
+
+
+def converge(
+    program: str,
+    files: Mapping[str, str],
+    directory: str,
+    socket: bool,
+    measures: bool,
+    acting: bool,
+    begins: Callable[[], None] = lambda: None,
+) -> list[dict[str, str]]:
+    """Compare, then write or remove. Returns the diff. Without ``files`` all of it goes.
+
+    ``begins`` is called before the first change.
+    ``directory``: of the metrics, empty for none. The caller lets systemd read its files again: ``take_effect``.
+    Raises ``CommandError``, ``ForeignDropIn`` and ``OSError``.
+    """
+    changed = changes(files, program)
+    diff = [diff_entry(each.path, each.before, each.after) for each in changed]
+    if directory and not os.path.isdir(directory):
+        diff.append(diff_entry(directory, "", "a directory\n"))
+    if files and not diff and not running(socket):
+        diff.append(diff_entry(TIMER, "", "active\n"))
+    metrics = stale_metrics(directory) if changed else []
+    results = stale_results(bool(files), measures)
+    diff += [diff_entry(path, "metrics\n", "") for path in metrics]
+    diff += [diff_entry(path, "a result\n", "") for path in results]
+    if not acting:
+        return diff
+    if diff:
+        begins()
+    if changed:
+        stop(bool(files), socket)
+        # Again: a check or measurement that ran until now may have written more.
+        metrics = stale_metrics(directory)
+    for path in [*metrics, *stale_results(bool(files), measures)]:
+        os.unlink(path)
+    if directory:
+        os.makedirs(directory, exist_ok=True)
+    for each in changed:
+        put(each)
+    return diff
+
+
+@contextlib.contextmanager
+def halted(acting: bool) -> Iterator[list[dict[str, str]]]:
+    """Stop what runs of it, and give the diff; ``remove`` then takes the files. What ran runs again if the block fails.
+
+    Raises ``CommandError``.
+    """
+    ran = active()
+    diff = [diff_entry(unit, "active\n", "") for unit in ran]
+    if not acting or not installed():
+        yield diff
+        return
+    stop(False, False)
+    try:
+        yield diff
+    except BaseException:
+        # Its own error would hide the first one.
+        with contextlib.suppress(CommandError):
+            start(ran)
+        raise
+
+
+def remove(program: str, acting: bool) -> list[dict[str, str]]:
+    """Remove all of it, also from what systemd knows. Returns the diff. Raises as ``converge`` does."""
+    diff = converge(program, {}, "", socket=False, measures=False, acting=acting)
+    if diff and acting:
+        take_effect(False, False)
+    return diff

@@ -1,4 +1,4 @@
-"""Mounts, from mountinfo and /etc/fstab."""
+"""Mounts, from mountinfo."""
 
 from __future__ import annotations
 
@@ -32,24 +32,7 @@ DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 """``major:minor``, as the kernel prints it."""
 
 
-@dataclass(frozen=True)
-class FstabEntry:
-    """One line of /etc/fstab that is not a comment."""
-
-    spec: str
-    """The device, without the quotes that may enclose the value of a tag: ``UUID="1-2"`` is ``UUID=1-2``."""
-    mount_point: str
-    fs_type: str
-    options: tuple[str, ...]
-    """Empty if the line ends before the options, which means ``defaults``."""
-    line_number: int
-    skipped: bool = False
-    """Whether mount(8) ignores the line: it is too short, or has a word instead of a number."""
-
-
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
-_NUMBER = re.compile(r"[\v\f\r]*[+-]?[0-9]+", re.ASCII)
-_TAG = re.compile(r"""([A-Z]+=)(["'])(.*)\2""", re.DOTALL)
 
 
 def unescape(text: str) -> str:
@@ -166,30 +149,3 @@ def _directories(path: str) -> list[str]:
         return []
     parts = [part for part in path.split("/") if part]
     return ["/"] + ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
-
-
-def parse_fstab(text: str) -> list[FstabEntry]:
-    """Every line of an fstab that is neither empty nor a comment, as libmount reads it.
-
-    Three fields suffice. A line that libmount passes over is marked so: another reader may well take it, as systemd
-    did before 254.
-    """
-    entries = []
-    for number, line in enumerate(lines(text), start=1):
-        plain = line.rstrip("\n").partition("\0")[0]
-        plain = plain[:-1] if plain.endswith("\r") else plain
-        fields = [field for field in re.split(r"[ \t]+", plain) if field]
-        if not fields or fields[0].startswith("#"):
-            continue
-        spec, mount_point, fs_type, options = (unescape(field) for field in [*fields, "", "", ""][:4])
-        entries.append(
-            FstabEntry(
-                spec=_TAG.sub(r"\1\3", spec),
-                mount_point=mount_point,
-                fs_type=fs_type,
-                options=tuple(options.split(",")) if options else (),
-                line_number=number,
-                skipped=len(fields) < 3 or not all(_NUMBER.fullmatch(field) for field in fields[4:6]),
-            )
-        )
-    return entries

@@ -6,9 +6,8 @@ import os
 from typing import Any, Mapping
 
 from ..common.commands import CommandError, run
-from ..common.drift import Ledger
+from ..common.drift import Job, Ledger
 from ..common.files import content, replace_file
-from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.fstab import FSTAB, FstabConflict
 from ..machine.memory import (
@@ -25,8 +24,7 @@ from ..machine.memory import (
 from ..machine.mounts import mount_at, read_mounts
 from ..units import format_size_binary, parse_size
 from .apply_kernel_parameters import CommandLine
-from .hugepage_limits import refuse_impossible, rivals
-from .memory_values import memory_problems, shm_share
+from .limits import memory_problems, refuse_impossible, rivals, shm_share
 from .persistent_files import (
     LIMITS_PATH,
     POINT,

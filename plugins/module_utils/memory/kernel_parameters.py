@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
-from ..common.kernel_numbers import memory_size
 from ..machine.memory import HugePages
 
 SINCE_PER_NODE = (5, 16)
@@ -19,6 +18,10 @@ _COUNT = re.compile(r"(?:(?P<node>[0-9]{1,9}):)?(?P<pages>[0-9]{1,18})")
 _DROPIN = re.compile(r'^GRUB_CMDLINE_LINUX="\$GRUB_CMDLINE_LINUX (?P<words>[^"]*)"$', re.MULTILINE)
 _LINUX = re.compile(r"^\s*linux(?:16|efi)?\s+(?P<words>\S.*)$", re.MULTILINE)
 _ARGS = re.compile(r'^args="(?P<words>.*)"$', re.MULTILINE)
+_NUMBER = re.compile(r"0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([0-9]+)", re.ASCII)
+_SUFFIXES = "KMGTPE"
+_WRAP = 2**64
+_DECIDING = 64
 
 
 def parameters(pools: Sequence[HugePages]) -> list[str]:
@@ -133,3 +136,32 @@ def knows_nodes(release: str) -> bool:
     """Whether a kernel takes ``hugepages=<node>:<count>``."""
     match = re.match(r"^(\d+)\.(\d+)", release)
     return match is not None and (int(match.group(1)), int(match.group(2))) >= SINCE_PER_NODE
+
+
+def leading_number(text: str) -> int | None:
+    """The number at the start of ``text``, as ``simple_strtoull`` with base 0 takes it: 0x is hexadecimal, 0 octal.
+
+    None without a digit. What follows does not count.
+    """
+    return _leading(text)[0]
+
+
+def memory_size(text: str) -> int | None:
+    """Bytes, as ``memparse`` (lib/cmdline.c) reads ``text``: one letter of K, M, G, T, P, E may follow, in either case.
+
+    None without a digit. What follows does not count: `1GB` is `1G`.
+    """
+    number, rest = _leading(text)
+    if number is None:
+        return None
+    power = _SUFFIXES.find(rest[:1].upper()) + 1 if rest else 0
+    return (number << 10 * power) % _WRAP
+
+
+def _leading(text: str) -> tuple[int | None, str]:
+    match = _NUMBER.match(text)
+    if match is None:
+        return None, text
+    digits, base = next((part, base) for part, base in zip(match.groups(), (16, 8, 10)) if part is not None)
+    # The last 64 digits decide: that power of 8, 10 and 16 is a multiple of 2^64. Python converts no 5,000 digits.
+    return int(digits[-_DECIDING:], base) % _WRAP, text[match.end() :]

@@ -1,5 +1,6 @@
 """The frame of every module.
 
+``AnsibleModule``: Ansible's class, for modules that show what they read on a node.
 ``in_one_line``: what is refused or fails ends the module with one line and its hint, never with a traceback.
 ``change``: the same under the node's lock, for work that changes the node.
 ``converge``: the same for work that notes each change in a ledger, which gives it check mode and diff.
@@ -8,10 +9,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any, Callable, Iterator, Mapping, TypeVar
 
-from ..common.change_lock import only_one
+from ansible.module_utils import basic
+
 from ..common.drift import Drifted, Ledger, as_results, built_manifest, message, settle
+from ..common.file_lock import only_one
+from ..common.files import UMASK, printable
 from ..common.manifest import damage, refuse_newer
 from ..common.refusal import Expected
 from ..machine.writable import failed_write
@@ -20,6 +25,46 @@ from ..units import UnitError
 Result = TypeVar("Result")
 Words = Mapping[type[Exception], Callable[[Any], str]]
 """What a module says of an error where the error's own words do not suffice: the first class that fits counts."""
+
+
+class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core comes without types
+    """A module whose results are always UTF-8.
+
+    A file or a name on a node may hold any bytes, and ansible-core 2.19 takes no result with one that is not: the task
+    would fail after its work is done, and again at every later run.
+
+    A failure after ``change_begins`` says that the node was changed.
+
+    What a module and the programs that it starts make on a node is for every user to read, though root's umask may be
+    077. ``keep_umask``: for a module that works for the user who called it.
+    """
+
+    _changing = False
+
+    def __init__(self, *arguments: Any, keep_umask: bool = False, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        # The variables of a role, which come as one dictionary, are parameters like all others.
+        self.params.update(self.params.get("settings") or {})
+        if not keep_umask:
+            os.umask(UMASK)
+
+    def change_begins(self) -> None:
+        """Called before each write to the node."""
+        self._changing = True
+
+    def exit_json(self, **kwargs: Any) -> None:
+        """End the module, without error."""
+        super().exit_json(**printable(kwargs))
+
+    def fail_json(self, msg: str, **kwargs: Any) -> None:
+        """End the module, with an error."""
+        if self._changing:
+            kwargs["changed"] = True
+        super().fail_json(printable(msg), **printable(kwargs))
+
+    def warn(self, warning: str, **kwargs: Any) -> None:
+        """Add a warning to the result."""
+        super().warn(printable(warning), **kwargs)
 
 
 def line_of(error: Exception) -> str:

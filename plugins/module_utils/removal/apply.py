@@ -16,7 +16,7 @@ from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..ephemeral import boot_unit
-from ..health import apply as health_apply
+from ..health import health_units
 from ..machine.device_users import users_of
 from ..machine.drive_contents import claim_problem, read_signatures, use_problems
 from ..machine.drives import read_drives
@@ -41,7 +41,7 @@ def remove_remains(program: str, acting: bool) -> list[dict[str, str]]:
     """
     if os.path.lexists(MANIFEST_PATH):
         return []
-    return health_apply.remove(program, acting)
+    return health_units.remove(program, acting)
 
 
 class Job:
@@ -101,10 +101,10 @@ class Job:
             self.forget()
             return
         # A check of a volume that is gone would drain the node in Slurm: it stops before, and no boot starts it after.
-        with health_apply.halted(acting=self.ledger.acting) as stopped:
+        with health_units.halted(acting=self.ledger.acting) as stopped:
             self.ledger.diff += stopped
             self.unmount()
-        self.ledger.diff += health_apply.remove(self.program, acting=self.ledger.acting)
+        self.ledger.diff += health_units.remove(self.program, acting=self.ledger.acting)
         self.forget()
         self.forget_services()
         self.wipe()

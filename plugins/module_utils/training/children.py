@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from typing import IO, Mapping, Optional, Sequence
 
-from ..common.change_lock import held
+from ..common.file_lock import held
 from ..common.refusal import Refusal
 from ..common.waiting import wait_for
 

@@ -8,10 +8,9 @@ from typing import Any, Mapping, Sequence
 
 from ..array.md_arrays import find, read_arrays
 from ..common.commands import run
-from ..common.drift import Ledger
+from ..common.drift import Job, Ledger
 from ..common.files import content, replace_file
 from ..common.io_settings import ARGUMENTS, ARRAY, ROWS, SETTINGS, of_target
-from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.drives import read_drives
 from .conflicts import active_profile, rivals
@@ -250,3 +249,38 @@ class TuningJob(Job):
             if self.ledger.acting:
                 with contextlib.suppress(OSError):
                     os.rmdir(os.path.dirname(self._path(path)))
+
+
+def follow_members(manifest: Mapping[str, Any], root: str = "/") -> None:
+    """Bring the udev rules, the members of the manifest and the previous values to what a run of role io_tuning leaves.
+
+    Nothing where that role set nothing. Raises ``OSError`` where a drive does not take a value, ``Refusal`` where the
+    previous values cannot be read.
+    """
+    tuning = manifest.get("tuning") or {}
+    path = os.path.join(root, UDEV_PATH.lstrip("/"))
+    before = content(path)
+    if not tuning or not before.startswith(HEADER):
+        return
+    serials = [member["serial"] for member in manifest["array"]["members"]]
+    uuid = manifest["array"]["uuid"]
+    rules = udev_rules(tuning, serials, uuid)
+    if rules != before:
+        replace_file(path, rules)
+        if os.path.exists(os.path.join(root, "run/udev/control")):
+            run(["udevadm", "control", "--reload"])
+    state = State.load(os.path.join(root, STATE_PATH.lstrip("/")))
+    for key in list(state.changes):
+        setting, target = split_key(key)
+        if setting in DRIVE_SETTINGS and target not in serials:
+            state.forget(key)
+    machine = read_machine(serials, uuid, root)
+    for setting in DRIVE_SETTINGS:
+        value = wanted(tuning, setting)
+        for serial in machine.targets(setting) if value is not None else ():
+            present = machine.read(setting, serial)
+            if present != value:
+                state.remember(key_of(setting, serial), str(present), str(value))
+                state.save()
+                machine.write(setting, serial, str(value))
+    state.save()

@@ -22,7 +22,7 @@ from ..machine.unlabelled import look, look_at_ends
 from ..units import format_size_binary
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import MountPoint, reload_systemd
-from .offload_access import OFFLOAD_ARGUMENTS
+from .volume_values import SETTINGS
 
 OF_THE_ARRAY: dict[str, Any] = {
     "array": {"type": "str", "required": True},
@@ -31,14 +31,6 @@ OF_THE_ARRAY: dict[str, Any] = {
     "members": {"type": "int", "required": True},
     "adopt": {"type": "bool", "default": False},
     "new_array": {"type": "bool", "default": False},
-}
-SETTINGS: dict[str, Any] = {
-    "mount_point": {"type": "path", "required": True},
-    "mount_options": {"type": "list", "elements": "str", "default": ["noatime", "logbufs=8", "logbsize=256k"]},
-    "device_timeout": {"type": "str", "default": "30s"},
-    "offload_dir": {"type": "str", "default": ""},
-    "protect_mount_point": {"type": "bool", "default": True},
-    **OFFLOAD_ARGUMENTS,
 }
 WISHES = {**OF_THE_ARRAY, **SETTINGS}
 ARGUMENTS = {**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}}

@@ -8,8 +8,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ..array.md_arrays import Array
 from ..common.commands import run
-from ..common.drift import Ledger
-from ..common.job import Job
+from ..common.drift import Job, Ledger
 from ..common.refusal import Refusal
 from ..machine.mounts import Mount, described, hidden_by, mount_at, plain_path, read_mounts
 from . import late_mount

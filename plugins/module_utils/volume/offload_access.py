@@ -13,7 +13,7 @@ from typing import Any, Mapping
 
 
 def asked(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``OFFLOAD_ARGUMENTS`` ask for. Raises ``KeyError`` for a user or group that this node does not know."""
+    """What is asked for. Raises ``KeyError`` for a user or group that this node does not know."""
     return {
         "uid": pwd.getpwnam(wanted["offload_owner"]).pw_uid,
         "gid": grp.getgrnam(wanted["offload_group"]).gr_gid,
@@ -60,13 +60,3 @@ def group_of(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
-
-
-OFFLOAD_ARGUMENTS: dict[str, Any] = {
-    "label": {"type": "str", "default": "nvme_raid0"},
-    "offload_owner": {"type": "str", "default": "root"},
-    "offload_group": {"type": "str", "default": "root"},
-    "offload_mode": {"type": "str", "default": "1777"},
-    "services": {"type": "list", "elements": "str", "default": []},
-}
-"""Documented by the fragment `tunetool.node.offload`."""

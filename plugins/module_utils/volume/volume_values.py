@@ -9,6 +9,19 @@ from ..machine.file_system import BUILT
 from ..machine.mounts import plain_path
 from .unit_dropins import units_problem
 
+SETTINGS: dict[str, Any] = {
+    "mount_point": {"type": "path", "required": True},
+    "mount_options": {"type": "list", "elements": "str", "default": ["noatime", "logbufs=8", "logbsize=256k"]},
+    "device_timeout": {"type": "str", "default": "30s"},
+    "label": {"type": "str", "default": "nvme_raid0"},
+    "offload_dir": {"type": "str", "default": ""},
+    "offload_owner": {"type": "str", "default": "root"},
+    "offload_group": {"type": "str", "default": "root"},
+    "offload_mode": {"type": "str", "default": "1777"},
+    "protect_mount_point": {"type": "bool", "default": True},
+    "services": {"type": "list", "elements": "str", "default": []},
+}
+"""The variables of the role scratch_filesystem, as a module takes them."""
 TAKEN = (
     "/",
     "/usr",

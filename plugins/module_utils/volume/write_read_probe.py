@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..common.file_lock import FileLock, ForeignLock
-from ..common.run_directory import make_run_directory
+from ..common.files import make_run_directory
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
 from ..common.waiting import wait_for
 from .immutable_flag import forbidding_flag

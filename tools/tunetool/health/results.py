@@ -12,9 +12,8 @@ from typing import Any
 
 from tunetool.node.common import documents
 from tunetool.node.common.check_result import FAIL, PASS, UNKNOWN, Check
-from tunetool.node.common.files import replace_file
+from tunetool.node.common.files import make_run_directory, replace_file
 from tunetool.node.common.manifest import MANIFEST_PATH
-from tunetool.node.common.run_directory import make_run_directory
 from tunetool.node.health.settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, MEASURED_PATH, SettingsError, load
 
 PERIODS = 3

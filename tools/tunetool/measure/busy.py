@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.measure import Direction
+from tunetool.measure import Direction, process_io
+from tunetool.measure.process_io import Mover, movers
 from tunetool.node.array.md_arrays import sync_actions
 from tunetool.node.common.file_lock import FileLock, ForeignLock
-from tunetool.node.common.run_directory import RUN_DIRECTORY, make_run_directory
-from tunetool.node.machine import process_io
+from tunetool.node.common.files import RUN_DIRECTORY, make_run_directory
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, devices_under, difference, snapshot
 from tunetool.node.machine.busy import gpu_processes, scheduler_jobs
-from tunetool.node.machine.process_io import Mover, movers
 from tunetool.node.units import format_size
 
 LOOK_SECONDS = 1.0

@@ -35,7 +35,7 @@ from tunetool.measure.sampling import Counting, again, judgement, judgement_of_f
 from tunetool.measure.sequential import Sample, takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import Failed, foreign_code
-from tunetool.node.common.change_lock import Locked, only_one
+from tunetool.node.common.file_lock import Locked, only_one
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Scalar

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.measure.ladder.budget import LEAST_RAW_BYTES, RAW_RANGES
+from tunetool.measure.ladder.file_extents import FILE_SYSTEMS, Extent, NoExtents, read_extents
 from tunetool.measure.metrics import MIB
 from tunetool.node.array.stripe import NoStripe, Stripe, read_stripe
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size_binary
-from tunetool.node.volume.file_extents import FILE_SYSTEMS, Extent, NoExtents, read_extents
 
 _PAGE = 4096
 """What is compared at each place: a multiple of every logical block."""

@@ -7,12 +7,11 @@ adds its counts to its parent's. As a user only one's own processes may be read.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Iterator, Mapping, Sequence
 
-from ..common.documents import read_bytes
-from ..common.files import entries_of, whole_number
+from tunetool.node.common.documents import read_bytes
+from tunetool.node.common.files import entries_of, whole_number
 
 _FIELDS = {"read": "read_bytes", "write": "write_bytes"}
 _PARENT, _FLAGS, _BEGAN = 1, 6, 19
@@ -62,10 +61,10 @@ class Mover:
 def look(root: str = "/") -> Look:
     """All processes now; none where /proc shows none."""
     processes, hidden = {}, False
-    proc = os.path.join(root, "proc")
+    proc = f"{root.rstrip('/')}/proc"
     for pid in (number for number in map(whole_number, entries_of(proc)) if number is not None):
         try:
-            process = _process(pid, os.path.join(proc, str(pid)))
+            process = _process(pid, f"{proc}/{pid}")
         except (OSError, ValueError, IndexError):
             continue  # it has ended
         if process is not None:
@@ -76,12 +75,12 @@ def look(root: str = "/") -> Look:
 
 def _process(pid: int, base: str) -> Process | None:
     """None for a thread of the kernel. Raises ``OSError``; ``ValueError`` and ``IndexError`` for what is no stat."""
-    head, _, tail = read_bytes(os.path.join(base, "stat"), _LARGEST).decode("utf-8", "replace").rpartition(")")
+    head, _, tail = read_bytes(f"{base}/stat", _LARGEST).decode("utf-8", "replace").rpartition(")")
     fields = tail.split()
     if int(fields[_FLAGS]) & _KERNEL_THREAD:
         return None
     name = "".join(each if each.isprintable() and each != "`" else "?" for each in head.partition("(")[2])
-    return Process(pid, int(fields[_BEGAN]), int(fields[_PARENT]), name, _moved(os.path.join(base, "io")))
+    return Process(pid, int(fields[_BEGAN]), int(fields[_PARENT]), name, _moved(f"{base}/io"))
 
 
 def _moved(path: str) -> dict[str, int] | None:

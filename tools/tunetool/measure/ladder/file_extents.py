@@ -52,13 +52,13 @@ def read_extents(path: str) -> list[Extent]:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        raise NoExtents("`%s`: %s" % (path, error.strerror)) from None
+        raise NoExtents(f"`{path}`: {error.strerror}") from None
     try:
         os.fsync(handle)
         size = os.fstat(handle).st_size
         return whole(_ask(handle, size), size)
     except OSError as error:
-        raise NoExtents("its file system does not say where a file lies: %s" % error.strerror) from None
+        raise NoExtents(f"its file system does not say where a file lies: {error.strerror}") from None
     finally:
         os.close(handle)
 
@@ -90,11 +90,11 @@ def whole(flagged: list[tuple[Extent, int]], size: int) -> list[Extent]:
             break
         for bit, words in _UNUSABLE:
             if flags & bit:
-                raise NoExtents("a part of it %s" % words)
+                raise NoExtents(f"a part of it {words}")
         if extent.logical != reached:
-            raise NoExtents("it has a hole at byte %d" % reached)
+            raise NoExtents(f"it has a hole at byte {reached}")
         extents.append(Extent(extent.logical, extent.physical, min(extent.length, size - extent.logical)))
         reached = extent.logical + extent.length
     if reached < size:
-        raise NoExtents("it has a hole at byte %d" % reached)
+        raise NoExtents(f"it has a hole at byte {reached}")
     return extents
