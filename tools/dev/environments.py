@@ -3,6 +3,7 @@
 environments.py python INTERPRETER VERSION    run the unit tests on another Python
 environments.py frameworks [ARGUMENTS]        run tests of Orbax with JAX, Megatron-core and TensorFlow
 environments.py llamafactory                  make LLaMA-Factory's if it is missing, and print where it is
+environments.py vllm                          the same for vLLM's
 """
 
 from __future__ import annotations
@@ -172,14 +173,29 @@ def leave_out_cuda(python: Path, packages: Path) -> None:
     subprocess.run([str(python), "-c", "import torchaudio, torchvision"], check=True)
 
 
+VLLM = ROOT / "tests/vllm.txt"
+
+
+def vllm() -> contextlib.AbstractContextManager[Path]:
+    """An environment of a vLLM that computes on CPUs, with all that it imports."""
+    how = inspect.getsource(make_vllm) + inspect.getsource(pip)
+    return kept("vllm", (VLLM.read_text() + how + sys.version).encode(), make_vllm)
+
+
+def make_vllm(directory: Path) -> None:
+    """Nothing beside the list: what depends on a GPU is left out there."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    pip(directory / "bin/python", "--no-compile", "--no-deps", "--requirement", str(VLLM))
+
+
 def main() -> int:
     match sys.argv[1:]:
         case ["python", interpreter, version]:
             return other_python(interpreter, version)
         case ["frameworks", *arguments]:
             return frameworks(arguments)
-        case ["llamafactory"]:
-            with llamafactory() as directory:
+        case ["llamafactory" | "vllm" as name]:
+            with {"llamafactory": llamafactory, "vllm": vllm}[name]() as directory:
                 print(directory)
             return 0
     print(__doc__, file=sys.stderr)
