@@ -29,7 +29,7 @@ _RANKS = "LOCAL_WORLD_SIZE"
 class Options(NamedTuple):
     """``arguments`` are those of ``iterate``; ``device``: where the engine gets the tensors, None for its choice."""
 
-    arguments: dict[str, int]
+    arguments: dict[str, Any]
     device: str | None
 
 
