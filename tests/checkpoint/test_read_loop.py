@@ -176,7 +176,7 @@ def filled(files: Files, wants: list[Want], ring: Ring | None, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("fails_at", [None, 0, 1, 2, 30])
-def test_tensors_are_filled_by_compiled_code_and_where_it_fails_without(
+def test_compiled_code_fills_tensors_and_where_it_fails_python_does(
     small_tensors: tuple[Files, list[Want]], library: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int | None
 ) -> None:
     files, wants = small_tensors
@@ -189,7 +189,7 @@ def test_tensors_are_filled_by_compiled_code_and_where_it_fails_without(
         assert want.target.numpy().tobytes() == content[want.start : want.start + want.plain.length], want.name
 
 
-def test_a_file_that_is_cut_short_is_named_as_without_compiled_code(
+def test_a_file_that_is_cut_short_is_named_as_ever(
     small_tensors: tuple[Files, list[Want]], library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, wants = small_tensors
