@@ -176,7 +176,7 @@ def filled(files: Files, wants: list[Want], ring: Ring | None, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("fails_at", [None, 0, 1, 2, 30])
-def test_compiled_code_fills_tensors_and_where_it_fails_python_does(
+def test_what_compiled_code_does_not_fill_python_fills(
     small_tensors: tuple[Files, list[Want]], library: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int | None
 ) -> None:
     files, wants = small_tensors
