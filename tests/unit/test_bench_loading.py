@@ -54,6 +54,13 @@ def shown(made: Matrix) -> str:
     return on_screen(record_of(made), None, 200)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_gpu_that_is_read_into_by_python_is_named(tmp_path: Path, compiled: bool) -> None:
+    case = figures.case([matrix(tmp_path)], {**CONDITIONS, "gpu": "H100", "compiled": compiled})
+    record = builders.record(*case.measurements, kind="bench.loading", target="/dev/shm", verdict=judge(case))
+    assert ("tunetool.checkpoint.build_read_loop" in on_screen(record, None, 200)) != compiled
+
+
 def test_figures_have_rates_and_ratios_of_one_round(tmp_path: Path) -> None:
     made = matrix(tmp_path)
     made.pinned = dict.fromkeys(range(1, 7), 4e9)

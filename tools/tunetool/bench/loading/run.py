@@ -14,6 +14,7 @@ from tunetool.bench.loading.preflight import Medium
 from tunetool.bench.loading.ranks import Ranks
 from tunetool.bench.loading.request import KIND, Request
 from tunetool.bench.loading.samples import Load, Matrix, Row, State
+from tunetool.checkpoint import build_read_loop
 from tunetool.loading.safetensors_files import files_of
 from tunetool.measure import fio as programs
 from tunetool.measure import page_cache, session
@@ -216,6 +217,7 @@ class _Loading:
             "model_bytes": self.size,
             "rounds": self.request.pace.rounds,
             "seed": self.request.seed,
+            "compiled": build_read_loop.MADE.is_file(),
             **self.facts,
         }
         doubts = foreign_code(self.environment)

@@ -81,6 +81,11 @@ def _head(record: Record) -> Iterator[str]:
         device = parameters.get("gpu") or parameters.get("device", "")
         size = format_size(float(parameters["model_bytes"]))
         yield f"`{parameters['model']}`, {size}, to {device}; torch {parameters['torch']}"
+        if "gpu" in parameters and parameters.get("compiled") is False:  # older records do not say it
+            yield (
+                "`direct` read by Python: this tunetool lacks its compiled code, which `python -m "
+                "tunetool.checkpoint.build_read_loop` adds where there is a C compiler"
+            )
 
 
 def _blocks(section: States) -> Iterator[Block]:
