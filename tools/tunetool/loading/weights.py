@@ -53,8 +53,8 @@ def load(
     ``path``: a .safetensors file, an index, or a directory that holds ``model.safetensors`` or
     ``model.safetensors.index.json``. What the page cache or a tmpfs holds is copied from there; the rest is read from
     the drives with O_DIRECT and does not enter the cache. A GPU takes no memory but the tensors'; the host takes two
-    pinned buffers of ``buffer_bytes`` for each of ``threads`` (None: this rank's share of the cores, 4 to 12), which
-    ``release_buffers`` gives back.
+    pinned buffers of ``buffer_bytes`` for each of ``threads`` (None: this rank's share of the cores, 4 to 12), or 4 MiB
+    where compiled code reads from memory, which ``release_buffers`` gives back.
 
     ``shard``: which part of each tensor this rank gets, as a plain tensor of the part's shape, for tensor parallelism.
     Rows are read alone; columns with what lies between them where that is less than 256 KiB in each row, and a GPU
