@@ -7,6 +7,9 @@ import contextlib
 import gc
 import itertools
 import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,9 +26,10 @@ from torch.distributed.tensor import Shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.loading import Progress, ShardPlan, iterate, load
+from tunetool.loading import Progress, ShardPlan, iterate, iteration, load
 from tunetool.loading.iteration import cut
 from tunetool.loading.safetensors_files import list_tensors
+from tunetool.loading.standing_reads import Job
 from tunetool.loading.wanted import wanted_of
 from waiting import PATIENCE
 
@@ -322,3 +326,95 @@ def test_progress_ends_with_everything(model: Path) -> None:
     total = sum(tensor.nbytes for _, tensor in iterate(model, ahead_bytes=SMALL, progress=came.append))
     assert came[-1].bytes == came[-1].total == came[-1].read == total
     assert "GB/s" in str(came[-1])
+
+
+UNFINISHED = """
+import os, sys
+from tunetool.loading import iterate
+tensors = iterate(sys.argv[1], ahead_bytes=1)
+next(tensors)
+"""
+FORKED = """
+child = os.fork()
+del tensors
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "code"), [("", 0), ("raise SystemExit(3)", 3), (FORKED, 0)], ids=["end", "exit", "fork"]
+)
+def test_a_process_ends_whatever_of_an_iterator_is_left(model: Path, more: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", UNFINISHED + more, str(model)], timeout=PATIENCE, check=False)
+    assert done.returncode == code
+
+
+def test_a_collection_in_a_thread_that_reads_ends_an_iterator(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[Any] = [iterate(model, ahead_bytes=1, threads=2)]
+    next(held[0])
+    collected = threading.Event()
+    carry_out = iteration._ReadAhead._carry_out
+
+    def collect(self: Any, *order: Any) -> None:
+        held.clear()  # the last that refers to it, as the collector may find in any thread
+        carry_out(self, *order)
+        collected.set()
+
+    monkeypatch.setattr(iteration._ReadAhead, "_carry_out", collect)
+    with contextlib.suppress(IndexError):
+        for _ in range(40):
+            next(held[0])
+    assert collected.wait(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while not _ended(model):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_gpu_that_fails_as_buffers_are_given_back_ends_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = iteration.Buffers.__exit__
+
+    def fail(self: Any, *error: Any) -> None:
+        give_back(self, *error)
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(iteration.Buffers, "__exit__", fail)
+    same(dict(iterate(model)), whole(model))
+    assert _ended(model)
+
+
+def test_whoever_waits_hears_of_a_gpu_that_records_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "Event", fail)
+    job = Job(None, object())
+    job.left = 1
+    job.finished(None)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        job.wait()
+
+
+def test_a_file_that_was_replaced_before_it_was_opened_is_refused(model: Path) -> None:
+    tensors = iterate(model, ahead_bytes=1)
+    next(tensors)
+    second = model / "model-2.safetensors"
+    save_file(load_file(second), model / "new")
+    (model / "new").replace(second)
+    with pytest.raises(CannotJudge, match=r"`.*model-2.safetensors` was replaced by another file meanwhile"):
+        list(tensors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"threads": "3"}, "`threads='3'`"),
+        ({"buffer_bytes": 1.5}, "`buffer_bytes=1.5`"),
+        ({"shard": {"**.q_proj": Shard(0)}}, "`shard` is a `dict`"),
+        ({"device": None}, "`None` is not a device"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(model: Path, arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageProblem, match=re.escape(why)):
+        iterate(model, **arguments)

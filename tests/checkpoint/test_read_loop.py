@@ -189,6 +189,29 @@ def test_what_compiled_code_does_not_fill_python_fills(
         assert want.target.numpy().tobytes() == content[want.start : want.start + want.plain.length], want.name
 
 
+def test_what_is_verified_on_the_host_is_read_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").touch()
+    monkeypatch.setattr(read_loop, "is_there", lambda device: True)
+    monkeypatch.setattr(fetch, "_aligned_run", lambda want, *_: (want.start + want.bytes[1],) * 2)
+    files, wants, at = Files(tmp_path), [], 0
+    files.in_memory, files.direct = True, False
+    for number in range(12):
+        for size, sums in ((3 << 20, None), (4, object())):
+            target = torch.empty(size, dtype=torch.uint8)
+            wants.append(Want(f"t{number}", "data", at, Plain(0, size, "uint8", (size,)), (0,), (size,), target, sums))
+            at += size
+    reads = [read for _, read in plan_reads(wants, files, 1 << 20)]
+    kinds = [{part.want.sums is None for _, _, part in read.wanted} for read in reads]
+    assert {True} in kinds
+    assert {False} in kinds
+    assert {True, False} not in kinds
+    largest = {
+        kind: max(read.stop - read.start for read, its in zip(reads, kinds, strict=True) if its == {kind})
+        for kind in (True, False)
+    }
+    assert largest[False] <= 1 << 20 < largest[True] <= read_loop.READ_BYTES
+
+
 def test_a_file_that_is_cut_short_is_named_as_ever(
     small_tensors: tuple[Files, list[Want]], library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,21 +96,25 @@ FileRead: TypeAlias = "tuple[str, Read[Part] | DirectRead]"
 def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[FileRead]:
     """All reads as (file, read), of at most ``buffer_bytes``, or ``read_loop.READ_BYTES`` where compiled code will
     read: ordered within a file, alternating between files so that several are read at a time."""
-    if files.in_memory and all(want.by_address and read_loop.is_there(want.target.device) for want in wants):
-        buffer_bytes = max(buffer_bytes, read_loop.READ_BYTES)
     per_file: dict[str, list[tuple[int, Read[Part] | DirectRead]]] = {}
     grouped: dict[str, list[Want]] = {}
     for want in wants:
         grouped.setdefault(want.file, []).append(want)
+    largest = max(buffer_bytes, read_loop.READ_BYTES)
     alignment = files.memory_alignment(next(iter(grouped))) if grouped else 1
     for file, group in grouped.items():
         through: list[tuple[int, int, Part]] = []
+        by_ring: list[tuple[int, int, Part]] = []
         reads: list[tuple[int, Read[Part] | DirectRead]] = []
         for want in group:
             low, high = _aligned_run(want, alignment, BLOCK if files.direct else 1)
             reads += [(start, DirectRead(want, start, stop)) for start, stop in pieces(low, high, buffer_bytes)]
-            through += _through_buffers(want, low, high, buffer_bytes)
-        reads += [(read.start, read) for read in merge(through, buffer_bytes)]
+            if files.in_memory and want.by_address and want.sums is None and read_loop.is_there(want.target.device):
+                by_ring += _through_buffers(want, low, high, largest)
+            else:
+                through += _through_buffers(want, low, high, buffer_bytes)
+        for some, limit in ((through, buffer_bytes), (by_ring, largest)):
+            reads += [(read.start, read) for read in merge(some, limit)]
         per_file[file] = sorted(reads, key=lambda entry: entry[0])
     return [*_in_turn({file: [read for _, read in reads] for file, reads in sorted(per_file.items())})]
 
@@ -367,7 +371,7 @@ class Buffers:
         POOL.give_back(self._memories)
 
     def next(self, size: int = 0) -> _Buffer:
-        """One of them, at least of ``size`` bytes: reads that are planned for a ring are larger."""
+        """One of them, at least of ``size`` bytes: reads that are planned for a ring, and then fail, are larger."""
         number = next(self._turn)
         if number == len(self._held):
             self._held.append(self._new(size))
@@ -376,7 +380,9 @@ class Buffers:
         return self._held[number]
 
     def _new(self, size: int) -> _Buffer:
-        self._memories.append(POOL.one(max(size, self._size), self._stream is not None))
+        # Of two sizes at most: the pool keeps buffers for those who need the same size.
+        size = self._size if size <= self._size else max(size, read_loop.READ_BYTES)
+        self._memories.append(POOL.one(size, self._stream is not None))
         return _Buffer(self._memories[-1], self._stream)
 
 

@@ -115,7 +115,7 @@ def _parts() -> tuple[Any, Driver] | None:
 
 def is_there(device: Any) -> bool:
     """Whether compiled code can read into ``device``."""
-    return device.type == "cuda" and _parts() is not None
+    return device.type == "cuda" and torch.version.hip is None and _parts() is not None
 
 
 def ring(memory: Buffer, stream: Any) -> Ring | None:

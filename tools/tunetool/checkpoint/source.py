@@ -12,7 +12,7 @@ import functools
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tunetool.checkpoint.memory_file_system import is_in_memory
@@ -108,6 +108,8 @@ class Files:
         self._cached: dict[str, CachedFile] = {}
         self._inodes: dict[str, tuple[int, int]] = {}
         """Of each file that was opened, the file system's number and its own."""
+        self.listed: Mapping[str, int] = {}
+        """Inodes that files had when something else of them was read; another file is refused."""
         self._reads_left: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
@@ -276,7 +278,7 @@ class Files:
         """Raises ``CannotJudge`` where another file has the name that was opened before: tensors would be of both."""
         status = os.fstat(handle)
         inode = status.st_dev, status.st_ino
-        if self._inodes.setdefault(name, inode) != inode:
+        if self._inodes.setdefault(name, inode) != inode or self.listed.get(name, inode[1]) != inode[1]:
             close()
             raise CannotJudge(f"`{self.directory / name}` was replaced by another file meanwhile", self._hint)
 

@@ -52,6 +52,10 @@ class Workers:
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, seconds)
 
+    def include_this_thread(self) -> bool:
+        """Whether the caller is one of them, which would wait for itself."""
+        return threading.current_thread() in self._threads
+
     @property
     def are_running(self) -> bool:
         return self._running > 0

@@ -23,7 +23,7 @@ def device_of(device: str | torch.device) -> torch.device:
     """``cpu``, or a GPU with its number. Raises ``UsageProblem`` for a device that is not there or not supported."""
     try:
         target = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise UsageProblem(f"`{device}` is not a device", "use `cpu`, `cuda` or `cuda:N`") from None
     if target.type == "cuda":
         if not torch.cuda.is_available():

@@ -84,6 +84,7 @@ class Filling:
     def __init__(self, listing: Listing, total: int, reading: Reading, *, is_shared: bool = False) -> None:
         """``is_shared``: what this rank reads, no other one reads."""
         self.files = Files(listing.directory, prefer_cache=True, hint=AGAIN)
+        self.files.listed = {name: identity.inode for name, identity in listing.files.items()}
         # With O_DIRECT every rank would read the drives; ranks that load the same files share the page cache instead.
         self.files.direct = self.files.direct and (is_shared or local_ranks() == 1)
         self.threads = reading.threads or loading_threads()
@@ -142,10 +143,11 @@ class Filling:
 
 def checked_reading(threads: int | None, buffer_bytes: int, progress: Callable[[Progress], None] | None) -> Reading:
     """How files are read. Raises ``UsageProblem`` for numbers that are impossible."""
-    if (threads is not None and threads < 1) or buffer_bytes < 16 * BLOCK or buffer_bytes % BLOCK:
+    whole = isinstance(buffer_bytes, int) and (threads is None or isinstance(threads, int))
+    if not whole or (threads is not None and threads < 1) or buffer_bytes < 16 * BLOCK or buffer_bytes % BLOCK:
         raise UsageProblem(
-            f"`threads={threads}`, `buffer_bytes={buffer_bytes}`: at least one thread, and a multiple of {BLOCK} bytes "
-            f"from {16 * BLOCK} on",
+            f"`threads={threads!r}`, `buffer_bytes={buffer_bytes!r}`: at least one thread, and a multiple of "
+            f"{BLOCK} bytes from {16 * BLOCK} on",
             "leave both out",
         )
     return Reading(threads, buffer_bytes, progress)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import operator
 import os
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -150,6 +153,17 @@ class _Order(NamedTuple):
     read: FileRead
 
 
+_OPEN = weakref.WeakSet["_ReadAhead"]()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Without this, a generator that something still refers to would be closed when its threads do not run any more,
+    and wait for them for ever."""
+    for ahead in list(_OPEN):
+        ahead.close()
+
+
 class _ReadAhead:
     """Threads that read batches until ``close``, with the buffers of a load."""
 
@@ -160,6 +174,8 @@ class _ReadAhead:
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._jobs: deque[tuple[Job, int]] = deque()
         self._closed = False
+        self._process = os.getpid()
+        _OPEN.add(self)
         self._workers = Workers([self._work] * filling.threads, "tunetool-read", daemon=True)
         try:
             self._workers.start()
@@ -205,13 +221,20 @@ class _ReadAhead:
 
     def close(self) -> None:
         """Read no more, end the threads, which give their buffers back, and close the files."""
-        if self._closed:
-            return
+        if self._closed or os.getpid() != self._process:
+            return  # a fork has none of the threads
         self._closed = True
         for job, _ in self._jobs:
             job.cancelled = True
         for _ in range(self._filling.threads):
             self._orders.put(None)
+        if self._workers.include_this_thread():
+            # Where the garbage collector runs in one of them, and finds the generator.
+            threading.Thread(target=self._finish, name="tunetool-close", daemon=True).start()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
         try:
             self._workers.wait()
         finally:
@@ -221,6 +244,7 @@ class _ReadAhead:
             self._filling.files.close()
 
     def _work(self) -> None:
+        ended = False
         try:
             with contextlib.ExitStack() as held:
                 if self._stream is not None:
@@ -232,8 +256,9 @@ class _ReadAhead:
                     self._carry_out(order, buffers)
                     # Else this thread would keep the tensors until it has another order.
                     del order
+                ended = True
         except BaseException as error:  # of the GPU: whoever waits must hear of it
-            while (order := self._orders.get()) is not None:
+            while not ended and (order := self._orders.get()) is not None:
                 order.job.finished(error)
 
     def _carry_out(self, order: _Order, buffers: Buffers) -> None:

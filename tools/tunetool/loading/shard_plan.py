@@ -37,7 +37,7 @@ class ShardPlan:
     """Which part of each tensor this rank loads.
 
     ``placements``: by the name of a stored tensor, or of its module (the name without ``.weight`` or ``.bias``); ``*``
-    stands for one part of a dotted name or some of its letters, ``**`` for any number of parts; the first key that
+    stands for one part of a dotted name or some of its letters, ``**`` for one or more parts; the first key that
     matches a tensor is taken, and a tensor that none matches is loaded whole. Or a function of name and shape.
     Each value is a placement of ``torch.distributed.tensor`` (``Shard(dim)``, ``Replicate()``, ``_StridedShard``), a
     sequence of them, one for each dimension of the mesh, a style of transformers' ``tp_plan`` (such as ``colwise``,

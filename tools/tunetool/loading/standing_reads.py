@@ -66,11 +66,15 @@ class Job:
             self.left -= 1
             if self.left:
                 return
-        if self._stream is not None:
-            # After the copies of all threads, which share this stream.
-            self._copied = torch.cuda.Event()
-            self._copied.record(self._stream)
-        self._complete.set()
+        try:
+            if self._stream is not None:
+                # After the copies of all threads, which share this stream.
+                self._copied = torch.cuda.Event()
+                self._copied.record(self._stream)
+        except BaseException as of_gpu:
+            self._error = self._error or of_gpu
+        finally:
+            self._complete.set()
 
 
 class _Widened(NamedTuple):

@@ -40,6 +40,8 @@ class Wanted(NamedTuple):
 def wanted_of(listing: Listing, shard: ShardPlan | None) -> list[Wanted]:
     """Of each tensor what ``shard`` gives this rank, in the order of the files. Raises ``UsageProblem`` where the plan
     does not fit, and for a dtype that this torch lacks."""
+    if shard is not None and not hasattr(shard, "parts"):
+        raise UsageProblem(f"`shard` is a `{type(shard).__name__}`", "give a `ShardPlan`, which has rank and size too")
     parts = {} if shard is None else shard.parts(listing)
     wanted = []
     for name, tensor in listing.tensors.items():
