@@ -29,7 +29,7 @@ STYLES = (
     *_REPLICATED,
 )
 """Words of transformers' ``tp_plan`` for which the part of a parameter is known."""
-_HINT = "see `ShardPlan` in docs/concepts/loading.md"
+_HINT = "see `help(tunetool.loading.ShardPlan)`"
 
 
 @dataclass(frozen=True)
