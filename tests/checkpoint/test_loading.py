@@ -212,6 +212,8 @@ def test_what_is_no_file_is_called_what_it_is_and_not_waited_for(name: str, word
         (lambda d: _change(d / INDEX, lambda m: m.update(a="model-3.safetensors")), "/model-3.safetensors` is missing"),
         (lambda d: _change(d / INDEX, lambda m: m.update(a="../x")), f"{INDEX}` names no files of this directory"),
         (lambda d: _change(d / INDEX, lambda m: m.update(a=3)), f"{INDEX}` names no files of this directory"),
+        (lambda d: _change(d / INDEX, lambda m: m.update(a="x\0y")), f"{INDEX}` names no files of this directory"),
+        (lambda d: _change(d / INDEX, lambda m: m.update(a="x" * 300)), f"{INDEX}` names no files of this directory"),
         (lambda d: (d / INDEX).write_text('{"weight_map": []}'), f"{INDEX}` is not an index"),
         (lambda d: (d / INDEX).unlink(), "holds no weights"),
         (

@@ -82,6 +82,8 @@ def _tensors(
     with taking(device, max(largest, min(most, sum(batch.bytes for batch in batches))), f"reading `{listing.path}`"):
         pass
     filling = Filling(listing, sum(each.bytes for each in wanted), reading)
+    if not batches:
+        filling.finish()
     with contextlib.closing(_ReadAhead(filling, device)) as ahead:
         waiting, room, told = deque(batches), most, time.monotonic()
         coming: deque[tuple[Batch, _Memory, Job]] = deque()

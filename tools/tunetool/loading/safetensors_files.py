@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tunetool import regular_files, safetensors_header
 from tunetool.checkpoint.identity import Identity, look_at
@@ -140,9 +140,14 @@ def _files_and_index(path: Path) -> tuple[Path, tuple[str, ...], Mapping[str, st
         names = set(entries.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageProblem(f"`{index}` is not an index of .safetensors files", AGAIN) from None
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+    if not names or not all(map(_is_name, names)):
         raise UsageProblem(f"`{index}` names no files of this directory", AGAIN)
     return index.parent, tuple(sorted(names)), entries
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a file of a directory can have this name."""
+    return isinstance(name, str) and Path(name).name == name and "\0" not in name and len(os.fsencode(name)) <= 255
 
 
 def _check_kind(path: Path) -> None:

@@ -186,7 +186,7 @@ def part_of_parameter(name: str, tensor: Any) -> Part:
 def _of_style(style: str, tensor: Stored) -> Cut | None:
     """How transformers 5 cuts a parameter of this style; None: not at all."""
     dims = len(tensor.shape)
-    what, is_bias = f"`shard`: {shown(tensor.name)}", tensor.name.endswith(".bias")
+    what, is_bias = f"`shard`: {shown(tensor.name)}", tensor.name.rpartition(".")[2] == "bias"
     if style not in STYLES:
         raise UsageProblem(
             f"{what} has the style `{style}`, which is not supported",
