@@ -147,7 +147,7 @@ def _files_and_index(path: Path) -> tuple[Path, tuple[str, ...], Mapping[str, st
 
 def _is_name(name: Any) -> bool:
     """Whether a file of a directory can have this name."""
-    return isinstance(name, str) and Path(name).name == name and "\0" not in name and len(os.fsencode(name)) <= 255
+    return isinstance(name, str) and Path(name).name == name and "\0" not in name and len(name.encode("utf-8", "replace")) <= 255
 
 
 def _check_kind(path: Path) -> None:
