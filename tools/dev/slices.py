@@ -182,8 +182,9 @@ def main() -> int:
     elif options.next_turn:
         TABLE.write_text(next_turn(TABLE.read_text()))
     elif options.list:
-        for part in read(TABLE):
-            print(f"{part.ran or 'never':<26} {steps.seconds(part.seconds):>6}  {part.name}")
+        # In one piece: a pager or `head` may read a part of it.
+        rows = [f"{part.ran or 'never':<26} {steps.seconds(part.seconds):>6}  {part.name}" for part in read(TABLE)]
+        print("\n".join(rows))
     else:
         return steps.finish(run(options))
     return 0
