@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import math
 import re
 import subprocess
@@ -182,9 +183,9 @@ def main() -> int:
     elif options.next_turn:
         TABLE.write_text(next_turn(TABLE.read_text()))
     elif options.list:
-        # In one piece: a pager or `head` may read a part of it.
-        rows = [f"{part.ran or 'never':<26} {steps.seconds(part.seconds):>6}  {part.name}" for part in read(TABLE)]
-        print("\n".join(rows))
+        with contextlib.suppress(BrokenPipeError):  # `head` has read what it wants
+            for part in read(TABLE):
+                print(f"{part.ran or 'never':<26} {steps.seconds(part.seconds):>6}  {part.name}", flush=True)
     else:
         return steps.finish(run(options))
     return 0
