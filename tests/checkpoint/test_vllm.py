@@ -8,13 +8,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-if not find_spec("transformers"):
-    pytest.skip("transformers is not installed", allow_module_level=True)
 
 import dist
 import environments

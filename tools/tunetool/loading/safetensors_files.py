@@ -38,6 +38,8 @@ DTYPES = {
     "C64": "complex64",
 }
 """torch's dtype names, by the names in safetensors files."""
+_LONGEST_NAME = 255
+"""Bytes, on Linux."""
 AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
 
 
@@ -147,7 +149,9 @@ def _files_and_index(path: Path) -> tuple[Path, tuple[str, ...], Mapping[str, st
 
 def _is_name(name: Any) -> bool:
     """Whether a file of a directory can have this name."""
-    return isinstance(name, str) and Path(name).name == name and "\0" not in name and len(name.encode("utf-8", "replace")) <= 255
+    if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+        return False
+    return len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
 
 
 def _check_kind(path: Path) -> None:
