@@ -126,11 +126,24 @@ def changelog(text: str, today: str) -> dict[str, Any]:
     return {"ancestor": None, "releases": releases}
 
 
+def can_compile() -> bool:
+    """Whether this machine makes the compiled code; says why where it has a compiler that does not."""
+    if build_read_loop.compiler() is None:
+        return False
+    with tempfile.TemporaryDirectory(prefix="tunetool-dist-") as made:
+        try:
+            build_read_loop.build(Path(made) / build_read_loop.MADE.name)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"no wheel with compiled code: {error}", file=sys.stderr)
+            return False
+    return True
+
+
 def main() -> int:
     directory = Path(sys.argv[1] if sys.argv[1:] else ROOT / "dist").resolve()
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        build(directory, compiled=build_read_loop.compiler() is not None)
+        build(directory, compiled=can_compile())
         build_collection(directory)
     except subprocess.CalledProcessError as error:
         print(f"error: `{Path(error.cmd[0]).name} {' '.join(error.cmd[1:4])}` failed", file=sys.stderr)

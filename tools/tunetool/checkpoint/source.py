@@ -87,7 +87,8 @@ class Files:
     Threads may share it. ``direct``: O_DIRECT is used; not on a tmpfs, where it would only cause another copy.
     ``prefer_cache``: what the page cache holds is copied from there; the rest is read with O_DIRECT, and the cache
     stays as it is. ``contained``: a file to which a link leads out of the directory is refused (``UsageProblem``).
-    ``hint``: what to do where a file cannot be read.
+    ``hint``: what to do where a file cannot be read. ``listed``: inodes that files had when their headers were read;
+    another file of the name is refused (``CannotJudge``).
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Files:
         prefer_cache: bool = False,
         contained: bool = False,
         hint: str = _ANOTHER_CHECKPOINT,
+        listed: Mapping[str, int] | None = None,
     ) -> None:
         self.directory = directory
         self._contained = contained
@@ -108,8 +110,7 @@ class Files:
         self._cached: dict[str, CachedFile] = {}
         self._inodes: dict[str, tuple[int, int]] = {}
         """Of each file that was opened, the file system's number and its own."""
-        self.listed: Mapping[str, int] = {}
-        """Inodes that files had when something else of them was read; another file is refused."""
+        self._listed = listed or {}
         self._reads_left: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
@@ -278,7 +279,7 @@ class Files:
         """Raises ``CannotJudge`` where another file has the name that was opened before: tensors would be of both."""
         status = os.fstat(handle)
         inode = status.st_dev, status.st_ino
-        if self._inodes.setdefault(name, inode) != inode or self.listed.get(name, inode[1]) != inode[1]:
+        if self._inodes.setdefault(name, inode) != inode or self._listed.get(name, inode[1]) != inode[1]:
             close()
             raise CannotJudge(f"`{self.directory / name}` was replaced by another file meanwhile", self._hint)
 

@@ -83,8 +83,8 @@ class Filling:
 
     def __init__(self, listing: Listing, total: int, reading: Reading, *, is_shared: bool = False) -> None:
         """``is_shared``: what this rank reads, no other one reads."""
-        self.files = Files(listing.directory, prefer_cache=True, hint=AGAIN)
-        self.files.listed = {name: identity.inode for name, identity in listing.files.items()}
+        inodes = {name: identity.inode for name, identity in listing.files.items()}
+        self.files = Files(listing.directory, prefer_cache=True, hint=AGAIN, listed=inodes)
         # With O_DIRECT every rank would read the drives; ranks that load the same files share the page cache instead.
         self.files.direct = self.files.direct and (is_shared or local_ranks() == 1)
         self.threads = reading.threads or loading_threads()

@@ -75,6 +75,17 @@ def python(hosts: bool = False) -> Any:
     )
 
 
+def budget(of: str) -> Any:
+    """``--budget`` of a benchmark that measures in rounds."""
+    return option(
+        "--budget",
+        type=DURATION,
+        default=None,
+        show_default=f"{QUICK_SECONDS / 60:.0f}m; no limit with --rounds or --thorough",
+        help=f"Time for {of}, such as `10m`: a round that would end later does not begin.",
+    )
+
+
 def device(text: str) -> Any:
     """``--device``."""
     return option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help=text)
@@ -218,13 +229,7 @@ class InRounds:
     rounds: int | None = rounds(
         None, show_default=f"{QUICK_LOOKS[0]}, then more while figures are undecided and --budget lasts"
     )
-    budget: float | None = option(
-        "--budget",
-        type=DURATION,
-        default=None,
-        show_default=f"{QUICK_SECONDS / 60:.0f}m; no limit with --rounds or --thorough",
-        help="Time for the whole call, such as `10m`: a round that would end later does not begin.",
-    )
+    budget: float | None = budget("the whole call")
     thorough: bool = option(
         "--thorough", is_flag=True, help="Measure everything, in a fixed number of rounds, without a limit of time."
     )

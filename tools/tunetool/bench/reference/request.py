@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 from tunetool.bench.defaults import CHECKPOINT_MODEL, SHM, STAGING_ROUNDS, STATE_BYTES
 from tunetool.errors import UsageProblem
 from tunetool.fleet.options import need_inventory
-from tunetool.measure.pace import QUICK_SECONDS
 from tunetool.node.units import parse_size
 from tunetool.options import shared as options
 from tunetool.options.fields import option, repeatable
 from tunetool.options.shared import InRounds, parse_expectations
-from tunetool.options.values import DURATION, SIZE, TEXT
+from tunetool.options.values import SIZE, TEXT
 from tunetool.training.request import TrainingRequest
 from tunetool.training_python import DEEPSPEED
 
@@ -49,13 +48,7 @@ class Request(TrainingRequest, InRounds):
     """
 
     THOROUGH_ROUNDS: ClassVar[int] = STAGING_ROUNDS
-    budget: float | None = option(
-        "--budget",
-        type=DURATION,
-        default=None,
-        show_default=f"{QUICK_SECONDS / 60:.0f}m; no limit with --rounds or --thorough",
-        help="Time for each part but `verify`, such as `10m`: a round that would end later does not begin.",
-    )
+    budget: float | None = options.budget("each part but `verify`")
     expect: tuple[str, ...] = options.expect()
     duration: float = options.duration_of_sample()
     anyway: bool = option(

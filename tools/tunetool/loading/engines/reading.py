@@ -53,8 +53,26 @@ def options_of(extra: Any, of_engine: Collection[str] = ()) -> tuple[Options, di
     return Options(arguments, extra.get(DEVICE)), {name: extra[name] for name in of_engine if name in extra}
 
 
-def no_safetensors(path: str) -> ValueError:
-    """The error for a model whose weights are of another kind."""
+def chosen(prepare: Callable[[], tuple[str, list[str], bool]], path: str, own: Any) -> tuple[str, list[str]] | None:
+    """Directory and files that the engine chose by ``prepare``, its own function.
+
+    None for files of another kind that the model names by itself (``own`` is not None), such as a .pt of one layer
+    beside the weights. Raises ``ValueError`` for a model whose weights are of another kind.
+    """
+    try:
+        folder, files, _ = prepare()
+    except RuntimeError as error:
+        if "Cannot find any model weights" in str(error):
+            raise _no_safetensors(path) from error
+        raise
+    if all(file.endswith(".safetensors") for file in files):
+        return folder, files
+    if own is None:
+        raise _no_safetensors(path)
+    return None
+
+
+def _no_safetensors(path: str) -> ValueError:
     return ValueError(
         f"`{path}` holds no .safetensors files, and the load format tunetool reads no others; "
         "leave `--load-format` out for .bin, .pt and .gguf"

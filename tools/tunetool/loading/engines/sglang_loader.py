@@ -12,7 +12,7 @@ from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 
-from tunetool.loading.engines.reading import Tensors, no_safetensors, options_of, tensors
+from tunetool.loading.engines.reading import Tensors, chosen, options_of, tensors
 from tunetool.loading.safetensors_files import INDEX
 
 logger = logging.getLogger("sglang.tunetool")
@@ -26,19 +26,16 @@ class TunetoolModelLoader(DefaultModelLoader):
         super().__init__(replace(load_config, load_format=LoadFormat.AUTO, model_loader_extra_config={}))
 
     def _get_weights_iterator(self, source: Any, *, resolved_source: Any = None, **others: Any) -> Tensors:
-        try:
-            folder, files, _ = self._prepare_weights(
-                source.model_or_path, source.revision, source.fall_back_to_pt, source.allow_patterns_overrides
-            )
-        except RuntimeError as error:
-            if "Cannot find any model weights" in str(error):
-                raise no_safetensors(source.model_or_path) from error
-            raise
-        if not all(file.endswith(".safetensors") for file in files):
-            if source.allow_patterns_overrides is None:
-                raise no_safetensors(source.model_or_path)
+        path, own = source.model_or_path, source.allow_patterns_overrides
+        found = chosen(
+            lambda: self._prepare_weights(path, source.revision, source.fall_back_to_pt, own),
+            path,
+            own,
+        )
+        if found is None:
             theirs = super()._get_weights_iterator(source, resolved_source=resolved_source, **others)
             return cast("Tensors", theirs)
+        folder, files = found
         if source.model_config is not None:
             files = maybe_add_mtp_safetensors(files, folder, INDEX, source.model_config.hf_config)
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
-from tunetool.loading.engines.reading import Tensors, no_safetensors, options_of, tensors
+from tunetool.loading.engines.reading import Tensors, chosen, options_of, tensors
 
 logger = init_logger("vllm.tunetool")
 _OF_VLLM = ("enable_weights_track",)
@@ -35,17 +35,14 @@ class TunetoolModelLoader(DefaultModelLoader):
             for name in ("subfolder", "revision", "fall_back_to_pt", "allow_patterns_overrides")
             if hasattr(source, name)  # newer versions have more
         }
-        try:
-            files = self._prepare_weights(source.model_or_path, **arguments)[1]
-        except RuntimeError as error:
-            if "Cannot find any model weights" in str(error):
-                raise no_safetensors(source.model_or_path) from error
-            raise
-        if not all(file.endswith(".safetensors") for file in files):
-            if source.allow_patterns_overrides is None:
-                raise no_safetensors(source.model_or_path)
-            # A model that names a file of its own beside the weights, such as a .pt of one layer.
+        found = chosen(
+            lambda: self._prepare_weights(source.model_or_path, **arguments),
+            source.model_or_path,
+            source.allow_patterns_overrides,
+        )
+        if found is None:
             return cast("Tensors", super()._get_weights_iterator(source))
+        _, files = found
         if (is_unused := getattr(source, "is_unused_weight", None)) is not None:
             # A draft model, say, of whose files most hold the layers of the other.
             from vllm.model_executor.model_loader.weight_utils import (  # noqa: PLC0415  newer versions alone
