@@ -168,6 +168,9 @@ class Job:
     fallocate: str = "native"
     """How a file's space is allocated, before the time begins; ``none`` and ``truncate``: by the writes, the latter to
     files that have their size."""
+    touched: bool = False
+    """For reads: into memory that was written before the time begins. Without this, the first request also waits until
+    the kernel has found and zeroed its pages."""
 
 
 def find_fio(environment: Mapping[str, str]) -> Fio:
@@ -214,6 +217,10 @@ def arguments(fio: Fio, job: Job) -> list[str]:
         "--randrepeat=0",
         "--output-format=json",
     ]
+    if job.touched:
+        # fio fills the buffers of jobs that might write.
+        argv[argv.index(f"--rw={job.direction}")] = "--rw=rw"
+        argv.append("--rwmixread=100")
     if job.direction == "write":
         # The time of this sync counts: what sits in a volatile cache is not written yet.
         argv.append("--end_fsync=1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunetool.measure import Direction, tester
@@ -16,6 +16,8 @@ from tunetool.node.machine.block_stack import BlockStack
 COUNTS: Sequence[int] = (1, 2, 4, 8, 16)
 """Numbers of files to try; each file has its own job."""
 LEAST_BYTES = 4 * MIB
+LARGEST_REQUEST = 1024 * MIB
+"""Of a read from memory, in bytes."""
 SLACK_BYTES = 8 * MIB
 """Bytes that a journal, a superblock and the system's log may write besides a save."""
 _CEILING_SECONDS = 2.0
@@ -80,17 +82,24 @@ class FioBest:
 
     def job(self, direction: Direction, files: int) -> Job:
         """fio's arguments. On a memory file system, allocating space is part of the time, since it is most of the
-        work; but files have their size from the start, as ours do, which ``huge=within_size`` asks for."""
-        return Job(
+        work; but files have their size from the start, as ours do, which ``huge=within_size`` asks for. Reads from
+        there go to as much memory as the state has: into a buffer that stays in the cores' cache nobody restores."""
+        job = Job(
             direction,
             files,
             self.total_bytes // files // MIB * MIB,
             direct=self.direct,
             fallocate="truncate" if self.stack.in_memory else "native",
         )
+        if direction == "write" or not self.stack.in_memory:
+            return job
+        requests = -(-job.file_bytes // LARGEST_REQUEST)
+        block = job.file_bytes // requests // MIB * MIB
+        return replace(job, file_bytes=requests * block, block_bytes=block, queue_depth=1, touched=True)
 
     def _ceiling(self, direction: Direction) -> list[Outcome]:
-        argv = arguments(self.fio, self.job(direction, self.best(direction)))
+        job = replace(self.job(direction, self.best(direction)), block_bytes=MIB, touched=False)
+        argv = arguments(self.fio, job)
         load = tester.Load(self.fio, argv, direction, _CEILING_SECONDS, self.directory, self.environment)
         try:
             return load.sample_ceiling(self.tick)

@@ -205,7 +205,8 @@ def _footnotes(medium: Medium) -> Iterator[str]:
             f"{direction} by {figure.parameters['files']} files" for direction, figure in medium.fio.items()
         )
         direct = next(iter(medium.fio.values())).parameters["direct"]
-        yield f"best of fio: {jobs}, each searched over 1 to 16; direct={int(bool(direct))}, end_fsync=1"
+        into = ", into memory as large as the state" if medium.memory and "read" in medium.fio else ""
+        yield f"best of fio: {jobs}{into}, each searched over 1 to 16; direct={int(bool(direct))}, end_fsync=1"
     if not medium.memory:
         yield from counted_by_drives(medium.measured, "durable", "written")
         yield from counted_by_drives(medium.measured, "restore", "read")
