@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gds
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gds, rank_layout
 from tunetool.checkpoint.host_buffers import Source
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
@@ -87,6 +87,7 @@ def cufile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cufile]:
         source.gpu_address, source.address = source.address, None
 
     monkeypatch.setattr(Source, "__init__", of_gpu_memory)
+    monkeypatch.setattr(rank_layout, "_by_address", lambda tensor, gpus: None)
     gds.library.cache_clear()
     yield made
     gds.library.cache_clear()

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from huge_pages import huge_bytes, whole_huge_pages
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, host_buffers, release_buffers, space
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, compiled, direct, host_buffers, release_buffers, space
 from tunetool.checkpoint.checksums import BLOCK_BYTES
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import PATIENCE
@@ -142,6 +142,7 @@ def test_raw_bytes_begin_at_whole_blocks_and_have_a_checksum(tmp_path: Path, mon
         copy(self, start, count, *rest)
 
     monkeypatch.setattr(host_buffers.Source, "copy", late)
+    monkeypatch.setattr(compiled, "library", lambda: None)
     monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 4096))
     dcp.save(
         state, storage_writer=DirectWriter(tmp_path, threads=4, files_per_rank=1, buffer_bytes=MIB, checksums=True)

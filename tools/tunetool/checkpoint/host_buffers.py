@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
 import threading
 from collections.abc import Callable, Iterator
@@ -159,7 +160,7 @@ def release_buffers() -> None:
     POOL.release()
 
 
-_dispatch_keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+dispatch_keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
 _plain_kinds: dict[int, bool] = {}
 """By the dispatch keys of a ``torch.Tensor``, which say all that ``_is_plain_kind`` asks for."""
 
@@ -169,10 +170,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
     Raises ``ValueError`` if the memory does not hold all elements (FSDP frees the memory of parameters).
     """
-    if _dispatch_keys is None or type(tensor) is not torch.Tensor:
+    if dispatch_keys is None or type(tensor) is not torch.Tensor:
         plain = _is_plain_kind(tensor)
     else:
-        keys = _dispatch_keys(tensor).raw_repr()
+        keys = dispatch_keys(tensor).raw_repr()
         known = _plain_kinds.get(keys)
         plain = _plain_kinds.setdefault(keys, _is_plain_kind(tensor)) if known is None else known
     if not plain:
@@ -239,23 +240,16 @@ class Source:
     memory; None if they are elsewhere or must be reordered first.
     """
 
-    __slots__ = ("_flat", "address", "bytes", "device", "gpu_address", "is_flat", "tensor")
+    __slots__ = ("_flat", "_parts", "_tensor", "address", "device", "gpu_address")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.device = tensor, tensor.device
-        self.bytes = int(tensor.numel() * tensor.element_size())
-        self.is_flat = is_flat(tensor)
-        self.address: int | None = tensor.data_ptr() if self.is_flat and tensor.is_cpu else None
-        self.gpu_address: int | None = tensor.data_ptr() if self.is_flat and tensor.is_cuda else None
-        self._flat: torch.Tensor | None = None
-
-    def _raw(self) -> torch.Tensor:
-        """The bytes as uint8, shape (bytes,): the tensor's memory, or an ordered copy."""
-        if not self.is_flat:
-            return as_bytes(self.tensor.resolve_conj().resolve_neg().contiguous())
-        if self._flat is None:
-            self._flat = as_bytes(self.tensor)
-        return self._flat
+        self._tensor, self.device = tensor, tensor.device
+        flat = is_flat(tensor)
+        self.address: int | None = tensor.data_ptr() if flat and tensor.is_cpu else None
+        self.gpu_address: int | None = tensor.data_ptr() if flat and tensor.is_cuda else None
+        self._flat = as_bytes(tensor) if flat else None
+        self._parts: list[tuple[int, torch.Tensor]] = []
+        """Views in the order of their elements, and where the bytes of each begin."""
 
     def copy(self, start: int, count: int, buffer: Buffer, at: int, stream: int = 0) -> None:
         """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream,
@@ -266,11 +260,29 @@ class Source:
         gpu, host = self.gpu_address, buffer.address + at
         if stream and gpu is not None and buffer.pinned and to_host(host, gpu + start, count, stream):
             return
-        raw = self._raw()
-        if raw.device.type == "cpu":
-            _memmove(buffer.address + at, raw.data_ptr() + start, count)
-        else:
-            buffer.tensor[at : at + count].copy_(raw[start : start + count], non_blocking=buffer.pinned)
+        if self._flat is not None:
+            _copy_bytes(self._flat[start : start + count], buffer, at)
+            return
+        for begin, view in self._in_parts(buffer.size):
+            first, last = max(start, begin), min(start + count, begin + view.numel() * view.element_size())
+            if first < last:
+                raw = as_bytes(view.resolve_conj().resolve_neg().contiguous())
+                _copy_bytes(raw[first - begin : last - begin], buffer, at + first - start)
+
+    def _in_parts(self, limit: int) -> list[tuple[int, torch.Tensor]]:
+        parts = self._parts
+        if not parts:
+            each = list(views(self._tensor, limit))
+            ends = itertools.accumulate(view.numel() * view.element_size() for view in each)
+            parts = self._parts = [*zip((0, *ends), each, strict=False)]
+        return parts
+
+
+def _copy_bytes(raw: torch.Tensor, buffer: Buffer, at: int) -> None:
+    if raw.device.type == "cpu":
+        _memmove(buffer.address + at, raw.data_ptr(), len(raw))
+    else:
+        buffer.tensor[at : at + len(raw)].copy_(raw, non_blocking=buffer.pinned)
 
 
 _Function = Callable[[int, int, int, int], int]
