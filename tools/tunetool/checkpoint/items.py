@@ -207,7 +207,8 @@ def place(contents: Sequence[Archive | int]) -> tuple[list[Placed], int]:
             at += content
             continue
         head, large = len(content.head), content.data_bytes >= LARGE
-        data = round_up((round_up(at) if large else at) + head, ALIGNMENT if content.data_bytes < SMALL else BLOCK)
+        at, alignment = round_up(at) if large else at, ALIGNMENT if content.data_bytes < SMALL else BLOCK
+        data = -(-(at + head) // alignment) * alignment
         placed.append(Placed(data - head, data, content.length))
         at = data - head + content.length
         at = round_up(at) if large else at

@@ -201,7 +201,7 @@ class DirectSavePlanner(DefaultSavePlanner):
             return self.plan
         loadable.refuse_state(self.state_dict)
         with without_collections():
-            plan = self._planned_by_torch()
+            plan = self._planned_by_torch() if self._shape is None else self._planned_by_kinds(self._shape.leaves)
         # Not the items of `plan`, which is empty if torch has cached an equal plan.
         self._planned = self.plan.items
         if self._shape is not None:
@@ -210,6 +210,31 @@ class DirectSavePlanner(DefaultSavePlanner):
             _local_plans = _with(_local_plans, self._local)
             plan = self.plan = dataclasses.replace(plan, items=items, planner_data=sent)
         return plan
+
+    def _planned_by_kinds(self, leaves: Sequence[Any]) -> SavePlan:
+        """As torch plans, which is asked for one tensor of each kind."""
+        state = self.state_dict
+        firsts: dict[Any, str] = {}
+        alike = {
+            name: firsts.setdefault(leaf, name)
+            for (name, value), leaf in zip(state.items(), leaves, strict=True)
+            if isinstance(value, torch.Tensor)
+        }
+        try:
+            self.state_dict = {name: value for name, value in state.items() if alike.get(name, name) == name}
+            plan = super().create_local_plan()
+        finally:
+            self.state_dict = state
+        by_name: dict[str, list[WriteItem]] = {}
+        for item in plan.items:
+            by_name.setdefault(item.index.fqn, []).append(item)
+        items: list[WriteItem] = []
+        for name in state:
+            first = alike.get(name, name)
+            its = by_name.get(first, [])
+            items += its if first == name else [global_plan.renamed(item, fqn=name) for item in its]
+        self.plan = dataclasses.replace(plan, items=items)
+        return self.plan
 
     def _planned_by_torch(self) -> SavePlan:
         before = SavePlanner._cached_save_plan.get(self._cached_plans_key) if self._torch_caches else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,7 +42,12 @@ class Row(NamedTuple):
 
 def key_of(tensor: str, offset: Sequence[int] | None) -> int:
     """The hash of a name, and of an offset in the tensor."""
-    return number_of("\0".join((tensor, *map(str, offset or ()))).encode("utf-8", "surrogatepass"))
+    return number_of((tensor + _offset(tuple(offset or ()))).encode("utf-8", "surrogatepass"))
+
+
+@lru_cache(4096)
+def _offset(offset: tuple[int, ...]) -> str:
+    return "".join(f"\0{start}" for start in offset)
 
 
 def bytes_of(tensors: int, sums: int) -> int:
