@@ -94,8 +94,6 @@ class State:
         self.contents = Contents(kinds, np.array([*known, *own, 0], np.int64), [GPU], self.source)
 
     def source(self, number: int) -> bytes | Source:
-        if number < 0:
-            return self.constants[ZEROS - 1 - number]
         content = self.tensors[number]
         return content if isinstance(content, bytes) else Source(content)
 

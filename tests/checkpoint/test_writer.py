@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from huge_pages import huge_bytes, whole_huge_pages
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, compiled, direct, host_buffers, release_buffers, space
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, filling, layout, release_buffers, space
 from tunetool.checkpoint.checksums import BLOCK_BYTES
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import PATIENCE
@@ -135,14 +135,13 @@ def test_raw_bytes_begin_at_whole_blocks_and_have_a_checksum(tmp_path: Path, mon
     """Several threads write the blocks of one tensor, and the first blocks take longest to fill."""
     xxhash = pytest.importorskip("xxhash")
     state = {"a": torch.randn(3_000_001), "b": torch.randn(2000, 1000).t(), "c": torch.randn(7)}
-    copy = host_buffers.Source.copy
+    fill = filling.Filling.fill
 
-    def late(self: host_buffers.Source, start: int, count: int, *rest: Any) -> None:
-        time.sleep(0.02 if start // MIB % 4 == 0 else 0)
-        copy(self, start, count, *rest)
+    def late(self: filling.Filling, block: layout.Block, *rest: Any) -> Any:
+        time.sleep(0.02 if block.number % 4 == 0 else 0)
+        return fill(self, block, *rest)
 
-    monkeypatch.setattr(host_buffers.Source, "copy", late)
-    monkeypatch.setattr(compiled, "library", lambda: None)
+    monkeypatch.setattr(filling.Filling, "fill", late)
     monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 4096))
     dcp.save(
         state, storage_writer=DirectWriter(tmp_path, threads=4, files_per_rank=1, buffer_bytes=MIB, checksums=True)

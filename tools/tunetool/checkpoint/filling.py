@@ -8,8 +8,8 @@ the driver refuses.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from tunetool.checkpoint import compiled
 from tunetool.checkpoint.columns import Numbers
-from tunetool.checkpoint.host_buffers import Buffer, Source
+from tunetool.checkpoint.host_buffers import Buffer, Source, copy_memory, to_host
 from tunetool.checkpoint.layout import ZEROS, Block, Runs
 from tunetool.checkpoint.raw_bytes import memory_at
 
@@ -33,7 +33,7 @@ _ROW = 24
 class Contents:
     """What a save brings, by the numbers in the layout, and what is the same in every save, by negative numbers from
     the end: ``ZEROS`` is the last. ``where`` and ``addresses``: of each, as numbers; ``gpus``: those that ``where``
-    names. ``source``: returns a content's bytes or its ``Source``."""
+    names. ``source``: what torch copies a content from, or an object's bytes."""
 
     where: Numbers
     addresses: Numbers
@@ -43,13 +43,12 @@ class Contents:
 
 @dataclass
 class _Group:
-    """Runs of one kind, and by block the first of them."""
+    """Runs of one kind: ``rows`` as read_loop.c takes them, the content of each, and by block the first of them."""
 
     device: torch.device | None
-    chosen: Numbers
+    rows: Numbers
+    content: Numbers
     firsts: list[int]
-    rows: Numbers | None
-    """As read_loop.c takes them, where that is there."""
 
 
 class Filling:
@@ -58,42 +57,51 @@ class Filling:
     def __init__(self, runs: Runs, contents: Contents) -> None:
         self._runs, self._contents = runs, contents
         where = contents.where[runs.content]
-        library = compiled.library()
-        self._groups: list[_Group] = []
-        for kind in [HOST, *range(1, len(contents.gpus) + 1)]:
-            chosen = np.flatnonzero(where == kind)
-            rows = None
-            if library is not None:
-                there = contents.addresses[runs.content[chosen]] + runs.skip[chosen]
-                rows = np.column_stack([runs.start[chosen], runs.stop[chosen], there])
-            device = contents.gpus[kind - 1] if kind else None
-            self._groups.append(_Group(device, chosen, runs.of(chosen).tolist(), rows))
-        chosen = np.flatnonzero(where == ODD)
-        self._odd = _Group(None, chosen, runs.of(chosen).tolist(), None)
+        self._groups = [
+            self._group(np.flatnonzero(where == number), device) for number, device in enumerate((None, *contents.gpus))
+        ]
+        self._odd = self._group(np.flatnonzero(where == ODD), None)
+
+    def _group(self, chosen: Numbers, device: torch.device | None) -> _Group:
+        runs, content = self._runs, self._runs.content[chosen]
+        there = self._contents.addresses[content] + runs.skip[chosen]
+        rows = np.column_stack([runs.start[chosen], runs.stop[chosen], there])
+        return _Group(device, rows, content, runs.of(chosen).tolist())
 
     def fill(self, block: Block, buffer: Buffer, stream_of: Callable[[torch.device], Any]) -> list[Any]:
         """Start to copy the block's bytes to the buffer; returns the CUDA events of copies that are not complete
         yet. ``stream_of``: the stream that copies from a device."""
         streams: dict[torch.device, Any] = {}
         for group in self._groups:
-            first, last = group.firsts[block.number], group.firsts[block.number + 1]
-            if first == last:
+            first, last = group.firsts[block.number : block.number + 2]
+            if first < last:
+                with _current(group.device, streams, stream_of) as stream:
+                    if not _by_compiled_code(group, first, last, buffer, stream):
+                        self._by_python(group, first, last, buffer, stream)
+        first, last = self._odd.firsts[block.number : block.number + 2]
+        odd = zip(self._odd.rows[first:last].tolist(), self._odd.content[first:last].tolist(), strict=True)
+        for (start, stop, skip), content in odd:
+            source = self._contents.source(content)
+            if isinstance(source, bytes):
+                buffer.view[start:stop] = memoryview(source)[skip : skip + stop - start]
                 continue
-            stream = None
-            if group.device is not None and group.device.type == "cuda":
-                stream = streams[group.device] = stream_of(group.device)
-            with _current(stream):
-                if not _by_compiled_code(group, first, last, buffer, stream):
-                    self._by_python(group.chosen[first:last], buffer, lambda _: stream, stream)  # noqa: B023  (used at once)
-        first, last = self._odd.firsts[block.number], self._odd.firsts[block.number + 1]
-
-        def known_stream(device: torch.device) -> Any:
-            if device not in streams:
-                streams[device] = stream_of(device)
-            return streams[device]
-
-        self._by_python(self._odd.chosen[first:last], buffer, known_stream)
+            with _current(source.device, streams, stream_of):
+                source.copy(skip, stop - start, buffer, start)
         return [stream.record_event(torch.cuda.Event(blocking=True)) for stream in streams.values()]
+
+    def _by_python(self, group: _Group, first: int, last: int, buffer: Buffer, stream: Any) -> None:
+        addresses = self._contents.addresses
+        rows = zip(group.rows[first:last].tolist(), group.content[first:last].tolist(), strict=True)
+        for (start, stop, there), content in rows:
+            here, count = buffer.address + start, stop - start
+            if content == ZEROS:
+                buffer.view[start:stop] = bytes(count)
+            elif group.device is None:
+                copy_memory(here, there, count)
+            elif stream is None or not buffer.pinned or not to_host(here, there, count, stream.cuda_stream):
+                source = self._contents.source(content)
+                assert isinstance(source, Source)  # noqa: S101  (nothing else is on a GPU)
+                source.copy(there - int(addresses[content]), count, buffer, start)
 
     def memory(self, block: Block) -> memoryview:
         """What a block that is written without a copy holds; empty if that is on a GPU."""
@@ -112,44 +120,34 @@ class Filling:
         run = self._runs.firsts[block.number]
         return int(self._contents.addresses[self._runs.content[run]] + self._runs.skip[run])
 
-    def _by_python(
-        self, chosen: Numbers, buffer: Buffer, stream_of: Callable[[torch.device], Any], current: Any = None
-    ) -> None:
-        runs = self._runs
-        columns = (each[chosen].tolist() for each in (runs.start, runs.stop, runs.content, runs.skip))
-        for start, stop, content, skip in zip(*columns, strict=True):
-            if content == ZEROS:
-                buffer.view[start:stop] = bytes(stop - start)
-                continue
-            source = self._contents.source(content)
-            if isinstance(source, bytes):
-                whole = stop - start == len(source)
-                buffer.view[start:stop] = source if whole else source[skip : skip + stop - start]
-            elif source.device.type == "cuda":
-                stream = stream_of(source.device)
-                with _current(None if stream is current else stream):
-                    source.copy(skip, stop - start, buffer, start, stream.cuda_stream)
-            else:
-                source.copy(skip, stop - start, buffer, start)
 
-
-def _current(stream: Any) -> Any:
-    """The CUDA stream as the current one, and its GPU."""
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
+@contextmanager
+def _current(
+    device: torch.device | None, streams: dict[torch.device, Any], stream_of: Callable[[torch.device], Any]
+) -> Iterator[Any]:
+    """The stream of a GPU, which is the current one meanwhile, and is kept in ``streams``; else None."""
+    if device is None or device.type != "cuda":
+        yield None
+        return
+    stream = streams.get(device)
+    if stream is None:
+        stream = streams[device] = stream_of(device)
+    with torch.cuda.stream(stream):
+        yield stream
 
 
 def _by_compiled_code(group: _Group, first: int, last: int, buffer: Buffer, stream: Any) -> bool:
-    """Whether all runs are in the buffer, or under way on the ``stream``."""
-    if group.rows is None:
+    """Whether the runs are in the buffer, or under way on the ``stream``."""
+    library, copy, handle = compiled.library(), 0, 0
+    if library is None:
         return False
-    copy, handle = 0, 0
     if group.device is not None:
         found = _driver()
         if found is None or stream is None or not buffer.pinned:
             return False
         copy, handle = found[0], stream.cuda_stream
     rows = group.rows.ctypes.data + _ROW * first
-    return not compiled.library().tunetool_copy_runs(copy, handle, buffer.address, rows, last - first)
+    return not library.tunetool_copy_runs(copy, handle, buffer.address, rows, last - first)
 
 
 @functools.cache

@@ -234,40 +234,27 @@ def views(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
 
 
 class Source:
-    """The raw bytes of one plain tensor in C order, on any device.
+    """The raw bytes, in C order, of a plain tensor that torch must copy: it has another order, or no address here."""
 
-    ``address``: of the bytes in host memory; None if they must be copied first. ``gpu_address``: of the bytes in GPU
-    memory; None if they are elsewhere or must be reordered first.
-    """
-
-    __slots__ = ("_flat", "_parts", "_tensor", "address", "device", "gpu_address")
+    __slots__ = ("_parts", "_tensor", "device")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self.device = tensor, tensor.device
-        flat = is_flat(tensor)
-        self.address: int | None = tensor.data_ptr() if flat and tensor.is_cpu else None
-        self.gpu_address: int | None = tensor.data_ptr() if flat and tensor.is_cuda else None
-        self._flat = as_bytes(tensor) if flat else None
         self._parts: list[tuple[int, torch.Tensor]] = []
         """Views in the order of their elements, and where the bytes of each begin."""
 
-    def copy(self, start: int, count: int, buffer: Buffer, at: int, stream: int = 0) -> None:
-        """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream,
-        which ``stream`` is the handle of."""
-        if self.address is not None:
-            (_memmove_at_once if count <= _AT_ONCE else _memmove)(buffer.address + at, self.address + start, count)
-            return
-        gpu, host = self.gpu_address, buffer.address + at
-        if stream and gpu is not None and buffer.pinned and to_host(host, gpu + start, count, stream):
-            return
-        if self._flat is not None:
-            _copy_bytes(self._flat[start : start + count], buffer, at)
-            return
+    def copy(self, start: int, count: int, buffer: Buffer, at: int) -> None:
+        """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream."""
         for begin, view in self._in_parts(buffer.size):
             first, last = max(start, begin), min(start + count, begin + view.numel() * view.element_size())
-            if first < last:
-                raw = as_bytes(view.resolve_conj().resolve_neg().contiguous())
-                _copy_bytes(raw[first - begin : last - begin], buffer, at + first - start)
+            if first >= last:
+                continue
+            ordered = view if is_flat(view) else view.resolve_conj().resolve_neg().contiguous()
+            raw, place = as_bytes(ordered)[first - begin : last - begin], at + first - start
+            if raw.is_cpu:
+                _memmove(buffer.address + place, raw.data_ptr(), len(raw))
+            else:
+                buffer.tensor[place : place + len(raw)].copy_(raw, non_blocking=buffer.pinned)
 
     def _in_parts(self, limit: int) -> list[tuple[int, torch.Tensor]]:
         parts = self._parts
@@ -278,11 +265,9 @@ class Source:
         return parts
 
 
-def _copy_bytes(raw: torch.Tensor, buffer: Buffer, at: int) -> None:
-    if raw.device.type == "cpu":
-        _memmove(buffer.address + at, raw.data_ptr(), len(raw))
-    else:
-        buffer.tensor[at : at + len(raw)].copy_(raw, non_blocking=buffer.pinned)
+def copy_memory(target: int, source: int, count: int) -> None:
+    """Copy bytes of this host from one address to another."""
+    (_memmove_at_once if count <= _AT_ONCE else _memmove)(target, source, count)
 
 
 _Function = Callable[[int, int, int, int], int]

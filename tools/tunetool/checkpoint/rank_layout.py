@@ -63,7 +63,7 @@ class Items:
         self.held: list[torch.UntypedStorage | Source | None] = columns[4]
 
     def source(self, number: int) -> bytes | Source:
-        """What an item's bytes come from: for an object themselves."""
+        """See ``filling.Contents``."""
         content, held = self.contents[number], self.held[number]
         if isinstance(content, bytes):
             return content
@@ -92,12 +92,11 @@ def items_of(writes: Sequence[WriteItem], planner: SavePlanner) -> Items:
 
 
 class _Kind(NamedTuple):
-    """What tensors with the same dispatch keys, dtype, shape and strides have in common, if they are in C order.
-    ``span``: bytes from the first element to the last one."""
+    """What contiguous tensors with the same dispatch keys, dtype and shape have in common."""
 
     archive: Archive
     length: int
-    span: int
+    bytes: int
     on_gpu: bool
 
 
@@ -117,11 +116,13 @@ def _kind_of(tensor: torch.Tensor) -> _Kind | None:
 
 def _by_address(tensor: torch.Tensor, gpus: dict[torch.device, int]) -> tuple[Any, ...] | None:
     """The row of a tensor by its address; None if that is not all, or if its memory does not hold it. Made for tens of
-    thousands: a row of a class takes longer. ``gpus``: the number of each."""
+    thousands: a ``_Row`` takes longer. ``gpus``: the number of each."""
     if dispatch_keys is None:
         return None
     try:
-        key = dispatch_keys(tensor).raw_repr(), tensor.dtype, tensor.shape, tensor.stride()
+        if not tensor.is_contiguous():
+            return None
+        key = dispatch_keys(tensor).raw_repr(), tensor.dtype, tensor.shape
     except RuntimeError:
         # A nested tensor has no shape.
         return None
@@ -133,12 +134,14 @@ def _by_address(tensor: torch.Tensor, gpus: dict[torch.device, int]) -> tuple[An
         kind = _kinds[key] = _kind_of(tensor)
     if kind is None:
         return None
-    its, length, span, on_gpu = kind
+    its, length, count, on_gpu = kind
     # Holds the memory, whatever becomes of the caller's tensor meanwhile.
     storage = tensor.untyped_storage()
-    address = tensor.data_ptr() if span else 0
-    if span and not 0 < storage.data_ptr() <= address <= storage.data_ptr() + storage.nbytes() - span:
-        return None
+    address = 0
+    if count:
+        address, begin = tensor.data_ptr(), storage.data_ptr()
+        if not 0 < begin <= address <= begin + storage.nbytes() - count:
+            return None
     return its, length, gpus.setdefault(tensor.device, len(gpus) + 1) if on_gpu else HOST, address, storage
 
 
@@ -152,11 +155,10 @@ def _in_any_way(data: torch.Tensor | io.BytesIO, gpus: dict[torch.device, int]) 
         saved = loadable.as_torch_saves(tensor)
         return _Row(saved, len(saved))
     its = archive(loadable.name_of(tensor.dtype), tensor.shape, tensor.numel() * tensor.element_size())
-    source = Source(tensor)
-    on_gpu = tensor.is_cuda or source.gpu_address is not None
-    number = gpus.setdefault(tensor.device, len(gpus) + 1) if on_gpu else HOST
-    address = source.address or source.gpu_address
-    return _Row(its, its.length, ODD if address is None else number, address or 0, source)
+    where = gpus.setdefault(tensor.device, len(gpus) + 1) if tensor.is_cuda else HOST
+    if not is_flat(tensor) or not (tensor.is_cpu or tensor.is_cuda):
+        return _Row(its, its.length, held=Source(tensor))
+    return _Row(its, its.length, where, tensor.data_ptr(), tensor.untyped_storage())
 
 
 _KEPT = 4
@@ -230,12 +232,7 @@ class RankLayout:
         if self._own is None:
             self._own = [np.frombuffer(constant, np.uint8).ctypes.data for constant in reversed(constants)]
         addresses = np.array([*items.addresses, *[0] * tables, *self._own, 0], np.int64)
-        count = len(items.contents)
-
-        def source(number: int) -> bytes | Source:
-            return items.source(number) if 0 <= number < count else constants[ZEROS - 1 - number]
-
-        return Contents(np.array(where, np.int8), addresses, items.gpus, source)
+        return Contents(np.array(where, np.int8), addresses, items.gpus, items.source)
 
     def stored(self, writes: Sequence[WriteItem]) -> Packed[Stored]:
         """Where each item is; the same object for the same ``writes``."""
