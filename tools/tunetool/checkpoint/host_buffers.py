@@ -1,11 +1,12 @@
-"""Host buffers between tensors and files, and the sources that fill them.
+"""Host buffers between tensors and files, and the ways in which bytes get into them, of which ``filling`` chooses.
 
 Buffers are allocated once and kept for the next save, since pinning memory takes longer than writing it: the pool of
 this process grows to the needs of its largest save. ``release_buffers`` returns the memory to the system.
 
 Bytes of a GPU are copied by their addresses, for states of thousands of tensors. A copy by torch makes three tensors
 first, and with 16 threads each of these steps waits for the interpreter's lock. The driver's own call only queues the
-copy, and keeps the lock meanwhile: to get it back could take longer than the call.
+copy, and keeps the lock meanwhile: to get it back could take longer than the call. Compiled code gets it back once for
+many copies.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tunetool.checkpoint.checksums import SHORTEST_OF_GPU, FileSums, Turns
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import Numbers
 from tunetool.checkpoint.direct import Created, DataFile, Target
-from tunetool.checkpoint.filling import HOST, Filling
+from tunetool.checkpoint.filling import HOST, Contents, Filling
 from tunetool.checkpoint.host_buffers import POOL
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.layout import Block
@@ -86,38 +86,39 @@ class _Sums:
     GPU memory are begun here, by the GPU, once the events ``after`` have passed; the others are made of filled blocks.
     """
 
-    def __init__(self, layout: RankLayout, items: Items, save: str, after: Sequence[Any]) -> None:
-        self._writes, self._save, self._count = items.writes, save, len(items.contents)
+    def __init__(self, layout: RankLayout, contents: Contents, items: Items, save: str, after: Sequence[Any]) -> None:
+        self._writes, self._save, count = items.writes, save, len(items.contents)
         tables = self._tables = layout.tables if layout.asked.checksums else []
         runs = self._runs = layout.runs
         self.turns = Turns()
         self.streams: list[Any] = []
-        self.files = [FileSums(table.lengths, self.turns, table.firsts) for table in tables]
-        self._file = np.full(len(items.contents) + len(tables), -1, np.int64)
-        self._number = np.zeros_like(self._file)
+        self.files = [FileSums(table.lengths.tolist(), self.turns, table.firsts) for table in tables]
+        # Of each item, and of the tables after them, which have no number.
+        self._file = np.append(np.full(len(items.contents), -1), np.arange(len(tables)))
+        self._number = np.full_like(self._file, -1)
         for file, table in enumerate(tables):
             self._file[table.items] = file
             self._number[table.items] = np.arange(len(table.items))
         self._by_gpu: list[tuple[GpuSums, Numbers]] = []
-        by_cpu = self._file >= 0
+        by_cpu = self._number >= 0
         if tables and items.gpus:
-            by_cpu[self._started(tables, items, after)] = False
+            by_cpu[self._started(tables, contents, after)] = False
         # A table is late: the sums of its file are made first.
         chosen = np.append(by_cpu, np.zeros(len(layout.constants) + 1, bool))[runs.content]
-        self._chosen = np.flatnonzero(chosen | (runs.content >= self._count))
+        self._chosen = np.flatnonzero(chosen | (runs.content >= count))
         self._firsts = runs.of(self._chosen).tolist()
 
-    def _started(self, tables: Sequence[FileTable], items: Items, after: Sequence[Any]) -> Numbers:
+    def _started(self, tables: Sequence[FileTable], contents: Contents, after: Sequence[Any]) -> Numbers:
         """The items whose sums the GPUs make."""
         from tunetool.checkpoint import gpu_sums  # noqa: PLC0415  (a state in host memory needs none of it)
 
         for event in after:
             # See Pipeline._stream: not on the GPU.
             event.synchronize()
-        its = np.array([item for table in tables for item in table.items], np.int64)
-        lengths = np.array([length for table in tables for length in table.lengths], np.int64)
-        where, addresses = np.array(items.where)[its], np.array(items.addresses, np.int64)[its]
-        for number, device in enumerate(items.gpus, 1):
+        its = np.concatenate([table.items for table in tables])
+        lengths = np.concatenate([table.lengths for table in tables])
+        where, addresses = contents.where[its], contents.addresses[its]
+        for number, device in enumerate(contents.gpus, 1):
             chosen = np.flatnonzero((where == number) & (lengths >= SHORTEST_OF_GPU))
             try:
                 made = gpu_sums.GpuSums(device, addresses[chosen], lengths[chosen]) if chosen.size else None
@@ -145,12 +146,12 @@ class _Sums:
             return
         runs = self._runs
         content = runs.content[chosen]
-        columns = content, self._number[content], runs.skip[chosen], runs.start[chosen], runs.stop[chosen]
-        for item, number, skip, start, stop in zip(*(each.tolist() for each in columns), strict=True):
-            if item < self._count:
-                self.files[self._file[item]].feed(number, skip, view[start:stop])
+        where = self._file[content], self._number[content], runs.skip[chosen], runs.start[chosen], runs.stop[chosen]
+        for file, number, skip, start, stop in zip(*(each.tolist() for each in where), strict=True):
+            if number >= 0:
+                self.files[file].feed(number, skip, view[start:stop])
             else:
-                view[start:stop] = self._table(item - self._count)[skip : skip + stop - start]
+                view[start:stop] = self._table(file)[skip : skip + stop - start]
 
     def _table(self, file: int) -> bytes:
         table = self._tables[file]
@@ -161,8 +162,7 @@ class Job:
     """Writes the items of one rank to ``directory``; the name of each file is ``names(file index)``.
 
     ``copy_first``: use host buffers for all of the data, if the memory suffices, so that ``on_copied`` is called before
-    the storage has the data. ``writes``: what the items are of, where they are a plan that may come again. ``save``:
-    the token of the save.
+    the storage has the data. ``save``: the token of the save.
     """
 
     def __init__(
@@ -193,7 +193,8 @@ class Job:
         self.created: list[Created] = []
         """The files that this job created. It removes no others."""
         self.copy_first = copy_first
-        self.filling = Filling(self.layout.runs, self.layout.contents(items))
+        self.contents = self.layout.contents(items)
+        self.filling = Filling(self.layout.runs, self.contents)
         straight = [block for block in self.layout.blocks if block.zero_copy and not self.filling.memory(block)]
         self.gds_bytes = sum(block.length for block in straight)
 
@@ -221,7 +222,7 @@ class Job:
         )
         files: list[DataFile] = []
         with without_collections():
-            sums = _Sums(self.layout, self.items, self.save, after)
+            sums = _Sums(self.layout, self.contents, self.items, self.save, after)
 
         def open_files() -> list[DataFile]:
             for path, size in zip(self.paths, self.layout.sizes, strict=True):

@@ -183,9 +183,9 @@ class FileTable:
     """What the table of checksums of a file is about: the numbers of its tensors, in their order, where their raw bytes
     are, how many, the number of the first sum of each, and where the table is. An empty range: there is none."""
 
-    items: list[int]
-    places: list[int]
-    lengths: list[int]
+    items: Numbers
+    places: Numbers
+    lengths: Numbers
     firsts: list[int]
     where: tuple[int, int]
     _rows: tuple[Sequence[WriteItem], bytes] | None = None
@@ -195,7 +195,7 @@ class FileTable:
         known = self._rows
         if known is not None and known[0] is writes:
             return known[1]
-        indexes = [writes[item].index for item in self.items]
+        indexes = [writes[item].index for item in self.items.tolist()]
         keys = [sums_table.key_of(index.fqn, index.offset) for index in indexes]
         rows = sums_table.rows(self.places, self.lengths, keys)
         if isinstance(writes, Packed):
@@ -336,10 +336,10 @@ def _add_table(
         for number, at, content in zip(share, placed, contents, strict=True)
         if not isinstance(content, int)
     ]
-    numbers, places, lengths = (list(each) for each in zip(*tensors, strict=True)) if tensors else ([], [], [])
-    firsts = first_sums(lengths)
+    numbers, places, lengths = np.array(tensors, np.int64).reshape(-1, 3).T
+    firsts = first_sums(lengths.tolist())
     end = size
-    if layout.asked.checksums and numbers:
-        end = round_up(size + sums_table.bytes_of(len(numbers), firsts[-1]))
+    if layout.asked.checksums and tensors:
+        end = round_up(size + sums_table.bytes_of(len(tensors), firsts[-1]))
     layout.tables.append(FileTable(numbers, places, lengths, firsts, (size, end)))
     return end

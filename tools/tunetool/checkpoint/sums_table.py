@@ -13,7 +13,7 @@ import itertools
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -55,9 +55,9 @@ def bytes_of(tensors: int, sums: int) -> int:
     return _ROW_BYTES * tensors + SUM_BYTES * sums + FOOTER_BYTES
 
 
-def rows(places: Sequence[int], lengths: Sequence[int], keys: Sequence[int]) -> bytes:
+def rows(places: Any, lengths: Any, keys: Sequence[int]) -> bytes:
     """The rows of a table. ``places``: of the raw bytes."""
-    made: bytes = np.array([places, lengths, keys], "<u8").T.tobytes()
+    made: bytes = np.column_stack([np.array(each, "<u8") for each in (places, lengths, keys)]).tobytes()
     return made
 
 
