@@ -50,6 +50,10 @@ class _Group:
     content: Numbers
     firsts: list[int]
 
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+        """Rows and contents. Without a list for each, which the garbage collector would look at."""
+        yield from zip(*self.rows[first:last].T.tolist(), self.content[first:last].tolist(), strict=True)
+
 
 class Filling:
     """Fills the blocks of one save."""
@@ -79,8 +83,7 @@ class Filling:
                     if not _by_compiled_code(group, first, last, buffer, stream):
                         self._by_python(group, first, last, buffer, stream)
         first, last = self._odd.firsts[block.number : block.number + 2]
-        odd = zip(self._odd.rows[first:last].tolist(), self._odd.content[first:last].tolist(), strict=True)
-        for (start, stop, skip), content in odd:
+        for start, stop, skip, content in self._odd.between(first, last):
             source = self._contents.source(content)
             if isinstance(source, bytes):
                 buffer.view[start:stop] = memoryview(source)[skip : skip + stop - start]
@@ -91,8 +94,7 @@ class Filling:
 
     def _by_python(self, group: _Group, first: int, last: int, buffer: Buffer, stream: Any) -> None:
         addresses = self._contents.addresses
-        rows = zip(group.rows[first:last].tolist(), group.content[first:last].tolist(), strict=True)
-        for (start, stop, there), content in rows:
+        for start, stop, there, content in group.between(first, last):
             here, count = buffer.address + start, stop - start
             if content == ZEROS:
                 buffer.view[start:stop] = bytes(count)
