@@ -1,7 +1,7 @@
 """What a wheel has beside the packages: the files at the root of the collection, for the collection that it carries.
 
 A wheel of tools/dev/dist.py also has the reference pages, from the directory that ``TUNETOOL_REFERENCE`` names. With
-``TUNETOOL_COMPILED=1`` a wheel has the compiled reading of files in memory, and is for machines of this kind alone; it
+``TUNETOOL_COMPILED=1`` a wheel has the compiled code of loads and saves, and is for machines of this kind alone; it
 links nothing but the C library, so any Python may load it.
 
 The addresses of the project come from galaxy.yml.

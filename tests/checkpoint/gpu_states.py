@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gpu_sums, host_buffers, metadata
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, filling, gpu_sums, host_buffers, metadata
 
 GPU = torch.device("cuda")
 
@@ -141,6 +141,7 @@ def main() -> None:
     what, path, *how = sys.argv[1:]
     if "refuses" in how:
         vars(host_buffers).update(_driver=lambda: (lambda *_: 1, lambda *_: 1))
+        vars(filling).update(_driver=lambda: None)
         vars(gpu_sums).update(_function=lambda device: None)
     else:
         assert host_buffers._driver() is not None

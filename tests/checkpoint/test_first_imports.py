@@ -58,6 +58,7 @@ OF_FILES = {"node.common.files", "node.common.temporary", "node.common.file_lock
 READING = {
     "checkpoint",
     "checkpoint.checksums",
+    "checkpoint.compiled",
     "checkpoint.fetch",
     "checkpoint.host_buffers",
     "checkpoint.memory_file_system",

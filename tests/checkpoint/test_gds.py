@@ -15,8 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gds
-from tunetool.checkpoint.host_buffers import Source
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gds, rank_layout
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -80,13 +79,14 @@ class Cufile:
 def cufile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cufile]:
     made = Cufile()
     monkeypatch.setattr(gds, "bindings", lambda: made)
-    of_host_memory = Source.__init__
+    by_address = rank_layout._by_address
 
-    def of_gpu_memory(source: Source, tensor: torch.Tensor) -> None:
-        of_host_memory(source, tensor)
-        source.gpu_address, source.address = source.address, None
+    def on_gpu(tensor: torch.Tensor, gpus: dict[torch.device, int]) -> Any:
+        """Host memory, as if it were a GPU's."""
+        row = by_address(tensor, gpus)
+        return row and (*row[:2], gpus.setdefault(tensor.device, 1), *row[3:])
 
-    monkeypatch.setattr(Source, "__init__", of_gpu_memory)
+    monkeypatch.setattr(rank_layout, "_by_address", on_gpu)
     gds.library.cache_clear()
     yield made
     gds.library.cache_clear()

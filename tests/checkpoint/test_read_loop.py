@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from programs import need_program
-from tunetool.checkpoint import build_read_loop, fetch, read_loop
+from tunetool.checkpoint import build_read_loop, compiled, fetch, read_loop
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.host_buffers import Buffer
 from tunetool.checkpoint.raw_bytes import Plain
@@ -92,7 +92,7 @@ def compiled_read_loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def library(compiled_read_loop: Path) -> Any:
-    found = read_loop.load_library(compiled_read_loop)
+    found = compiled.load_library(compiled_read_loop)
     assert found is not None
     return found
 
@@ -224,6 +224,6 @@ def test_a_file_that_is_cut_short_is_named_as_ever(
 def test_what_is_no_library_of_ours_is_not_used(tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     other.write_bytes(b"\x7fELF")
-    assert read_loop.load_library(other) is None
-    assert read_loop.load_library(tmp_path / "absent.so") is None
-    assert read_loop.load_library(Path("libc.so.6")) is None
+    assert compiled.load_library(other) is None
+    assert compiled.load_library(tmp_path / "absent.so") is None
+    assert compiled.load_library(Path("libc.so.6")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata
 from tunetool.checkpoint.commit import UNFINISHED, Saving
 from tunetool.checkpoint.job import Job, Settings
 from tunetool.checkpoint.pace import FLAG, savers
-from tunetool.checkpoint.rank_layout import Item
+from tunetool.checkpoint.rank_layout import Items
 from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
 
@@ -197,7 +198,7 @@ def test_a_file_that_was_there_before_stays_where_a_save_fails(tmp_path: Path) -
     """Create a file under the name that the save is about to use."""
     path = tmp_path / "__0_0.distcp"
     path.write_bytes(b"somebody else's")
-    items = [Item(None, b"ours")]  # type: ignore[arg-type]  # what it is of is not looked at before the end
+    items = Items([None], [io.BytesIO(b"ours")])  # type: ignore[list-item]  # it is not looked at before the end
     job = Job(tmp_path, items, Settings(1, 1, MIB, False), lambda _: path.name, copy_first=False)
     with pytest.raises(CannotJudge, match="File exists"):
         job.run([], lambda: None)

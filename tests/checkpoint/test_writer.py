@@ -21,8 +21,21 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from huge_pages import huge_bytes, whole_huge_pages
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, host_buffers, release_buffers, space
+from tunetool.checkpoint import (
+    DirectReader,
+    DirectSavePlanner,
+    DirectWriter,
+    checksums,
+    direct,
+    filling,
+    gpu_sums,
+    layout,
+    rank_layout,
+    release_buffers,
+    space,
+)
 from tunetool.checkpoint.checksums import BLOCK_BYTES
+from tunetool.checkpoint.raw_bytes import memory_at
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import PATIENCE
 
@@ -135,13 +148,13 @@ def test_raw_bytes_begin_at_whole_blocks_and_have_a_checksum(tmp_path: Path, mon
     """Several threads write the blocks of one tensor, and the first blocks take longest to fill."""
     xxhash = pytest.importorskip("xxhash")
     state = {"a": torch.randn(3_000_001), "b": torch.randn(2000, 1000).t(), "c": torch.randn(7)}
-    copy = host_buffers.Source.copy
+    fill = filling.Filling.fill
 
-    def late(self: host_buffers.Source, start: int, count: int, *rest: Any) -> None:
-        time.sleep(0.02 if start // MIB % 4 == 0 else 0)
-        copy(self, start, count, *rest)
+    def late(self: filling.Filling, block: layout.Block, *rest: Any) -> Any:
+        time.sleep(0.02 if block.number % 4 == 0 else 0)
+        return fill(self, block, *rest)
 
-    monkeypatch.setattr(host_buffers.Source, "copy", late)
+    monkeypatch.setattr(filling.Filling, "fill", late)
     monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 4096))
     dcp.save(
         state, storage_writer=DirectWriter(tmp_path, threads=4, files_per_rank=1, buffer_bytes=MIB, checksums=True)
@@ -422,3 +435,46 @@ def test_a_save_to_memory_lies_on_huge_pages(huge_tmpfs: Path) -> None:
     files = sorted((huge_tmpfs / "step").glob("*.distcp"))
     assert {path.name: huge_bytes(path) for path in files} == {path.name: whole_huge_pages(path) for path in files}
     assert sum(whole_huge_pages(path) for path in files) >= 16 * MIB
+
+
+class SumsOfHostMemory:
+    """``GpuSums`` that a CPU makes of its own memory."""
+
+    ranges = 0
+
+    def __init__(self, _: Any, addresses: Any, lengths: Any) -> None:
+        self.stream = self
+        self._sums = []
+        for address, length in zip(addresses.tolist(), lengths.tolist(), strict=True):
+            made = checksums.FileSums([length], checksums.Turns())
+            made.feed(0, 0, memory_at(address, length))
+            self._sums.append(made.result())
+        type(self).ranges += len(self._sums)
+
+    def sums(self, first: int, last: int) -> bytes:
+        return b"".join(self._sums[first:last])
+
+    def synchronize(self) -> None:
+        """As a stream of CUDA."""
+
+
+def test_sums_that_gpus_make_are_those_of_their_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices hold large and tiny tensors in turn; some are in another order, which the CPU sums."""
+    made = torch.Generator().manual_seed(4)
+    state = {f"{number}": torch.randn(number % 50 * 900 + 1, generator=made) for number in range(300)}
+    state |= {f"t{number}": torch.randn(300, 200, generator=made).t() for number in range(9)}
+    by_address = rank_layout._by_address
+
+    def on_gpus(tensor: torch.Tensor, gpus: dict[Any, int]) -> Any:
+        row = by_address(tensor, gpus)
+        gpus.update({torch.device("cpu"): 1, torch.device("cpu", 0): 2})
+        return row and (*row[:2], 1 + len(tensor) // 900 % 3 // 2, *row[3:])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rank_layout, "_by_address", on_gpus)
+        patched.setattr(gpu_sums, "GpuSums", SumsOfHostMemory)
+        dcp.save(state, storage_writer=DirectWriter(tmp_path, threads=3, buffer_bytes=MIB), planner=DirectSavePlanner())
+    assert SumsOfHostMemory.ranges == sum(each.nbytes > 240 and each.dim() == 1 for each in state.values())
+    found = {name: torch.zeros_like(each) for name, each in state.items()}
+    dcp.load(found, storage_reader=DirectReader(tmp_path))
+    same(state, found)

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import zipfile
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunetool.checkpoint.columns import Numbers
 from tunetool.checkpoint.items import ALIGNMENT, LARGE, SMALL, Archive, place
-from tunetool.checkpoint.layout import Block, Part, cut, share_out
+from tunetool.checkpoint.layout import ZEROS, Tiles, cut, share_out
 from tunetool.checkpoint.raw_bytes import BLOCK
 from tunetool.origin import install_hint
 from waiting import PATIENCE
@@ -107,60 +109,64 @@ def test_items_lie_in_turn_with_raw_bytes_at_whole_blocks(contents: list[Archive
     assert end <= size < end + BLOCK
 
 
-def parts_of(contents: list[Archive | int]) -> list[Part]:
-    placed, _ = place(contents)
-    parts = []
-    for content, at in zip(contents, placed, strict=True):
-        if isinstance(content, int):
-            parts.append(Part(at.offset, content, "bytes"))
-            continue
-        parts.append(Part(at.offset, len(content.head), "head"))
-        parts.append(Part(at.data, content.data_bytes, "data"))
-        parts.append(Part(at.data + content.data_bytes, content.tail_bytes, "tail"))
-    return parts
+def tiles_of(contents: list[Archive | int], first: int = 0) -> tuple[Numbers, int]:
+    """The gap before each item, and its data between what is around them, by the item's number from ``first`` on."""
+    placed, size = place(contents)
+    tiles, end = [], 0
+    for number, (content, at) in enumerate(zip(contents, placed, strict=True), first):
+        count = content if isinstance(content, int) else content.data_bytes
+        around = at.length - count - (at.data - at.offset)
+        tiles += [(at.offset - end, ZEROS), (at.data - at.offset, -2), (count, number), (around, -3)]
+        end = at.offset + at.length
+    tiles.append((size - end, ZEROS))
+    return np.array(tiles), size
 
 
-@given(CONTENTS, st.sampled_from([LARGE, 3 * BLOCK, 2 * LARGE]), st.booleans())
+@given(st.lists(CONTENTS, max_size=3), st.sampled_from([LARGE, 3 * BLOCK, 2 * LARGE]), st.booleans())
 def test_blocks_hold_every_byte_once_in_order_and_never_overlap(
-    contents: list[Archive | int], limit: int, zero_copy: bool
+    files: list[list[Archive | int]], limit: int, zero_copy: bool
 ) -> None:
-    parts = parts_of(contents)
-    blocks = list(cut(0, parts, limit, lambda part: zero_copy and part.content == "data"))
-    seen: dict[int, int] = {}
-    end = 0
+    each = [tiles_of(contents, 100 * file) for file, contents in enumerate(files)]
+    tiles = Tiles(*np.concatenate([np.zeros((0, 2), np.int64), *(its for its, _ in each)]).T)
+    sizes = [size for _, size in each]
+    large = [
+        (100 * file + number, content.data_bytes)
+        for file, contents in enumerate(files)
+        for number, content in enumerate(contents)
+        if not isinstance(content, int) and content.data_bytes >= LARGE
+    ]
+    blocks, runs = cut(tiles, sizes, limit, [number for number, _ in large] if zero_copy else [])
+    ends = dict.fromkeys(range(len(files)), 0)
     for block in blocks:
-        assert block.offset % BLOCK == 0
-        assert block.offset >= end
+        assert (block.offset, block.offset % BLOCK, block.length % BLOCK) == (ends[block.file], 0, 0)
         assert 0 < block.length <= limit
-        end = block.offset + block.length
-        assert_in_order(block, limit)
-        for piece in block.pieces:
-            number = next(number for number, part in enumerate(parts) if part is piece.part)
-            assert piece.start == seen.get(number, 0)
-            assert block.offset + piece.at == piece.part.offset + piece.start
-            seen[number] = piece.start + piece.count
-    assert seen == {number: part.length for number, part in enumerate(parts) if part.length}
-    large = [part for part in parts if part.content == "data" and part.length >= LARGE]
+        ends[block.file] += block.length
+        inside = slice(*runs.firsts[block.number : block.number + 2])
+        assert [0, *runs.stop[inside]] == [*runs.start[inside], block.length]
+        assert not block.zero_copy or len(runs.start[inside]) == 1
+    assert [*ends.values()] == sizes
+    found: list[list[int]] = []
+    for content, skip, count in zip(runs.content, runs.skip, runs.stop - runs.start, strict=True):
+        if found and found[-1][0] == content and (skip or content == ZEROS):
+            assert content == ZEROS or skip == found[-1][1]
+            found[-1][1] += count
+        else:
+            assert skip == 0
+            found.append([content, count])
+    joined: list[list[int]] = []
+    for length, content in zip(tiles.lengths, tiles.contents, strict=True):
+        if length and joined and joined[-1][0] == content == ZEROS:
+            joined[-1][1] += length
+        elif length:
+            joined.append([content, length])
+    assert found == joined
     written_straight = sum(block.length for block in blocks if block.zero_copy)
-    assert written_straight == (sum(part.length // BLOCK * BLOCK for part in large) if zero_copy else 0)
-
-
-def assert_in_order(block: Block, limit: int) -> None:
-    at = 0
-    for piece in block.pieces:
-        assert piece.at >= at
-        at = piece.at + piece.count
-    assert at <= limit
-    if block.zero_copy:
-        assert len(block.pieces) == 1
-        assert block.pieces[0].at == 0
-        assert block.pieces[0].count == block.length
+    assert written_straight == (sum(length // BLOCK * BLOCK for _, length in large) if zero_copy else 0)
 
 
 def test_many_small_items_share_blocks() -> None:
-    contents: list[Archive | int] = [archive((16,))] * 5000
-    blocks = list(cut(0, parts_of(contents), 8 << 20, lambda part: False))
-    assert len(blocks) <= 4
+    tiles, size = tiles_of([archive((16,))] * 5000)
+    assert len(cut(Tiles(*tiles.T), [size], 8 << 20)[0]) <= 4
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=60), st.integers(1, 16))

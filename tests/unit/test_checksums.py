@@ -141,8 +141,8 @@ def test_a_table_gives_back_its_rows_and_notices_each_change(
     places = [4096 + 10**6 * number for number in range(len(tensors))]
     keys = [sums_table.key_of(name, offset) for name, offset, _ in tensors]
     sums = draw.randbytes(8 * sum(map(number_of_blocks, lengths)))
-    where = (8192, 8192 + sums_table.bytes_of(lengths) + room)
-    content = bytes(8192) + sums_table.table(places, lengths, keys, sums, "a" * 16, where)
+    where = (8192, 8192 + sums_table.bytes_of(len(lengths), len(sums) // 8) + room)
+    content = bytes(8192) + sums_table.table(sums_table.rows(places, lengths, keys), sums, "a" * 16, where)
     assert len(content) == where[1]
 
     def read(changed: bytes, save: str | None = "a" * 16) -> sums_table.Table:

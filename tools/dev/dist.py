@@ -2,7 +2,7 @@
 
     dist.py [DIR]     into DIR, by default dist/
 
-Where there is a C compiler, also a wheel for machines of this kind, with the compiled reading (read_loop.c): pip takes
+Where there is a C compiler, also a wheel for machines of this kind, with compiled code (read_loop.c): pip takes
 it before the other, and whoever has another machine takes the other.
 Wheel and archive have the reference pages that git lacks (reference.py). The names depend on the version alone. The
 build backend comes from pip's index for the time of the build, as for any `pip install` from sources.

@@ -76,6 +76,11 @@ def number_of_blocks(length: int) -> int:
     return max(1, length // block_bytes(length))
 
 
+def first_sums(lengths: Sequence[int]) -> list[int]:
+    """The number of the first sum of each tensor, where those of one follow those of another; and of all."""
+    return [0, *itertools.accumulate(map(number_of_blocks, lengths))]
+
+
 def block_range(number: int, length: int) -> tuple[int, int]:
     """First byte of a block, and the one after its last."""
     size, last = block_bytes(length), number_of_blocks(length) - 1
@@ -165,16 +170,18 @@ class Summing:
 class FileSums(Summing):
     """The sums of all blocks of tensors of ``lengths`` bytes, one tensor after another: those of one data file."""
 
-    def __init__(self, lengths: Sequence[int], turns: Turns) -> None:
+    def __init__(self, lengths: Sequence[int], turns: Turns, firsts: Sequence[int] | None = None) -> None:
+        """``firsts``: those of ``first_sums``, where they are known."""
         super().__init__(turns)
         self._lengths = lengths
-        self._first = [0, *itertools.accumulate(map(number_of_blocks, lengths))]
+        self._first = first_sums(lengths) if firsts is None else firsts
         self._sums = bytearray(SUM_BYTES * self._first[-1])
         self._missing = self._first[-1]
         self._counting = threading.Lock()
-        for tensor, length in enumerate(lengths):
-            if not length:
-                self.finish(tensor, 0, number_of(b""))
+        if 0 in lengths:
+            for tensor, length in enumerate(lengths):
+                if not length:
+                    self.finish(tensor, 0, number_of(b""))
 
     def feed(self, tensor: int, position: int, piece: memoryview) -> None:
         """See ``add``."""

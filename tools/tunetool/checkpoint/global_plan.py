@@ -133,19 +133,20 @@ def describe(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
                 raise AssertionError(f"`{name}` has no bounds")
             if known is None:
                 known = tensors[name] = TensorStorageMetadata(data.properties, data.size, [])
-            items.append(_numbered(item, len(known.chunks)))
+            items.append(renamed(item, index=len(known.chunks)))
             known.chunks.append(data.chunk)
         described.append(dataclasses.replace(plan, items=items))
     return described, Metadata(tensors)
 
 
-def _numbered(item: WriteItem, number: int) -> WriteItem:
+def renamed(item: WriteItem, **index: Any) -> WriteItem:
+    """The item with another ``index``: that of itself but for these fields."""
     # `dataclasses.replace` takes five times as long, and there are as many items as ranks times tensors.
-    index = object.__new__(MetadataIndex)
-    index.__dict__.update(item.index.__dict__, index=number)
-    numbered = object.__new__(WriteItem)
-    numbered.__dict__.update(item.__dict__, index=index)
-    return numbered
+    named = object.__new__(MetadataIndex)
+    named.__dict__.update(item.index.__dict__, **index)
+    other = object.__new__(WriteItem)
+    other.__dict__.update(item.__dict__, index=named)
+    return other
 
 
 def merged(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -163,6 +164,8 @@ def check(plans: Sequence[SavePlan], metadata: Metadata) -> None:
     ranks, fill it: torch's ``_validate_global_plan``, which is asked only for chunks that form no grid."""
     for name, tensor in metadata.state_dict_metadata.items():
         if isinstance(tensor, BytesStorageMetadata) or not len(tensor.size):
+            continue
+        if len(tensor.chunks) == 1 and tensor.chunks[0].sizes == tensor.size and not any(tensor.chunks[0].offsets):
             continue
         if is_grid(tensor.size, [(chunk.offsets, chunk.sizes) for chunk in tensor.chunks]):
             continue

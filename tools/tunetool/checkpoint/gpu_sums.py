@@ -6,17 +6,21 @@ The code for the GPU, gpu_sums.ptx, is compiled for it by the driver, which keep
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tunetool.checkpoint.checksums import SUM_BYTES, Saved, Turns, Verified, block_bytes, number_of_blocks
 from tunetool.checkpoint.host_buffers import as_bytes
+
+if TYPE_CHECKING:
+    from tunetool.checkpoint.columns import Numbers
 
 _CODE = Path(__file__).with_name("gpu_sums.ptx")
 _THREADS = 128
@@ -54,21 +58,21 @@ def _function(device: int) -> Any:
 
 
 class GpuSums:
-    """Sums of ranges of one GPU's memory, (address, bytes), each of at least ``checksums.SHORTEST_OF_GPU`` bytes.
+    """Sums of ranges of one GPU's memory, by address and length, each of at least ``checksums.SHORTEST_OF_GPU`` bytes.
 
     They are made on ``stream``: until its work is done, the memory must stay as it is.
     """
 
-    def __init__(self, device: torch.device, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, device: torch.device, addresses: Numbers, lengths: Numbers) -> None:
         """Raises ``RuntimeError`` if this GPU or its driver cannot make them, also for want of memory."""
         self.stream: Any = torch.cuda.Stream(device)
-        lengths = [length for _, length in ranges]
-        counts = np.array([number_of_blocks(length) for length in lengths], np.int64)
-        self._ends = np.cumsum(counts)
+        # Lengths repeat.
+        distinct, which = np.unique(lengths, return_inverse=True)
+        shapes = np.array([(number_of_blocks(each), block_bytes(each)) for each in distinct.tolist()], np.int64)
+        counts, sizes = shapes[which.reshape(-1)].T
+        self._ends = np.append(0, np.cumsum(counts))
         total = int(self._ends[-1])
-        table = np.column_stack(
-            [np.array(ranges, np.int64), self._ends - counts, np.array([block_bytes(length) for length in lengths])]
-        )
+        table = np.column_stack([addresses, lengths, self._ends[:-1], sizes])
         with torch.cuda.device(device), torch.cuda.stream(self.stream):
             with _loading:
                 function = _function(torch.cuda.current_device())
@@ -80,7 +84,7 @@ class GpuSums:
             self._on_host = torch.empty(total, dtype=torch.int64, pin_memory=True)
             arguments = (
                 ctypes.c_uint64(self._table.data_ptr()),
-                ctypes.c_uint32(len(ranges)),
+                ctypes.c_uint32(len(lengths)),
                 ctypes.c_uint64(total),
                 ctypes.c_uint64(self._on_gpu.data_ptr()),
             )
@@ -94,18 +98,24 @@ class GpuSums:
             self._on_host.copy_(self._on_gpu, non_blocking=True)
             self._done = self.stream.record_event(torch.cuda.Event(blocking=True))
 
-    def all(self) -> list[bytes]:
-        """The sums of each range's blocks, little-endian; waits for them."""
+    def sums(self, first: int, last: int) -> bytes:
+        """The sums of the blocks of the ranges from ``first`` to the one before ``last``, little-endian; waits for
+        them."""
         self._done.synchronize()
-        content = self._on_host.numpy().astype("<i8").tobytes()
-        ends = [SUM_BYTES * end for end in self._ends.tolist()]
-        return [content[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+        content: bytes = self._on_host.numpy()[self._ends[first] : self._ends[last]].astype("<i8").tobytes()
+        return content
+
+    def all(self) -> list[bytes]:
+        """The same of each range."""
+        content, ends = self.sums(0, len(self._ends) - 1), (SUM_BYTES * self._ends).tolist()
+        return [content[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def verify(device: torch.device, tensors: Sequence[tuple[Saved, torch.Tensor]]) -> None:
     """Compare GPU tensors, which are contiguous, with the sums that they were saved with. Raises ``CannotJudge``."""
     try:
-        made = GpuSums(device, [(tensor.data_ptr(), saved.length) for saved, tensor in tensors])
+        ranges = np.array([(tensor.data_ptr(), saved.length) for saved, tensor in tensors], np.int64)
+        made = GpuSums(device, *ranges.T)
     except RuntimeError:
         for saved, tensor in tensors:
             content = as_bytes(tensor.detach()).cpu().numpy()

@@ -1,17 +1,19 @@
-"""Host buffers between tensors and files, and the sources that fill them.
+"""Host buffers between tensors and files, and the ways in which bytes get into them, of which ``filling`` chooses.
 
 Buffers are allocated once and kept for the next save, since pinning memory takes longer than writing it: the pool of
 this process grows to the needs of its largest save. ``release_buffers`` returns the memory to the system.
 
 Bytes of a GPU are copied by their addresses, for states of thousands of tensors. A copy by torch makes three tensors
 first, and with 16 threads each of these steps waits for the interpreter's lock. The driver's own call only queues the
-copy, and keeps the lock meanwhile: to get it back could take longer than the call.
+copy, and keeps the lock meanwhile: to get it back could take longer than the call. Compiled code gets it back once for
+many copies.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
 import threading
 from collections.abc import Callable, Iterator
@@ -159,7 +161,7 @@ def release_buffers() -> None:
     POOL.release()
 
 
-_dispatch_keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+dispatch_keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
 _plain_kinds: dict[int, bool] = {}
 """By the dispatch keys of a ``torch.Tensor``, which say all that ``_is_plain_kind`` asks for."""
 
@@ -169,10 +171,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
     Raises ``ValueError`` if the memory does not hold all elements (FSDP frees the memory of parameters).
     """
-    if _dispatch_keys is None or type(tensor) is not torch.Tensor:
+    if dispatch_keys is None or type(tensor) is not torch.Tensor:
         plain = _is_plain_kind(tensor)
     else:
-        keys = _dispatch_keys(tensor).raw_repr()
+        keys = dispatch_keys(tensor).raw_repr()
         known = _plain_kinds.get(keys)
         plain = _plain_kinds.setdefault(keys, _is_plain_kind(tensor)) if known is None else known
     if not plain:
@@ -233,44 +235,40 @@ def views(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
 
 
 class Source:
-    """The raw bytes of one plain tensor in C order, on any device.
+    """The raw bytes, in C order, of a plain tensor that torch must copy: it has another order, or no address here."""
 
-    ``address``: of the bytes in host memory; None if they must be copied first. ``gpu_address``: of the bytes in GPU
-    memory; None if they are elsewhere or must be reordered first.
-    """
-
-    __slots__ = ("_flat", "address", "bytes", "device", "gpu_address", "is_flat", "tensor")
+    __slots__ = ("_parts", "_tensor", "device")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.device = tensor, tensor.device
-        self.bytes = int(tensor.numel() * tensor.element_size())
-        self.is_flat = is_flat(tensor)
-        self.address: int | None = tensor.data_ptr() if self.is_flat and tensor.is_cpu else None
-        self.gpu_address: int | None = tensor.data_ptr() if self.is_flat and tensor.is_cuda else None
-        self._flat: torch.Tensor | None = None
+        self._tensor, self.device = tensor, tensor.device
+        self._parts: list[tuple[int, torch.Tensor]] = []
+        """Views in the order of their elements, and where the bytes of each begin."""
 
-    def _raw(self) -> torch.Tensor:
-        """The bytes as uint8, shape (bytes,): the tensor's memory, or an ordered copy."""
-        if not self.is_flat:
-            return as_bytes(self.tensor.resolve_conj().resolve_neg().contiguous())
-        if self._flat is None:
-            self._flat = as_bytes(self.tensor)
-        return self._flat
+    def copy(self, start: int, count: int, buffer: Buffer, at: int) -> None:
+        """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream."""
+        for begin, view in self._in_parts(buffer.size):
+            first, last = max(start, begin), min(start + count, begin + view.numel() * view.element_size())
+            if first >= last:
+                continue
+            ordered = view if is_flat(view) else view.resolve_conj().resolve_neg().contiguous()
+            raw, place = as_bytes(ordered)[first - begin : last - begin], at + first - start
+            if raw.is_cpu:
+                _memmove(buffer.address + place, raw.data_ptr(), len(raw))
+            else:
+                buffer.tensor[place : place + len(raw)].copy_(raw, non_blocking=buffer.pinned)
 
-    def copy(self, start: int, count: int, buffer: Buffer, at: int, stream: int = 0) -> None:
-        """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream,
-        which ``stream`` is the handle of."""
-        if self.address is not None:
-            (_memmove_at_once if count <= _AT_ONCE else _memmove)(buffer.address + at, self.address + start, count)
-            return
-        gpu, host = self.gpu_address, buffer.address + at
-        if stream and gpu is not None and buffer.pinned and to_host(host, gpu + start, count, stream):
-            return
-        raw = self._raw()
-        if raw.device.type == "cpu":
-            _memmove(buffer.address + at, raw.data_ptr() + start, count)
-        else:
-            buffer.tensor[at : at + count].copy_(raw[start : start + count], non_blocking=buffer.pinned)
+    def _in_parts(self, limit: int) -> list[tuple[int, torch.Tensor]]:
+        parts = self._parts
+        if not parts:
+            each = list(views(self._tensor, limit))
+            ends = itertools.accumulate(view.numel() * view.element_size() for view in each)
+            parts = self._parts = [*zip((0, *ends), each, strict=False)]
+        return parts
+
+
+def copy_memory(target: int, source: int, count: int) -> None:
+    """Copy bytes of this host from one address to another."""
+    (_memmove_at_once if count <= _AT_ONCE else _memmove)(target, source, count)
 
 
 _Function = Callable[[int, int, int, int], int]

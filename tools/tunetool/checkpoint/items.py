@@ -15,9 +15,10 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from tunetool.checkpoint.raw_bytes import BLOCK, strides
 
@@ -156,7 +157,7 @@ class Archive:
         data = _Record(b"archive/data/0", len(out), self.data_bytes, 0)
         return out + data.local, [*records, data]
 
-    @property
+    @cached_property
     def head(self) -> bytes:
         return self._before[0]
 
@@ -164,7 +165,7 @@ class Archive:
     def tail_bytes(self) -> int:
         return len(self.tail)
 
-    @property
+    @cached_property
     def length(self) -> int:
         return len(self.head) + self.data_bytes + self.tail_bytes
 
@@ -186,8 +187,7 @@ def archive(dtype: str, shape: tuple[int, ...], data_bytes: int) -> Archive:
     return Archive(dtype, shape, data_bytes)
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """The byte range of an item in its file: ``offset`` and ``length`` go to the metadata; the raw bytes begin at
     ``data``."""
 
@@ -199,21 +199,17 @@ class Placed:
 def place(contents: Sequence[Archive | int]) -> tuple[list[Placed], int]:
     """Place items one after another; an ``int`` is an object of that many bytes. Returns also the file size in bytes,
     a multiple of 4096."""
-    placed = list(_placements(contents))
-    end = max((item.offset + item.length for item in placed), default=0)
-    return placed, round_up(end)
-
-
-def _placements(contents: Sequence[Archive | int]) -> Iterator[Placed]:
+    placed: list[Placed] = []
     at = 0
     for content in contents:
         if isinstance(content, int):
-            yield Placed(at, at, content)
+            placed.append(Placed(at, at, content))
             at += content
             continue
-        large = content.data_bytes >= LARGE
-        head = len(content.head)
-        data = round_up((round_up(at) if large else at) + head, ALIGNMENT if content.data_bytes < SMALL else BLOCK)
-        yield Placed(data - head, data, content.length)
+        head, large = len(content.head), content.data_bytes >= LARGE
+        at, alignment = round_up(at) if large else at, ALIGNMENT if content.data_bytes < SMALL else BLOCK
+        data = -(-(at + head) // alignment) * alignment
+        placed.append(Placed(data - head, data, content.length))
         at = data - head + content.length
         at = round_up(at) if large else at
+    return placed, round_up(at)

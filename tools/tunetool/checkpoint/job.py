@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch.distributed.checkpoint.planner import WriteItem
 
 from tunetool.checkpoint import space, sums_table
 from tunetool.checkpoint.checksums import SHORTEST_OF_GPU, FileSums, Turns
 from tunetool.checkpoint.collections_off import without_collections
+from tunetool.checkpoint.columns import Numbers
 from tunetool.checkpoint.direct import Created, DataFile, Target
-from tunetool.checkpoint.host_buffers import POOL, Source
+from tunetool.checkpoint.filling import HOST, Contents, Filling
+from tunetool.checkpoint.host_buffers import POOL
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.layout import Block
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.pipeline import Pipeline
-from tunetool.checkpoint.rank_layout import Asked, FileTable, Item, layout_for, sources_of, sums_of
+from tunetool.checkpoint.rank_layout import Asked, FileTable, Items, RankLayout, layout_for
 
 if TYPE_CHECKING:
     from tunetool.checkpoint.gpu_sums import GpuSums
 
 FILE_BYTES = 32 << 20
 """Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
+_NOTHING = np.zeros(0, np.int64)
 _MEMORY_SHARE = 0.9
 """Fraction of the available host memory that a save may use if it copies everything before it writes."""
 
@@ -41,17 +44,6 @@ class Settings:
     buffer_bytes: int
     checksums: bool
     gds: bool = False
-
-
-def _zero_copy(source: Source, alignment: int, gds: bool) -> bool:
-    """Whether the tensor's memory can be written as it is."""
-    if source.address is not None:
-        return source.address % alignment == 0
-    return gds and source.gpu_address is not None
-
-
-def _from_gpu(block: Block, contents: Sequence[Any]) -> bool:
-    return block.zero_copy and contents[block.pieces[0].part.content].gpu_address is not None
 
 
 @dataclass(frozen=True)
@@ -90,112 +82,133 @@ def _number_of_buffers(everything: int, threads: int, size: int, *, pinned: bool
 
 
 class _Sums:
-    """The checksums of the items, by the tables of their files. Those of GPU memory are begun here, by the GPU, once
-    the events ``after`` have passed.
-
-    ``by_cpu``: by item, the sums of its file, which the pipeline makes for it, and its number there.
+    """The checksums of the items, and the tables of them in the files, whose seals are of the token ``save``. Those of
+    GPU memory are begun here, by the GPU, once the events ``after`` have passed; the others are made of filled blocks.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[FileTable],
-        sources: Sequence[Sequence[Source]],
-        after: Sequence[Any],
-    ) -> None:
+    def __init__(self, layout: RankLayout, contents: Contents, items: Items, save: str, after: Sequence[Any]) -> None:
+        self._writes, self._save, count = items.writes, save, len(items.contents)
+        tables = self._tables = layout.tables if layout.asked.checksums else []
+        runs = self._runs = layout.runs
         self.turns = Turns()
-        self.by_cpu: dict[int, tuple[FileSums, int]] = {}
         self.streams: list[Any] = []
-        self.files = [FileSums(table.lengths, self.turns) for table in tables]
-        self._by_gpu: list[tuple[GpuSums, Sequence[tuple[FileSums, int]]]] = []
-        on_gpu: dict[Any, list[int]] = {}
-        for sums, table in zip(self.files, tables, strict=True):
-            for number, (item, length) in enumerate(zip(table.items, table.lengths, strict=True)):
-                self.by_cpu[item] = sums, number
-                source = sources[item]
-                if length >= SHORTEST_OF_GPU and len(source) == 1 and source[0].gpu_address is not None:
-                    on_gpu.setdefault(source[0].device, []).append(item)
-        if on_gpu:
-            self._start(on_gpu, sources, after)
+        self.files = [FileSums(table.lengths.tolist(), self.turns, table.firsts) for table in tables]
+        # Of each item, and of the tables after them, which have no number.
+        self._file = np.append(np.full(len(items.contents), -1), np.arange(len(tables)))
+        self._number = np.full_like(self._file, -1)
+        for file, table in enumerate(tables):
+            self._file[table.items] = file
+            self._number[table.items] = np.arange(len(table.items))
+        self._by_gpu: list[tuple[GpuSums, Numbers]] = []
+        by_cpu = self._number >= 0
+        if tables and items.gpus:
+            by_cpu[self._started(tables, contents, after)] = False
+        # A table is late: the sums of its file are made first.
+        chosen = np.append(by_cpu, np.zeros(len(layout.constants) + 1, bool))[runs.content]
+        self._chosen = np.flatnonzero(chosen | (runs.content >= count))
+        self._firsts = runs.of(self._chosen).tolist()
 
-    def _start(
-        self, on_gpu: Mapping[Any, Sequence[int]], sources: Sequence[Sequence[Source]], after: Sequence[Any]
-    ) -> None:
+    def _started(self, tables: Sequence[FileTable], contents: Contents, after: Sequence[Any]) -> Numbers:
+        """The items whose sums the GPUs make."""
         from tunetool.checkpoint import gpu_sums  # noqa: PLC0415  (a state in host memory needs none of it)
 
         for event in after:
             # See Pipeline._stream: not on the GPU.
             event.synchronize()
-        for device, items in on_gpu.items():
+        its = np.concatenate([table.items for table in tables])
+        lengths = np.concatenate([table.lengths for table in tables])
+        where, addresses = contents.where[its], contents.addresses[its]
+        for number, device in enumerate(contents.gpus, 1):
+            chosen = np.flatnonzero((where == number) & (lengths >= SHORTEST_OF_GPU))
             try:
-                made = gpu_sums.GpuSums(
-                    device, [(sources[item][0].gpu_address or 0, sources[item][0].bytes) for item in items]
-                )
+                made = gpu_sums.GpuSums(device, addresses[chosen], lengths[chosen]) if chosen.size else None
             except RuntimeError:
                 continue  # the CPU then
-            self.streams.append(made.stream)
-            self._by_gpu.append((made, [self.by_cpu.pop(item) for item in items]))
+            if made is not None:
+                self.streams.append(made.stream)
+                self._by_gpu.append((made, its[chosen]))
+        return np.concatenate([_NOTHING, *(chosen for _, chosen in self._by_gpu)])
 
     def take_from_gpus(self) -> None:
         """Wait for the GPUs' sums, and keep them. By one thread: many would wait for each other."""
-        for made, where in self._by_gpu:
-            for (sums, number), of_tensor in zip(where, made.all(), strict=True):
-                sums.put(number, of_tensor)
+        for made, its in self._by_gpu:
+            file, number = self._file[its], self._number[its]
+            # Tensors that follow each other in a file have sums that follow each other.
+            breaks = np.flatnonzero((np.diff(file) != 0) | (np.diff(number) != 1)) + 1
+            for first, last in itertools.pairwise([0, *breaks.tolist(), len(its)]):
+                self.files[file[first]].put(int(number[first]), made.sums(first, last))
+
+    def complete(self, block: Block, view: memoryview) -> None:
+        """Add the bytes of a filled block to the sums that the CPU makes, and put what it has of a table into it.
+        Raises ``Stopped``."""
+        chosen = self._chosen[self._firsts[block.number] : self._firsts[block.number + 1]]
+        if not chosen.size:
+            return
+        runs = self._runs
+        content = runs.content[chosen]
+        where = self._file[content], self._number[content], runs.skip[chosen], runs.start[chosen], runs.stop[chosen]
+        for file, number, skip, start, stop in zip(*(each.tolist() for each in where), strict=True):
+            if number >= 0:
+                self.files[file].feed(number, skip, view[start:stop])
+            else:
+                view[start:stop] = self._table(file)[skip : skip + stop - start]
+
+    def _table(self, file: int) -> bytes:
+        table = self._tables[file]
+        return sums_table.table(table.rows(self._writes), self.files[file].result(), self._save, table.where)
 
 
 class Job:
     """Writes the items of one rank to ``directory``; the name of each file is ``names(file index)``.
 
     ``copy_first``: use host buffers for all of the data, if the memory suffices, so that ``on_copied`` is called before
-    the storage has the data. ``writes``: what the items are of, where they are a plan that may come again. ``save``:
-    the token of the save.
+    the storage has the data. ``save``: the token of the save.
     """
 
     def __init__(
         self,
         directory: Path,
-        items: Sequence[Item],
+        items: Items,
         settings: Settings,
         names: Callable[[int], str],
         copy_first: bool,
-        writes: Sequence[WriteItem] | None = None,
         save: str = "",
     ) -> None:
         self.items, self.settings, self.save = items, settings, save
-        self.writes = [item.write for item in items] if writes is None else writes
-        total = sum(item.length for item in items)
+        total = sum(items.lengths)
         space.need(directory, total)
         self.target = Target(directory)
         self.buffer_bytes = _size_of_buffers(settings.buffer_bytes, settings.threads, total)
-        files = max(1, min(settings.files_per_rank, -(-total // FILE_BYTES)))
-        sources = sources_of(items, self.buffer_bytes)
-        alignment, gds = self.target.memory_alignment, settings.gds
         asked = Asked(
-            files,
+            max(1, min(settings.files_per_rank, -(-total // FILE_BYTES))),
             self.buffer_bytes,
-            [len(item.content) if isinstance(item.content, bytes) else item.content for item in items],
-            [
-                [
-                    (source.bytes, not copy_first and source.bytes >= LARGE and _zero_copy(source, alignment, gds))
-                    for source in of_item
-                ]
-                for of_item in sources
-            ],
+            [len(content) if isinstance(content, bytes) else content for content in items.contents],
+            [] if copy_first else self._zero_copy(),
             settings.checksums,
         )
-        self.layout = layout_for(asked)
-        self.sources = sources
-        self.devices = {item.source.tensor.device for item in items if item.source and item.source.tensor.is_cuda}
+        self.layout = layout_for(asked, items.lengths)
+        self.devices = [device for device in items.gpus if device.type == "cuda"]
         self.gpu = min(self.devices, key=str, default=None)
         self.paths = [directory / names(number) for number in range(len(self.layout.sizes))]
         self.created: list[Created] = []
         """The files that this job created. It removes no others."""
         self.copy_first = copy_first
-        self.gds_bytes = 0
-        if gds:
-            contents = self.layout.contents(items, sources, [bytes] * len(self.layout.tables))
-            self.gds_bytes = sum(
-                block.length for blocks in self.layout.blocks for block in blocks if _from_gpu(block, contents)
-            )
+        self.contents = self.layout.contents(items)
+        self.filling = Filling(self.layout.runs, self.contents)
+        straight = [block for block in self.layout.blocks if block.zero_copy and not self.filling.memory(block)]
+        self.gds_bytes = sum(block.length for block in straight)
+
+    def _zero_copy(self) -> list[int]:
+        """The items whose memory can be written as it is."""
+        items = self.items
+        large = [number for number, length in enumerate(items.lengths) if length >= LARGE]
+        alignment, gds = self.target.memory_alignment, self.settings.gds
+        return [
+            number
+            for number in large
+            if (items.where[number] == HOST and items.addresses[number] % alignment == 0)
+            or (gds and items.where[number] > 0)
+        ]
 
     def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         """Write all items. All files are synced on return; after an error, the files of this job are removed."""
@@ -203,14 +216,13 @@ class Job:
             return self._run(after, on_copied)
 
     def _run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
-        threads = max(1, min(self.settings.threads, sum(map(len, self.layout.blocks))))
+        threads = max(1, min(self.settings.threads, len(self.layout.blocks)))
         count = _number_of_buffers(
             self.layout.buffers, threads, self.buffer_bytes, pinned=self.gpu is not None, copy_first=self.copy_first
         )
         files: list[DataFile] = []
-        tables = self.layout.tables if self.settings.checksums else []
         with without_collections():
-            sums = _Sums(tables, self.sources, after)
+            sums = _Sums(self.layout, self.contents, self.items, self.save, after)
 
         def open_files() -> list[DataFile]:
             for path, size in zip(self.paths, self.layout.sizes, strict=True):
@@ -219,10 +231,17 @@ class Job:
             sums.take_from_gpus()
             return files
 
-        contents = self.layout.contents(self.items, self.sources, self._late(tables, sums.files))
         buffers = POOL.take(count, self.buffer_bytes, self.gpu)
         pipeline = Pipeline(
-            open_files, self.layout.blocks, contents, buffers, sums.by_cpu, sums.turns, after, on_copied, sums.streams
+            open_files,
+            self.layout.blocks,
+            self.filling,
+            buffers,
+            sums.complete,
+            sums.turns,
+            after,
+            on_copied,
+            sums.streams,
         )
         try:
             pipeline.run(threads, self.gpu)
@@ -237,9 +256,9 @@ class Job:
                 POOL.give_back(buffers)
         return Outcome(
             results=Results(
-                self.layout.stored(self.writes),
+                self.layout.stored(self.items.writes),
                 tuple(path.name for path in self.paths),
-                sums_of(self.items) if self.settings.checksums else None,
+                self.items.sums() if self.settings.checksums else None,
             ),
             bytes=sum(self.layout.sizes),
             files=len(files),
@@ -250,16 +269,6 @@ class Job:
             copy_seconds=pipeline.copy_seconds,
             gds_bytes=self.gds_bytes,
         )
-
-    def _late(self, tables: Sequence[FileTable], sums: Sequence[FileSums]) -> list[Callable[[], bytes]]:
-        """What returns the table of each file, once its sums are made."""
-        keys = self.layout.keys(self.writes) if tables else []
-
-        def late(table: FileTable, of_file: FileSums) -> bytes:
-            its = [keys[item] for item in table.items]
-            return sums_table.table(table.places, table.lengths, its, of_file.result(), self.save, table.where)
-
-        return [functools.partial(late, *each) for each in zip(tables, sums, strict=True)]
 
     def remove(self) -> None:
         """Remove the files that this job created, and no others."""

@@ -1,77 +1,59 @@
-"""The layout of a rank's files: items distributed over files, and files cut into blocks that threads fill and write."""
+"""The layout of a rank's files: items distributed over files, and files cut into blocks that threads fill and write.
+
+What files hold is columns, since a rank may have ten thousand tensors: each is one range between constant bytes.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from tunetool.checkpoint.items import LARGE, round_up
+import numpy as np
+
+from tunetool.checkpoint.columns import Numbers, runs
+from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.raw_bytes import BLOCK
 
-
-@dataclass
-class Part:
-    """A range of a file with one kind of content: ``content`` is bytes that are the same in every save, or the number
-    of a content that each save brings: an object's bytes, a tensor's memory, or a function that returns the bytes later
-    (a table of checksums, once they are known; ``late``). ``item`` and ``position``: the item whose raw bytes these
-    are, and the offset within them.
-    """
-
-    offset: int
-    length: int
-    content: Any
-    item: int | None = None
-    position: int = 0
-    late: bool = False
+ZEROS = -1
+"""The content of what lies between items."""
 
 
 @dataclass
-class Piece:
-    """``count`` bytes of ``part`` from its offset ``start``; they go to the offset ``at`` of their block."""
+class Tiles:
+    """What files hold, one file after another, without gaps: the length of each range and the number of its content.
+    Other negative contents than ``ZEROS`` are the same bytes in every save."""
 
-    part: Part
-    start: int
-    count: int
-    at: int
+    lengths: Numbers
+    contents: Numbers
 
 
 @dataclass
 class Block:
     """One write: ``offset`` and ``length`` in the file are multiples of 4096. ``zero_copy``: the block is the memory of
-    one tensor and is written without a copy. ``late``: the pieces of late parts."""
+    one tensor and is written without a copy. ``number``: of all blocks."""
 
+    number: int
     file: int
     offset: int
-    pieces: list[Piece] = field(default_factory=list)
+    length: int
     zero_copy: bool = False
-    late: list[Piece] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        last = self.pieces[-1]
-        return round_up(last.at + last.count)
 
 
-def joined(parts: Iterable[Part]) -> Iterator[Part]:
-    """``parts``, ordered by offset, with neighbours of constant bytes made one, zeros between them included: the end of
-    a tensor's archive and the beginning of the next one."""
-    last: Part | None = None
-    # Tensors of equal shapes follow each other, and their constant bytes are the same.
-    known: dict[bytes, bytes] = {}
-    for part in parts:
-        if last is not None:
-            gap = part.offset - last.offset - last.length
-            if type(part.content) is bytes and type(last.content) is bytes and gap < BLOCK:
-                content = last.content + bytes(gap) + part.content
-                content = known.setdefault(content, content)
-                last = Part(last.offset, len(content), content)
-                continue
-            yield last
-        last = part
-    if last is not None:
-        yield last
+@dataclass
+class Runs:
+    """What blocks hold, in their order: the range of its block that each fills, its content, and the first byte in it.
+    ``firsts``: the first run of each block, and the number of all."""
+
+    start: Numbers
+    stop: Numbers
+    content: Numbers
+    skip: Numbers
+    firsts: Numbers
+
+    def of(self, chosen: Numbers) -> Numbers:
+        """By block, the first of those ``chosen`` runs that are in it or later; also for the end."""
+        return np.searchsorted(chosen, self.firsts)
 
 
 def share_out(sizes: Sequence[int], files: int) -> list[list[int]]:
@@ -79,41 +61,45 @@ def share_out(sizes: Sequence[int], files: int) -> list[list[int]]:
     bytes so far. Items keep their order within a file. Empty files are left out."""
     loads = [(0, file) for file in range(files)]
     shares: list[list[int]] = [[] for _ in range(files)]
-    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
-        load, file = heapq.heappop(loads)
+    for item in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        load, file = loads[0]
         shares[file].append(item)
-        heapq.heappush(loads, (load + max(sizes[item], 1), file))
+        heapq.heapreplace(loads, (load + max(sizes[item], 1), file))
     return [sorted(share) for share in shares if share]
 
 
-def cut(file: int, parts: Sequence[Part], limit: int, zero_copy: Callable[[Part], bool]) -> Iterator[Block]:
-    """Cut ``parts``, ordered by offset, into blocks of at most ``limit`` bytes (a multiple of 4096). Where
-    ``zero_copy`` returns True, the whole 4096-byte blocks of a large part become blocks of their own; the rest joins
-    its neighbours."""
-    block: Block | None = None
-    for part in parts:
-        done = 0
-        if part.length >= LARGE and part.offset % BLOCK == 0 and zero_copy(part):
-            if block:
-                yield block
-                block = None
-            whole = part.length - part.length % BLOCK
-            while done < whole:
-                count = min(limit, whole - done)
-                yield Block(file, part.offset + done, [Piece(part, done, count, 0)], zero_copy=True)
-                done += count
-        while done < part.length:
-            at = part.offset + done
-            if block and at >= block.offset + limit:
-                yield block
-                block = None
-            if block is None:
-                block = Block(file, at - at % BLOCK)
-            count = min(block.offset + limit - at, part.length - done)
-            piece = Piece(part, done, count, at - block.offset)
-            block.pieces.append(piece)
-            if part.late:
-                block.late.append(piece)
-            done += count
-    if block:
-        yield block
+def cut(tiles: Tiles, sizes: Sequence[int], limit: int, zero_copy: Iterable[int] = ()) -> tuple[list[Block], Runs]:
+    """Cut files of ``sizes`` bytes, multiples of 4096, into blocks of at most ``limit`` bytes, a multiple of that too.
+    The whole 4096-byte blocks of a large tile become blocks of their own if its content is one of ``zero_copy``; the
+    rest joins its neighbours."""
+    stops = np.cumsum(tiles.lengths)
+    starts = stops - tiles.lengths
+    alone = np.isin(tiles.contents, np.array([*zero_copy], np.int64))
+    alone &= (tiles.lengths >= LARGE) & (starts % BLOCK == 0)
+    straight = iter([*zip(starts[alone].tolist(), tiles.lengths[alone].tolist(), strict=True), (sum(sizes), 0)])
+    blocks: list[Block] = []
+    bounds: list[int] = []
+    base, at = 0, 0
+    start, length = next(straight)
+    for file, size in enumerate(sizes):
+        end = base + size
+        while at < end:
+            whole = length - length % BLOCK if at == start else 0
+            stop = at + whole if whole else min(start if start > at else end, end)
+            for first in range(at, stop, limit):
+                blocks.append(Block(len(blocks), file, first - base, min(limit, stop - first), bool(whole)))
+                bounds.append(first)
+            at = stop
+            if whole:
+                start, length = next(straight)
+        base = end
+    edges = np.array([*bounds, base], np.int64)
+    inside = np.searchsorted(edges, starts, "right") - 1
+    counts = np.where(tiles.lengths > 0, np.searchsorted(edges, stops, "left") - inside, 0)
+    which = np.repeat(np.arange(len(starts)), counts)
+    block = runs(inside, counts)
+    begin, end_of = np.maximum(starts[which], edges[block]), np.minimum(stops[which], edges[block + 1])
+    content = tiles.contents[which]
+    skip = np.where(content == ZEROS, 0, begin - starts[which])
+    firsts = np.searchsorted(block, np.arange(len(blocks) + 1))
+    return blocks, Runs(begin - edges[block], end_of - edges[block], content, skip, firsts)

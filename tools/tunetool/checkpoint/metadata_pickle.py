@@ -118,9 +118,11 @@ class Unusual(Exception):
     """The metadata holds something that this module does not write."""
 
 
-def _text(value: str) -> bytes:
+def _text(value: str, end: bytes = b"") -> bytes:
     raw = value.encode("utf-8", "surrogatepass")
-    return b"\x8c" + bytes([len(raw)]) + raw if len(raw) < 256 else b"X" + struct.pack("<I", len(raw)) + raw
+    if len(raw) < 256:
+        return b"\x8c%c%b%b" % (len(raw), raw, end)
+    return b"X%b%b%b" % (struct.pack("<I", len(raw)), raw, end)
 
 
 def _integer(value: Any) -> bytes:
@@ -134,6 +136,11 @@ def _integer(value: Any) -> bytes:
         return b"J" + struct.pack("<i", value)
     raw = value.to_bytes(value.bit_length() // 8 + 1, "little")
     return b"\x8a" + bytes([len(raw)]) + raw
+
+
+def _gets(first: int, names: Iterable[str]) -> dict[str, bytes]:
+    """How to refer to names that are in the memo one after another."""
+    return {name: _get(number) for number, name in enumerate(names, first)}
 
 
 def _get(number: int) -> bytes:
@@ -235,17 +242,28 @@ class Described:
         if not isinstance(tensors, (dict, TensorTable)) or not set(map(type, tensors)) <= {str}:
             raise Unusual
         first = len(_KNOWN)
-        self.names = {name: _get(number) for number, name in enumerate(tensors, first)}
+        self.names = _gets(first, tensors)
         self.next_number = first + len(tensors)
-        self.definitions = _remembered([_text(name) + _PUT for name in tensors])
+        self.definitions = _remembered([_text(name, _PUT) for name in tensors])
         self._sizes = _Sizes()
-        if isinstance(tensors, TensorTable):
-            entries = list(self._of_columns(tensors))
-        else:
-            entries = [self.names[name] + self._described(each) for name, each in tensors.items()]
+        entries = list(self._of_columns(tensors)) if isinstance(tensors, TensorTable) else self._of_objects(tensors)
         self.tensors = b"}" + _batches(entries, b"u")
         self.planner = self._planner(planner_data)
         self._stored: dict[int, tuple[Packed[Stored], int, bytes]] = {}
+
+    def _of_objects(self, tensors: dict[str, Any]) -> list[bytes]:
+        """As ``_described`` for every tensor. Those that torch plans alike share what their one chunk is."""
+        entries = []
+        known: dict[tuple[int, int, int], bytes] = {}
+        for reference, each in zip(self.names.values(), tensors.values(), strict=True):
+            if type(each) is not TensorStorageMetadata or type(each.chunks) is not list or len(each.chunks) != 1:
+                entries.append(reference + self._described(each))
+                continue
+            key = id(each.properties), id(each.size), id(each.chunks[0])
+            if key not in known:
+                known[key] = self._described(each)
+            entries.append(reference + known[key])
+        return entries
 
     def _described(self, each: Any) -> bytes:
         if type(each) is BytesStorageMetadata:
@@ -300,12 +318,25 @@ class Described:
             return b"N"
         if type(data) is not dict:
             raise Unusual
-        return b"}" + _batches([self._string(name) + self._path(path) for name, path in data.items()], b"u")
+        outer: dict[Any, bytes] = {}
+        entries = []
+        for name, path in data.items():
+            if type(path) is not tuple:
+                raise Unusual
+            # Most names lie in the same few tables.
+            around = path[:-1] if set(map(type, path)) == {str} else None
+            if around is None:
+                entries.append(self._string(name) + _tuple([self._part(part) for part in path]))
+                continue
+            if around not in outer:
+                outer[around] = b"".join(map(self._string, around))
+            parts = outer[around] + self._string(path[-1])
+            end = b"%c" % (0x84 + len(path)) if len(path) <= 3 else b"t"
+            entries.append(b"%b%b%b%b" % (self._string(name), b"(" if len(path) > 3 else b"", parts, end))
+        return b"}" + _batches(entries, b"u")
 
-    def _path(self, path: Any) -> bytes:
-        if type(path) is not tuple:
-            raise Unusual
-        return _tuple([_integer(part) if type(part) is int else self._string(part) for part in path])
+    def _part(self, part: Any) -> bytes:
+        return _integer(part) if type(part) is int else self._string(part)
 
     def _string(self, value: Any) -> bytes:
         if type(value) is not str:

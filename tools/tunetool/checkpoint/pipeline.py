@@ -9,21 +9,22 @@ block rarely needs the interpreter's lock.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from tunetool.checkpoint.checksums import FileSums, Stopped, Turns
+from tunetool.checkpoint.checksums import Stopped, Turns
 from tunetool.checkpoint.direct import DataFile
-from tunetool.checkpoint.host_buffers import Buffer, Source, use_gpu
-from tunetool.checkpoint.layout import Block, Piece
-from tunetool.checkpoint.raw_bytes import memory_at
+from tunetool.checkpoint.filling import Filling
+from tunetool.checkpoint.host_buffers import Buffer, use_gpu
+from tunetool.checkpoint.layout import Block
 from tunetool.checkpoint.workers import Workers
 
 
@@ -37,11 +38,11 @@ class _Filled:
 
 
 class Pipeline:
-    """Writes one rank's part of a save. ``open_files`` creates all files before the first is written; ``blocks`` holds
-    the blocks of each file, ordered by offset; ``contents``: what this save brings, by the numbers in the parts;
-    ``after``: CUDA events that must have passed before tensors are read; ``on_copied`` is called when no tensor is
-    needed any more. ``sums``: by item, the sums of its file, which this makes for it, and its number there. ``turns``:
-    is stopped if a thread fails. ``reading``: further CUDA streams that read tensors.
+    """Writes one rank's part of a save. ``open_files`` creates all files before the first is written; ``blocks`` are
+    those of one file after another, ordered by offset; ``filling`` brings their bytes; ``complete`` gets each block
+    once its bytes are in host memory, and may change it; ``after``: CUDA events that must have passed before tensors
+    are read; ``on_copied`` is called when no tensor is needed any more. ``turns``: is stopped if a thread fails.
+    ``reading``: further CUDA streams that read tensors.
 
     A thread takes the blocks of a file in order, and finishes blocks in the order in which it took them. So a thread
     that waits for the checksum of earlier bytes waits for blocks that were taken earlier: there is no deadlock.
@@ -50,23 +51,22 @@ class Pipeline:
     def __init__(
         self,
         open_files: Callable[[], Sequence[DataFile]],
-        blocks: Sequence[Sequence[Block]],
-        contents: Sequence[Any],
+        blocks: Sequence[Block],
+        filling: Filling,
         buffers: Sequence[Buffer],
-        sums: Mapping[int, tuple[FileSums, int]],
+        complete: Callable[[Block, memoryview], None],
         turns: Turns,
         after: Sequence[Any] = (),
         on_copied: Callable[[], None] = lambda: None,
         reading: Sequence[Any] = (),
     ) -> None:
-        self._open_files, self._sums, self._after, self._on_copied = open_files, sums, after, on_copied
-        self._turns = turns
-        self._contents = contents
+        self._open_files, self._complete, self._after, self._on_copied = open_files, complete, after, on_copied
+        self._turns, self._filling = turns, filling
         self._files: Sequence[DataFile] = ()
         self._opened = threading.Event()
-        self._todo = [deque(file_blocks) for file_blocks in blocks]
-        self._unfilled = sum(map(len, blocks))
-        self._unwritten = [len(file_blocks) for file_blocks in blocks]
+        self._todo = [deque(its) for _, its in itertools.groupby(blocks, lambda block: block.file)]
+        self._unfilled = len(blocks)
+        self._unwritten = Counter(block.file for block in blocks)
         self._buffers = buffers
         self._counting = threading.Lock()
         self._error: BaseException | None = None
@@ -147,15 +147,11 @@ class Pipeline:
 
     def _fill(self, block: Block, free: deque[Buffer], streams: dict[torch.device, Any]) -> _Filled:
         if block.zero_copy:
-            piece = block.pieces[0]
-            address = self._content(piece).address
-            # GPU memory has no view; cuFile uses its address.
-            filled = _Filled(
-                block, memoryview(b"") if address is None else memory_at(address + piece.start, piece.count)
-            )
+            filled = _Filled(block, self._filling.memory(block))
         else:
             buffer = free.popleft()
-            filled = _Filled(block, buffer.view[: block.length], buffer, self._copy(block, buffer, streams))
+            copied = self._filling.fill(block, buffer, lambda device: self._stream(device, streams))
+            filled = _Filled(block, buffer.view[: block.length], buffer, copied)
         with self._counting:
             self._unfilled -= 1
             last = not self._unfilled
@@ -163,44 +159,12 @@ class Pipeline:
             self._copied()
         return filled
 
-    def _copy(self, block: Block, buffer: Buffer, streams: dict[torch.device, Any]) -> list[Any]:
-        """Start to copy the block's bytes to the buffer; returns the CUDA events of copies that are not complete
-        yet."""
-        at = 0
-        by_device: dict[torch.device, list[Piece]] = {}
-        for piece in block.pieces:
-            if piece.at > at:
-                buffer.view[at : piece.at] = bytes(piece.at - at)
-            at = piece.at + piece.count
-            content = self._content(piece)
-            if type(content) is bytes:
-                whole = piece.count == len(content)
-                buffer.view[piece.at : at] = content if whole else content[piece.start : piece.start + piece.count]
-            elif type(content) is Source:
-                by_device.setdefault(content.device, []).append(piece)
-        if at < block.length:
-            buffer.view[at : block.length] = bytes(block.length - at)
-        events = []
-        for device, pieces in by_device.items():
-            on_gpu = device.type == "cuda"
-            with torch.cuda.stream(self._stream(device, streams)) if on_gpu else nullcontext():
-                stream = streams[device].cuda_stream if on_gpu else 0
-                for piece in pieces:
-                    self._content(piece).copy(piece.start, piece.count, buffer, piece.at, stream)
-            if on_gpu:
-                events.append(streams[device].record_event(torch.cuda.Event(blocking=True)))
-        return events
-
-    def _content(self, piece: Piece) -> Any:
-        content = piece.part.content
-        return content if type(content) is bytes else self._contents[content]
-
     def _stream(self, device: torch.device, streams: dict[torch.device, Any]) -> Any:
         if device not in streams:
             stream = torch.cuda.Stream(device)
             for event in self._after:
-                # Not on the GPU: a thread that starts copies by address has the interpreter's lock, and must never
-                # wait for work which another thread has still to start.
+                # Not on the GPU: a thread that starts copies by address may have the interpreter's lock meanwhile
+                # (`host_buffers.to_host`), and must never wait for work which another thread has still to start.
                 event.synchronize()
             with self._counting:
                 self._streams.append(stream)
@@ -220,33 +184,18 @@ class Pipeline:
         block, file = filled.block, self._files[filled.block.file]
         for event in filled.copied:
             event.synchronize()
-        if block.zero_copy and not filled.view:
-            self._write_from_gpu(block.pieces[0], file, block.offset)
+        if filled.view:
+            self._complete(block, filled.view)
+            file.write(filled.view, block.offset)
         else:
-            self._write_from_host(filled, file)
+            for event in self._after:
+                event.synchronize()
+            device, address = self._filling.on_gpu(block)
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                file.write_from_gpu(address, block.length, block.offset)
         with self._counting:
             self._unwritten[block.file] -= 1
             finished = not self._unwritten[block.file]
         if finished:
             file.sync()
             file.close()
-
-    def _write_from_gpu(self, piece: Piece, file: DataFile, offset: int) -> None:
-        source: Source = self._content(piece)
-        for event in self._after:
-            event.synchronize()
-        with torch.cuda.device(source.tensor.device) if source.tensor.is_cuda else nullcontext():
-            file.write_from_gpu((source.gpu_address or 0) + piece.start, piece.count, offset)
-
-    def _write_from_host(self, filled: _Filled, file: DataFile) -> None:
-        block = filled.block
-        for piece in block.pieces if self._sums else ():
-            part = piece.part
-            # What is around the raw bytes of an item has no source.
-            if part.item is not None and part.item in self._sums and type(part.content) is int:
-                sums, number = self._sums[part.item]
-                sums.feed(number, part.position + piece.start, filled.view[piece.at : piece.at + piece.count])
-        for piece in block.late:
-            late = self._content(piece)()
-            filled.view[piece.at : piece.at + piece.count] = late[piece.start : piece.start + piece.count]
-        file.write(filled.view, block.offset)

@@ -41,6 +41,14 @@ torch's planner knows."""
 
 
 @dataclass
+class _Cuts:
+    """The name of each item, and by item the cuts of those that are not all of their tensor."""
+
+    names: list[str]
+    others: dict[int, Cut]
+
+
+@dataclass
 class _LocalPlan:
     """A rank's plan for states of this shape. Holds no tensor."""
 
@@ -50,7 +58,7 @@ class _LocalPlan:
     mappings: dict[str, Any]
     sent_mappings: PackedTable
     items: PackedItems
-    finished: list[tuple[PackedItems, list[Cut]]] = field(default_factory=list)
+    finished: list[tuple[PackedItems, _Cuts]] = field(default_factory=list)
     """What the coordinator made of it, the newest first."""
 
 
@@ -193,7 +201,7 @@ class DirectSavePlanner(DefaultSavePlanner):
             return self.plan
         loadable.refuse_state(self.state_dict)
         with without_collections():
-            plan = self._planned_by_torch()
+            plan = self._planned_by_torch() if self._shape is None else self._planned_by_kinds(self._shape.leaves)
         # Not the items of `plan`, which is empty if torch has cached an equal plan.
         self._planned = self.plan.items
         if self._shape is not None:
@@ -202,6 +210,31 @@ class DirectSavePlanner(DefaultSavePlanner):
             _local_plans = _with(_local_plans, self._local)
             plan = self.plan = dataclasses.replace(plan, items=items, planner_data=sent)
         return plan
+
+    def _planned_by_kinds(self, leaves: Sequence[Any]) -> SavePlan:
+        """As torch plans, which is asked for one tensor of each kind."""
+        state = self.state_dict
+        firsts: dict[Any, str] = {}
+        alike = {
+            name: firsts.setdefault(leaf, name)
+            for (name, value), leaf in zip(state.items(), leaves, strict=True)
+            if isinstance(value, torch.Tensor)
+        }
+        try:
+            self.state_dict = {name: value for name, value in state.items() if alike.get(name, name) == name}
+            plan = super().create_local_plan()
+        finally:
+            self.state_dict = state
+        by_name: dict[str, list[WriteItem]] = {}
+        for item in plan.items:
+            by_name.setdefault(item.index.fqn, []).append(item)
+        items: list[WriteItem] = []
+        for name in state:
+            first = alike.get(name, name)
+            its = by_name.get(first, [])
+            items += its if first == name else [global_plan.renamed(item, fqn=name) for item in its]
+        self.plan = dataclasses.replace(plan, items=items)
+        return self.plan
 
     def _planned_by_torch(self) -> SavePlan:
         before = SavePlanner._cached_save_plan.get(self._cached_plans_key) if self._torch_caches else None
@@ -281,40 +314,46 @@ class DirectSavePlanner(DefaultSavePlanner):
         return plan
 
     def data_of(self, items: Sequence[WriteItem]) -> list[torch.Tensor | io.BytesIO]:
-        """``resolve_data`` of every item."""
+        """``resolve_data`` of every item. Raises ``CannotJudge`` for a layout that no reader loads."""
         if type(self) is not DirectSavePlanner:
+            loadable.refuse_items(items)
             return [self.resolve_data(item) for item in items]
-        state, data = self.state_dict, []
-        for item, cut in zip(items, self._cuts(items), strict=True):
+        cuts = self._cuts(items)
+        values = map(self.state_dict.__getitem__, cuts.names)
+        data: list[Any] = [value._local_tensor if type(value) is DTensor else value for value in values]
+        for number, cut in cuts.others.items():
             if cut is None:
-                data.append(self.resolve_data(item))
+                data[number] = self.resolve_data(items[number])
                 continue
-            tensor = state[item.index.fqn]
-            if type(tensor) is DTensor:
-                tensor = tensor._local_tensor
             for dimension, start, length in cut:
-                tensor = tensor.detach().narrow(dimension, start, length)
-            data.append(tensor)
+                data[number] = data[number].detach().narrow(dimension, start, length)
         return data
 
-    def _cuts(self, items: Sequence[WriteItem]) -> list[Cut]:
+    def _cuts(self, items: Sequence[WriteItem]) -> _Cuts:
         local = self._local
         for known, cuts in local.finished if local else ():
             if known is items:
                 return cuts
-        cuts = [self._cut(item) for item in items]
+        loadable.refuse_items(items)
+        planned = {each.index.fqn: each.tensor_data for each in self._planned}
+        names = [item.index.fqn for item in items]
+        others = {}
+        for number, (name, item) in enumerate(zip(names, items, strict=True)):
+            value: Any = self.state_dict.get(name)
+            plain = type(value._local_tensor if type(value) is DTensor else value) in PLAIN
+            # torch plans such a tensor as one item; most of them stay as they are.
+            if plain and item.tensor_data is not None and planned[name] is item.tensor_data:
+                continue
+            cut = self._cut(item) if plain and item.tensor_data is not None else None
+            if cut != ():
+                others[number] = cut
+        made = _Cuts(names, others)
         if local is not None and isinstance(items, PackedItems):
-            local.finished = [(items, cuts), *local.finished][:_KEPT]
-        return cuts
+            local.finished = [(items, made), *local.finished][:_KEPT]
+        return made
 
     def _cut(self, item: WriteItem) -> Cut:
-        data = item.tensor_data
-        value: Any = self.state_dict.get(item.index.fqn)
-        if data is None or not (
-            type(value) in PLAIN or (type(value) is DTensor and type(value._local_tensor) in PLAIN)
-        ):
-            return None
-        whole = self._around(item).tensor_data.chunk
+        data, whole = item.tensor_data, self._around(item).tensor_data.chunk
         return tuple(
             (dimension, start - whole.offsets[dimension], size)
             for dimension, (start, size) in enumerate(zip(data.chunk.offsets, data.chunk.sizes, strict=True))

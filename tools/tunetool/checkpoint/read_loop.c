@@ -1,19 +1,21 @@
-/* Reads a range of a file that is in memory into the memory of a GPU, through a ring of small pinned slots.
+/* What is called without Python's lock, so that a thread waits for that once and not once for each read and each copy: a
+ * load reads a range of a file that is in memory into the memory of a GPU, through a ring of small pinned slots
+ * (read_loop.py); a save fills a buffer from many places (filling.py).
  *
- * read_loop.py calls it without Python's lock, so that a thread waits for that once for a whole range and not once for each
- * read and each copy. Slots can be small then, and stay in the processor's cache from the read to the copy. The driver's
- * functions are handed over: nothing is linked but the C library.
+ * Slots can be small, and stay in the processor's cache from the read to the copy. The driver's functions are handed over:
+ * nothing is linked but the C library.
  */
 #include <errno.h>
 #include <stdint.h>
+#include <string.h>
 #include <unistd.h>
 
 #define SLOTS 4
 
-/* Bytes [start, stop) of the file, and the address on the GPU of the first of them. */
+/* Bytes [start, stop) of the file or of the buffer, and the address elsewhere, such as on the GPU, of the first of them. */
 struct run {
     int64_t start, stop;
-    uint64_t target;
+    uint64_t there;
 };
 
 struct ring {
@@ -28,7 +30,7 @@ struct ring {
 };
 
 /* Changes with the structures and the functions. */
-int32_t tunetool_read_loop_version(void) { return 1; }
+int32_t tunetool_read_loop_version(void) { return 2; }
 
 static int fill(int file, uint8_t *memory, int64_t count, int64_t at) {
     while (count > 0) {
@@ -55,7 +57,7 @@ int32_t tunetool_read_loop(struct ring *ring, int32_t file, int64_t start, int64
         for (int64_t number = first; number < count && runs[number].start < end; number++) {
             const struct run *run = &runs[number];
             int64_t low = run->start > at ? run->start : at, high = run->stop < end ? run->stop : end;
-            if (low < high && ring->copy(run->target + (uint64_t)(low - run->start), memory + (low - at),
+            if (low < high && ring->copy(run->there + (uint64_t)(low - run->start), memory + (low - at),
                                          (size_t)(high - low), ring->stream))
                 return 1;
         }
@@ -65,6 +67,25 @@ int32_t tunetool_read_loop(struct ring *ring, int32_t file, int64_t start, int64
             return 1;
         ring->next = (ring->next + 1) % SLOTS;
         at = end;
+    }
+    return 0;
+}
+
+/* Fills the ranges of `buffer` by `copy`, which queues on `stream`; without it, from the memory of this host, and with zeros
+ * where a run has no address. Returns 0, or 1 if a copy failed; those before may be under way then. */
+int32_t tunetool_copy_runs(int (*copy)(void *target, uint64_t source, size_t count, void *stream), void *stream,
+                           uint8_t *buffer, const struct run *runs, int64_t count) {
+    for (const struct run *run = runs; run < runs + count; run++) {
+        uint8_t *here = buffer + run->start;
+        size_t size = (size_t)(run->stop - run->start);
+        if (copy) {
+            if (copy(here, run->there, size, stream))
+                return 1;
+        } else if (run->there) {
+            memcpy(here, (const void *)(uintptr_t)run->there, size);
+        } else {
+            memset(here, 0, size);
+        }
     }
     return 0;
 }

@@ -10,11 +10,11 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from tunetool.checkpoint import compiled
 from tunetool.checkpoint.host_buffers import Buffer
 
 SLOTS = 4
@@ -23,8 +23,6 @@ RING_BYTES = 4 << 20
 """Of the pinned memory of one thread."""
 READ_BYTES = 16 << 20
 """Of one range: between two of them, a thread waits for the interpreter's lock."""
-_VERSION = 1
-_LIBRARY = Path(__file__).with_name("libread_loop.so")
 
 
 class Run(NamedTuple):
@@ -85,32 +83,13 @@ class Ring:
         return True
 
 
-def load_library(path: Path) -> Any:
-    """The compiled code; None where there is none, or one of another version or for another machine."""
-    try:
-        library = ctypes.CDLL(str(path))
-        if library.tunetool_read_loop_version() != _VERSION:
-            return None
-        read = library.tunetool_read_loop
-    except (OSError, AttributeError):
-        return None
-    read.restype = ctypes.c_int32
-    numbers = (ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
-    read.argtypes = (ctypes.c_void_p, *numbers)
-    return library
-
-
 @functools.cache
 def _parts() -> tuple[Any, Driver] | None:
-    library = load_library(_LIBRARY)
-    if library is None:
-        return None
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-        functions = cuda.cuMemcpyHtoDAsync_v2, cuda.cuEventRecord, cuda.cuEventSynchronize
-    except (OSError, AttributeError):
-        return None
-    return library, Driver(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions))
+    library, functions = (
+        compiled.library(),
+        compiled.driver("cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventSynchronize"),
+    )
+    return None if library is None or functions is None else (library, Driver(*functions))
 
 
 def is_there(device: Any) -> bool:

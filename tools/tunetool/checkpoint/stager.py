@@ -77,10 +77,16 @@ class Hold:
 
 def gpus(value: Any) -> set[torch.device]:
     """The GPUs that hold a tensor of ``value``. Other GPUs are not used, since that would take memory on them."""
-    if isinstance(value, torch.Tensor):
-        return {value.device} if value.device.type == "cuda" else set()
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return set().union(*map(gpus, parts))
+    found: set[torch.device] = set()
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, torch.Tensor):
+            if each.is_cuda:
+                found.add(each.device)
+        elif isinstance(each, dict | list | tuple):
+            todo += each.values() if isinstance(each, dict) else each
+    return found
 
 
 def marks(devices: Iterable[torch.device]) -> list[Any]:

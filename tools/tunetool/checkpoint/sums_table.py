@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,22 +42,30 @@ class Row(NamedTuple):
 
 def key_of(tensor: str, offset: Sequence[int] | None) -> int:
     """The hash of a name, and of an offset in the tensor."""
-    return number_of("\0".join((tensor, *map(str, offset or ()))).encode("utf-8", "surrogatepass"))
+    return number_of((tensor + _offset(tuple(offset or ()))).encode("utf-8", "surrogatepass"))
 
 
-def bytes_of(lengths: Sequence[int]) -> int:
-    """The size of the table of tensors of these lengths."""
-    return _ROW_BYTES * len(lengths) + SUM_BYTES * sum(map(number_of_blocks, lengths)) + FOOTER_BYTES
+@lru_cache(4096)
+def _offset(offset: tuple[int, ...]) -> str:
+    return "".join(f"\0{start}" for start in offset)
 
 
-def table(
-    places: Sequence[int], lengths: Sequence[int], keys: Sequence[int], sums: bytes, save: str, where: tuple[int, int]
-) -> bytes:
-    """The bytes of the range ``where`` of the file: a table, and zeros in it. ``places``: of the raw bytes."""
-    rows: bytes = np.array([places, lengths, keys], "<u8").T.tobytes()
+def bytes_of(tensors: int, sums: int) -> int:
+    """The size of the table of so many tensors with so many sums."""
+    return _ROW_BYTES * tensors + SUM_BYTES * sums + FOOTER_BYTES
+
+
+def rows(places: Any, lengths: Any, keys: Sequence[int]) -> bytes:
+    """The rows of a table. ``places``: of the raw bytes."""
+    made: bytes = np.column_stack([np.array(each, "<u8") for each in (places, lengths, keys)]).tobytes()
+    return made
+
+
+def table(rows: bytes, sums: bytes, save: str, where: tuple[int, int]) -> bytes:
+    """The bytes of the range ``where`` of the file: a table, and zeros in it."""
     start, stop = where
     digest = number_of(rows + sums)
-    footer = _FOOTER.pack(start, len(places), len(sums) // SUM_BYTES, digest, _seal(digest, save), _MAGIC)
+    footer = _FOOTER.pack(start, len(rows) // _ROW_BYTES, len(sums) // SUM_BYTES, digest, _seal(digest, save), _MAGIC)
     return (rows + sums).ljust(stop - start - FOOTER_BYTES, b"\0") + footer
 
 

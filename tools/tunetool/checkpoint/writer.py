@@ -360,7 +360,6 @@ class DirectWriter(StorageWriter):
                     self.settings,
                     name,
                     copy_first=hold is not None,
-                    writes=plan.items,
                     save=ticket.token,
                 )
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
