@@ -66,14 +66,14 @@ def number_of(content: bytes | memoryview) -> int:
 def block_bytes(length: int) -> int:
     """The size of a block, but of the last one, in a tensor of ``length`` bytes."""
     size = BLOCK_BYTES
-    while length // size >= _MOST:
+    while length >= size * _MOST:
         size *= 2
     return size
 
 
 def number_of_blocks(length: int) -> int:
     """The last block takes the rest, so that it has less than twice the size; a short tensor is one block."""
-    return max(1, length // block_bytes(length))
+    return 1 if length < BLOCK_BYTES else length // block_bytes(length)
 
 
 def block_range(number: int, length: int) -> tuple[int, int]:
@@ -136,6 +136,9 @@ class Summing:
 
     def add(self, tensor: int, length: int, position: int, piece: memoryview) -> None:
         """Add the bytes from ``position`` on of a tensor of ``length`` bytes. Raises ``Stopped``."""
+        if 0 < length == len(piece) < BLOCK_BYTES:
+            self.finish(tensor, 0, number_of(piece))
+            return
         size, last, at = block_bytes(length), number_of_blocks(length) - 1, 0
         while at < len(piece):
             block = min((position + at) // size, last)

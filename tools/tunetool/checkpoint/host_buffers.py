@@ -35,6 +35,11 @@ _AT_ONCE = 64 << 10
 """Bytes; copying them takes a few microseconds."""
 
 
+def within_host(target: int, source: int, count: int) -> None:
+    """Copy bytes from one address of the host's memory to another."""
+    (_memmove_at_once if count <= _AT_ONCE else _memmove)(target, source, count)
+
+
 def use_gpu(gpu: torch.device | None) -> None:
     """Set the current GPU of a new thread, which would otherwise use the first GPU and take memory of other ranks."""
     if gpu is not None:
@@ -261,7 +266,7 @@ class Source:
         """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream,
         which ``stream`` is the handle of."""
         if self.address is not None:
-            (_memmove_at_once if count <= _AT_ONCE else _memmove)(buffer.address + at, self.address + start, count)
+            within_host(buffer.address + at, self.address + start, count)
             return
         gpu, host = self.gpu_address, buffer.address + at
         if stream and gpu is not None and buffer.pinned and to_host(host, gpu + start, count, stream):

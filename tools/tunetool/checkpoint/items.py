@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tunetool.checkpoint.raw_bytes import BLOCK, strides
+from tunetool.checkpoint.raw_bytes import BLOCK, Plain, strides
 
 LARGE = 1 << 20
 """Bytes. Items of at least this size start at a block of their own, so that they can be written alone."""
@@ -156,17 +156,22 @@ class Archive:
         data = _Record(b"archive/data/0", len(out), self.data_bytes, 0)
         return out + data.local, [*records, data]
 
-    @property
+    @cached_property
     def head(self) -> bytes:
         return self._before[0]
 
-    @property
+    @cached_property
     def tail_bytes(self) -> int:
         return len(self.tail)
 
-    @property
+    @cached_property
     def length(self) -> int:
         return len(self.head) + self.data_bytes + self.tail_bytes
+
+    @cached_property
+    def plain(self) -> Plain:
+        """The tensor within it."""
+        return Plain(len(self.head), self.data_bytes, self.dtype, tuple(self.shape))
 
     @cached_property
     def tail(self) -> bytes:

@@ -8,7 +8,7 @@ byte on ``pickled`` reads, and says what is wrong, if anything is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,11 +62,16 @@ _PLACE_ROW = re.compile(
 _ONE_NUMBER, _ONE_CHUNK = re.compile(_NUMBER, re.DOTALL), re.compile(_CHUNK, re.DOTALL)
 
 
+def _number(raw: bytes) -> int:
+    """The integer, which is not negative, of an opcode and its bytes."""
+    return int.from_bytes(raw[2 if raw[0] == 0x8A else 1 :], "little")
+
+
 class _Numbers(dict[bytes, int]):
     """By their opcodes: the same ones occur in many rows."""
 
     def __missing__(self, raw: bytes) -> int:
-        made = self[raw] = int.from_bytes(raw[2 if raw[0] == 0x8A else 1 :], "little")
+        made = self[raw] = _number(raw)
         return made
 
 
@@ -74,8 +79,7 @@ class _Sizes(dict[bytes, torch.Size]):
     """By the opcodes of a tuple."""
 
     def __missing__(self, raw: bytes) -> torch.Size:
-        numbers = _Numbers()
-        lengths = [numbers[each] for each in _ONE_NUMBER.findall(raw, raw[0] == 0x28, len(raw) - 1)]
+        lengths = [_number(each) for each in _ONE_NUMBER.findall(raw, raw[0] == 0x28, len(raw) - 1)]
         if lengths and raw[0] != 0x28 and raw[-1] != 0x84 + len(lengths):
             raise _Other
         made = self[raw] = torch.Size(lengths)
@@ -98,7 +102,6 @@ class _Texts(dict[bytes, str]):
 
 
 _Form = tuple[TensorProperties, torch.Size, list[tuple[torch.Size, torch.Size]]]
-_Rows = Iterator[re.Match[bytes]]
 
 
 def _form(row: re.Match[bytes], properties: dict[Any, TensorProperties], sizes: _Sizes) -> _Form:
@@ -120,35 +123,45 @@ def _form(row: re.Match[bytes], properties: dict[Any, TensorProperties], sizes: 
     return properties[key], size, bounds
 
 
-def _tensors(rows: _Rows, memo: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def _tensors(content: bytes, end: int, memo: Sequence[Any]) -> tuple[int, dict[str, Any]]:
+    """Where the rows end that begin at ``end``, and what they say."""
     names, sizes, properties = _Texts(memo), _Sizes(), dict[Any, TensorProperties]()
-    forms: dict[bytes, _Form] = {}
-    for row in rows:
+    match, forms, filled = _TENSOR_ROW.match, dict[bytes, _Form](), dict[str, Any]()
+    while row := match(content, end):
+        end = row.end()
         name, described = row.group(1, 2)
         if described == opcodes.BYTES:
-            yield names[name], BytesStorageMetadata()
+            filled[names[name]] = BytesStorageMetadata()
             continue
         form = forms.get(described)
         if form is None:
             form = forms[described] = _form(row, properties, sizes)
         its, size, bounds = form
-        yield names[name], TensorStorageMetadata(its, size, [ChunkStorageMetadata(*each) for each in bounds])
+        filled[names[name]] = TensorStorageMetadata(its, size, [ChunkStorageMetadata(*each) for each in bounds])
+    return end, filled
 
 
-def _places(rows: _Rows, memo: Sequence[Any]) -> Iterator[tuple[MetadataIndex, _StorageInfo]]:
+def _places(content: bytes, end: int, memo: Sequence[Any]) -> tuple[int, dict[MetadataIndex, _StorageInfo]]:
+    """The same of the table of files."""
     texts, sizes, numbers, new = _Texts(memo), _Sizes(), _Numbers(), object.__new__
-    for row in rows:
+    match, filled = _PLACE_ROW.match, dict[MetadataIndex, _StorageInfo]()
+    while row := match(content, end):
+        end = row.end()
         name, hint, at, file, offset, length = row.groups()
-        index, place = new(MetadataIndex), new(_StorageInfo)
         # Their own constructors take five times as long.
-        index.__dict__.update(fqn=texts[name], index=None if hint == b"N" else numbers[hint], offset=at and sizes[at])
-        place.__dict__.update(relative_path=texts[file], offset=numbers[offset], length=numbers[length])
-        yield index, place
+        index, place = new(MetadataIndex), new(_StorageInfo)
+        fields = index.__dict__
+        fields["fqn"] = texts[name]
+        fields["index"] = None if hint == b"N" else numbers[hint]
+        fields["offset"] = None if at is None else sizes[at]
+        fields = place.__dict__
+        fields["relative_path"], fields["offset"], fields["length"] = texts[file], _number(offset), numbers[length]
+        filled[index] = place
+    return end, filled
 
 
 def _filled(
-    pattern: re.Pattern[bytes],
-    values: Callable[[_Rows, Sequence[Any]], Iterator[tuple[Any, Any]]],
+    values: Callable[[bytes, int, Sequence[Any]], tuple[int, dict[Any, Any]]],
     known: Sequence[Any],
     content: bytes,
     start: int,
@@ -156,18 +169,10 @@ def _filled(
     table: dict[Any, Any],
 ) -> int:
     """Fill the table, whose rows begin at ``start``. Returns where they end; ``start`` where one is no such row."""
-    end, match = start + 1, pattern.match
-
-    def rows() -> _Rows:
-        nonlocal end
-        while row := match(content, end):
-            end = row.end()
-            yield row
-
     if memo[: len(known)] != known:
         return start
     try:
-        filled = dict(values(rows(), memo))
+        end, filled = values(content, start + 1, memo)
     except (_Other, IndexError):
         return start
     if content[end : end + 1] != b"u":
@@ -184,12 +189,10 @@ def tables(known: Sequence[Any], content: bytes) -> Tables:
     if not opcodes.FIELDS_KNOWN or not content.startswith(opcodes.BEGIN):
         return {}
     found: dict[int, Callable[[Sequence[Any], dict[Any, Any]], int]] = {}
-    for name, pattern, values in (
-        ("state_dict_metadata", _TENSOR_ROW, _tensors),
-        ("storage_data", _PLACE_ROW, _places),
-    ):
+    readers: dict[str, Callable[..., Any]] = {"state_dict_metadata": _tensors, "storage_data": _places}
+    for name, values in readers.items():
         before = opcodes.text_of(name) + b"}"
         start = content.find(before + b"(") + len(before)
         if start >= len(before):
-            found[start] = partial(_filled, pattern, values, known, content, start)
+            found[start] = partial(_filled, values, known, content, start)
     return found
