@@ -114,6 +114,8 @@ def test_a_first_restore(imported: Mapping[str, frozenset[str]]) -> None:
         "global_plan",
         "index",
         "items",
+        "load_planner",
+        "load_targets",
         "metadata",
         "metadata_opcodes",
         "metadata_pickle",

@@ -125,6 +125,8 @@ class Summing:
     assigned to threads in order, or the threads wait for each other forever.
     """
 
+    __slots__ = ("_begun", "_turns")
+
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._begun: dict[tuple[int, int], tuple[Any, int]] = {}
@@ -210,6 +212,8 @@ class Saved:
     """The sums that a tensor was saved with: ``sums`` of its ``length`` bytes, which begin at ``start`` in the file
     ``name`` of a directory."""
 
+    __slots__ = ("_place", "_tensor", "length", "sums")
+
     def __init__(self, sums: bytes, length: int, tensor: str, directory: Path, name: str, start: int) -> None:
         self.sums, self.length = sums, length
         self._tensor, self._place = tensor, (directory, name, start)
@@ -238,6 +242,8 @@ class Saved:
 
 class Verified(Summing):
     """``Summing`` of one tensor that is read, or of a part of it in whole blocks."""
+
+    __slots__ = ("_saved",)
 
     def __init__(self, saved: Saved, turns: Turns) -> None:
         super().__init__(turns)

@@ -42,6 +42,24 @@ class Want:
     blocks is read for that as well.
     """
 
+    # Many are made at a time.
+    __slots__ = (
+        "_as_bytes",
+        "address",
+        "by_address",
+        "bytes",
+        "dtype",
+        "file",
+        "is_whole",
+        "lengths",
+        "name",
+        "offsets",
+        "plain",
+        "start",
+        "sums",
+        "target",
+    )
+
     def __init__(
         self,
         name: str,
@@ -60,10 +78,14 @@ class Want:
         """Whether the bytes of the file, from the first to the last one, are those of the target's memory."""
         self.address = target.data_ptr() if self.by_address else 0
 
-    @cached_property
+        self._as_bytes: torch.Tensor | None = None
+
+    @property
     def as_bytes(self) -> Any:
         """The target's memory, if it is ``by_address``. Made when it is asked for: few need it, and it takes long."""
-        return self.target.reshape(-1).view(torch.uint8) if self.by_address else None
+        if self._as_bytes is None and self.by_address:
+            self._as_bytes = self.target.reshape(-1).view(torch.uint8)
+        return self._as_bytes
 
 
 @functools.lru_cache(4096)
