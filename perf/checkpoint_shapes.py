@@ -47,7 +47,7 @@ from goals import figure, line, status
 from tunetool.bench.checkpoint.engines import ENGINES
 from tunetool.bench.checkpoint.engines.base import Context, Engine
 from tunetool.bench.checkpoint.fio_best import FioBest
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, planner, rank_layout
+from tunetool.checkpoint import DirectLoadPlanner, DirectReader, DirectSavePlanner, DirectWriter, planner, rank_layout
 from tunetool.measure.fio import find_fio
 from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.statistics import estimate
@@ -136,7 +136,7 @@ class Turns:
         self.check()
 
     def restore(self, path: Path) -> None:
-        dcp.load(self.blank, storage_reader=DirectReader(path), no_dist=True)
+        dcp.load(self.blank, storage_reader=DirectReader(path), planner=DirectLoadPlanner(), no_dist=True)
 
     def check(self) -> None:
         """Ends the program unless the last restore brought every byte."""

@@ -78,3 +78,18 @@ def drains() -> Iterator[Callable[..., Any]]:
     yield begin
     for each in begun:
         each.stop()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A group of this process alone."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.planner import SavePlanner
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    # torch caches plans by name in the process; the next test must not get those of another writer.
+    for name, cached in vars(SavePlanner).items():
+        if name.startswith("_cached_"):
+            cached.clear()

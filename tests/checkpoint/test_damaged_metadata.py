@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import CheckpointException
 
 from tunetool.checkpoint import metadata
+from tunetool.checkpoint.load_targets import fills
 from tunetool.checkpoint.planner import DirectSavePlanner
-from tunetool.checkpoint.reader import DirectReader, fills
+from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.writer import DirectWriter
 from tunetool.errors import UsageProblem
 

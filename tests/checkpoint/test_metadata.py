@@ -12,20 +12,17 @@ import pickle
 import pickletools
 import struct
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.filesystem as torch_filesystem
 import torch.distributed.checkpoint.metadata as torch_metadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -429,17 +426,6 @@ def test_made_up_tensors_are_left_to_torch_or_plain(data: st.DataObject) -> None
     if located is not None:
         assert all(type(size) is int and size >= 0 for size in located.shape)
         assert located.length == 48
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    # torch caches plans by name in the process; the next test must not get those of another writer.
-    for name, cached in vars(SavePlanner).items():
-        if name.startswith("_cached_"):
-            cached.clear()
 
 
 class Net(torch.nn.Module):

@@ -1,9 +1,9 @@
 """Checkpoints written and read with O_DIRECT, past the page cache, in torch's own distributed checkpoint format.
 
 >>> from torch.distributed import checkpoint as dcp
->>> from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter
+>>> from tunetool.checkpoint import DirectLoadPlanner, DirectReader, DirectSavePlanner, DirectWriter
 >>> dcp.save(state, storage_writer=DirectWriter("/scratch/step-100"), planner=DirectSavePlanner())
->>> dcp.load(state, storage_reader=DirectReader("/scratch/step-100"))
+>>> dcp.load(state, storage_reader=DirectReader("/scratch/step-100"), planner=DirectLoadPlanner())
 
 torch is imported when one of these names is used for the first time.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from tunetool.lazy_names import first_use
 
 _MODULES = {
+    "DirectLoadPlanner": "load_planner",
     "DirectReader": "reader",
     "DirectSavePlanner": "planner",
     "DirectStager": "stager",

@@ -66,14 +66,14 @@ def number_of(content: bytes | memoryview) -> int:
 def block_bytes(length: int) -> int:
     """The size of a block, but of the last one, in a tensor of ``length`` bytes."""
     size = BLOCK_BYTES
-    while length // size >= _MOST:
+    while length >= size * _MOST:
         size *= 2
     return size
 
 
 def number_of_blocks(length: int) -> int:
     """The last block takes the rest, so that it has less than twice the size; a short tensor is one block."""
-    return max(1, length // block_bytes(length))
+    return 1 if length < BLOCK_BYTES else length // block_bytes(length)
 
 
 def first_sums(lengths: Sequence[int]) -> list[int]:
@@ -130,6 +130,8 @@ class Summing:
     assigned to threads in order, or the threads wait for each other forever.
     """
 
+    __slots__ = ("_begun", "_turns")
+
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._begun: dict[tuple[int, int], tuple[Any, int]] = {}
@@ -141,6 +143,9 @@ class Summing:
 
     def add(self, tensor: int, length: int, position: int, piece: memoryview) -> None:
         """Add the bytes from ``position`` on of a tensor of ``length`` bytes. Raises ``Stopped``."""
+        if 0 < length == len(piece) < BLOCK_BYTES:
+            self.finish(tensor, 0, number_of(piece))
+            return
         size, last, at = block_bytes(length), number_of_blocks(length) - 1, 0
         while at < len(piece):
             block = min((position + at) // size, last)
@@ -214,6 +219,8 @@ class Saved:
     """The sums that a tensor was saved with: ``sums`` of its ``length`` bytes, which begin at ``start`` in the file
     ``name`` of a directory."""
 
+    __slots__ = ("_place", "_tensor", "length", "sums")
+
     def __init__(self, sums: bytes, length: int, tensor: str, directory: Path, name: str, start: int) -> None:
         self.sums, self.length = sums, length
         self._tensor, self._place = tensor, (directory, name, start)
@@ -242,6 +249,8 @@ class Saved:
 
 class Verified(Summing):
     """``Summing`` of one tensor that is read, or of a part of it in whole blocks."""
+
+    __slots__ = ("_saved",)
 
     def __init__(self, saved: Saved, turns: Turns) -> None:
         super().__init__(turns)

@@ -8,7 +8,6 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -35,7 +34,6 @@ FILES_AT_A_TIME = 32
 """Files that are read concurrently. Each is open from its first to its last read."""
 
 
-@dataclass(eq=False, repr=False)
 class Want:
     """A box (element ``offsets`` and ``lengths``) of the saved tensor ``plain`` to be read, and its target.
 
@@ -44,31 +42,62 @@ class Want:
     blocks is read for that as well.
     """
 
-    name: str
-    file: str
-    start: int
-    plain: Plain
-    offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
-    target: Any
-    sums: Verified | None = None
+    # Many are made at a time.
+    __slots__ = (
+        "_as_bytes",
+        "address",
+        "by_address",
+        "bytes",
+        "dtype",
+        "file",
+        "is_whole",
+        "lengths",
+        "name",
+        "offsets",
+        "plain",
+        "start",
+        "sums",
+        "target",
+    )
 
-    def __post_init__(self) -> None:
-        item, count = ITEM_SIZES[self.plain.dtype], math.prod(self.lengths)
-        self.dtype = getattr(torch, self.plain.dtype)
-        if self.lengths == self.plain.shape and not any(self.offsets):
-            self.bytes = 0, count * item
-        else:
-            self.bytes = span(self.plain.shape, item, self.offsets, self.lengths) if count else (0, 0)
-        in_one_run = count > 0 and self.bytes[1] - self.bytes[0] == count * item
-        self.by_address = in_one_run and self.target.dtype == self.dtype and is_flat(self.target)
+    def __init__(
+        self,
+        name: str,
+        file: str,
+        start: int,
+        plain: Plain,
+        offsets: tuple[int, ...],
+        lengths: tuple[int, ...],
+        target: Any,
+        sums: Verified | None = None,
+    ) -> None:
+        self.name, self.file, self.start, self.plain = name, file, start, plain
+        self.offsets, self.lengths, self.target, self.sums = offsets, lengths, target, sums
+        self.dtype, self.is_whole, self.bytes, in_one_run = _box(plain.dtype, plain.shape, offsets, lengths)
+        self.by_address = in_one_run and target.dtype == self.dtype and is_flat(target)
         """Whether the bytes of the file, from the first to the last one, are those of the target's memory."""
-        self.address = self.target.data_ptr() if self.by_address else 0
+        self.address = target.data_ptr() if self.by_address else 0
 
-    @cached_property
+        self._as_bytes: torch.Tensor | None = None
+
+    @property
     def as_bytes(self) -> Any:
         """The target's memory, if it is ``by_address``. Made when it is asked for: few need it, and it takes long."""
-        return self.target.reshape(-1).view(torch.uint8) if self.by_address else None
+        if self._as_bytes is None and self.by_address:
+            self._as_bytes = self.target.reshape(-1).view(torch.uint8)
+        return self._as_bytes
+
+
+@functools.lru_cache(4096)
+def _box(
+    name: str, shape: tuple[int, ...], offsets: tuple[int, ...], lengths: tuple[int, ...]
+) -> tuple[torch.dtype, bool, tuple[int, int], bool]:
+    """Of a box of a tensor: the dtype, whether it is all of the tensor, the bytes that span it, and whether these are
+    nothing else. Kept: a model has few different ones."""
+    item, count = ITEM_SIZES[name], math.prod(lengths)
+    is_whole = lengths == shape and not any(offsets)
+    inside = (0, count * item) if is_whole or not count else span(shape, item, offsets, lengths)
+    return getattr(torch, name), is_whole, inside, count > 0 and inside[1] - inside[0] == count * item
 
 
 class Part(NamedTuple):
@@ -107,12 +136,18 @@ def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[F
         by_ring: list[tuple[int, int, Part]] = []
         reads: list[tuple[int, Read[Part] | DirectRead]] = []
         for want in group:
+            by_code = (
+                files.in_memory and want.by_address and want.sums is None and read_loop.is_there(want.target.device)
+            )
+            some, limit = (by_ring, largest) if by_code else (through, buffer_bytes)
+            start, stop = want.start, want.start + want.bytes[1]
+            if want.by_address and want.is_whole and stop - start <= GAP and stop <= start - start % BLOCK + limit:
+                # What follows comes to the same for so few bytes.
+                some.append((start, stop, Part(want, 0, None)))
+                continue
             low, high = _aligned_run(want, alignment, BLOCK if files.direct else 1)
             reads += [(start, DirectRead(want, start, stop)) for start, stop in pieces(low, high, buffer_bytes)]
-            if files.in_memory and want.by_address and want.sums is None and read_loop.is_there(want.target.device):
-                by_ring += _through_buffers(want, low, high, largest)
-            else:
-                through += _through_buffers(want, low, high, buffer_bytes)
+            some += _through_buffers(want, low, high, limit)
         for some, limit in ((through, buffer_bytes), (by_ring, largest)):
             reads += [(read.start, read) for read in merge(some, limit)]
         per_file[file] = sorted(reads, key=lambda entry: entry[0])
@@ -333,6 +368,9 @@ class _Buffer:
         """Copy ``count`` bytes from ``first`` on to byte ``at`` of the target, which is ``by_address``; for a GPU, the
         copy is queued on the current stream."""
         if self.handle and host_buffers.to_gpu(want.address + at, self.address + first, count, self.handle):
+            return
+        if want.target.is_cpu:
+            host_buffers.within_host(want.address + at, self.address + first, count)
             return
         want.as_bytes[at : at + count].copy_(self.tensor[first : first + count], non_blocking=True)
 

@@ -18,7 +18,7 @@ import torch
 
 from tunetool.checkpoint import compiled
 from tunetool.checkpoint.columns import Numbers
-from tunetool.checkpoint.host_buffers import Buffer, Source, copy_memory, to_host
+from tunetool.checkpoint.host_buffers import Buffer, Source, to_host, within_host
 from tunetool.checkpoint.layout import ZEROS, Block, Runs
 from tunetool.checkpoint.raw_bytes import memory_at
 
@@ -99,7 +99,7 @@ class Filling:
             if content == ZEROS:
                 buffer.view[start:stop] = bytes(count)
             elif group.device is None:
-                copy_memory(here, there, count)
+                within_host(here, there, count)
             elif stream is None or not buffer.pinned or not to_host(here, there, count, stream.cuda_stream):
                 source = self._contents.source(content)
                 assert isinstance(source, Source)  # noqa: S101  (nothing else is on a GPU)

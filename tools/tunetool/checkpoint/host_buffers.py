@@ -37,6 +37,11 @@ _AT_ONCE = 64 << 10
 """Bytes; copying them takes a few microseconds."""
 
 
+def within_host(target: int, source: int, count: int) -> None:
+    """Copy bytes from one address of the host's memory to another."""
+    (_memmove_at_once if count <= _AT_ONCE else _memmove)(target, source, count)
+
+
 def use_gpu(gpu: torch.device | None) -> None:
     """Set the current GPU of a new thread, which would otherwise use the first GPU and take memory of other ranks."""
     if gpu is not None:
@@ -264,11 +269,6 @@ class Source:
             ends = itertools.accumulate(view.numel() * view.element_size() for view in each)
             parts = self._parts = [*zip((0, *ends), each, strict=False)]
         return parts
-
-
-def copy_memory(target: int, source: int, count: int) -> None:
-    """Copy bytes of this host from one address to another."""
-    (_memmove_at_once if count <= _AT_ONCE else _memmove)(target, source, count)
 
 
 _Function = Callable[[int, int, int, int], int]

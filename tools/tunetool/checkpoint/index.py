@@ -52,7 +52,11 @@ def find(
     ends = _ends(distinct, files, threads)
     found: dict[Item, Plain | None] = {}
     for item, probably in distinct.items():
-        read = _reader(item, ends[item.file], files)
+        of_file = ends[item.file]
+        if probably is not None and of_file.holds(item.offset, probably):
+            found[item] = probably.plain
+            continue
+        read = _reader(item, of_file, files)
         plain = _compared(probably, read) if probably is not None else None
         if plain is None:
             plain = archive.find(read, item.length)
@@ -77,16 +81,16 @@ def _compared(expected: Archive, read: Callable[[int, int], bytes]) -> Plain | N
         return None
     if read(expected.length - expected.tail_bytes, expected.tail_bytes) != expected.tail:
         return None
-    return Plain(len(expected.head), expected.data_bytes, expected.dtype, tuple(expected.shape))
+    return expected.plain
 
 
 def _refuse_truncated(items: Sequence[Item], files: Files) -> None:
     sizes: dict[str, int] = {}
-    for item in items:
-        if item.file not in sizes:
-            sizes[item.file] = files.size(item.file, item.tensor)
-        if item.offset + item.length > sizes[item.file]:
-            raise files.truncated(item.file, item.tensor, sizes[item.file], item.offset + item.length)
+    for tensor, file, offset, length in items:
+        if file not in sizes:
+            sizes[file] = files.size(file, tensor)
+        if offset + length > sizes[file]:
+            raise files.truncated(file, tensor, sizes[file], offset + length)
 
 
 @dataclass
@@ -95,6 +99,16 @@ class _Ends:
 
     starts: list[int]
     contents: list[bytes]
+
+    def holds(self, start: int, expected: Archive) -> bool:
+        """Whether all bytes around the data of an archive at ``start`` are here, each in one string."""
+        return self._has(start, expected.head) and self._has(
+            start + expected.length - expected.tail_bytes, expected.tail
+        )
+
+    def _has(self, start: int, expected: bytes) -> bool:
+        number = bisect.bisect_right(self.starts, start) - 1
+        return self.contents[number].startswith(expected, start - self.starts[number])
 
 
 def _ends(items: Mapping[Item, Archive | None], files: Files, threads: int) -> dict[str, _Ends]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from tunetool.checkpoint.raw_bytes import BLOCK, strides
+from tunetool.checkpoint.raw_bytes import BLOCK, Plain, strides
 
 LARGE = 1 << 20
 """Bytes. Items of at least this size start at a block of their own, so that they can be written alone."""
@@ -161,13 +161,18 @@ class Archive:
     def head(self) -> bytes:
         return self._before[0]
 
-    @property
+    @cached_property
     def tail_bytes(self) -> int:
         return len(self.tail)
 
     @cached_property
     def length(self) -> int:
         return len(self.head) + self.data_bytes + self.tail_bytes
+
+    @cached_property
+    def plain(self) -> Plain:
+        """The tensor within it."""
+        return Plain(len(self.head), self.data_bytes, self.dtype, tuple(self.shape))
 
     @cached_property
     def tail(self) -> bytes:

@@ -26,10 +26,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.metadata import Metadata as _Metadata
 
 from tunetool import regular_files
-from tunetool.checkpoint import metadata_pickle, pickled
+from tunetool.checkpoint import metadata_opcodes, metadata_pickle, pickled
 from tunetool.checkpoint.checksums import Sums, hasher
 from tunetool.checkpoint.collections_off import without_collections
-from tunetool.checkpoint.metadata_pickle import SUMS, Content, Described, Unusual
+from tunetool.checkpoint.metadata_opcodes import Unusual
+from tunetool.checkpoint.metadata_pickle import SUMS, Content, Described
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.plain import Malformed, check_plain
 from tunetool.checkpoint.vocabulary import VOCABULARY, is_leaf
@@ -192,7 +193,7 @@ def content_of(
     """
     tables, sums = metadata.state_dict_metadata, sums_of(results)
     try:
-        if not metadata_pickle.KNOWN:
+        if not metadata_opcodes.FIELDS_KNOWN:
             raise Unusual
         if not all(is_inside(name) for rank in results for name in rank.names):
             raise Unusual

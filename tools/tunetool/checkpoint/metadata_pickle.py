@@ -14,19 +14,15 @@ else, ``Unusual`` is raised, and the caller lets Python's pickler write it.
 
 from __future__ import annotations
 
-import dataclasses
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     StorageMeta,
     TensorProperties,
@@ -35,6 +31,34 @@ from torch.distributed.checkpoint.metadata import (
 
 from tunetool.checkpoint.checksums import Sums
 from tunetool.checkpoint.columns import Columns, Numbers
+from tunetool.checkpoint.metadata_opcodes import (
+    BATCH,
+    BEGIN,
+    BYTES,
+    CHUNK,
+    CHUNK_SIZES,
+    CONTIGUOUS,
+    INDEX,
+    INDEX_HINT,
+    INDEX_OFFSET,
+    INFO,
+    INFO_LENGTH,
+    INFO_OFFSET,
+    NAMES,
+    NEW,
+    PROPERTIES,
+    PUT,
+    SIZE,
+    STRIDED,
+    TENSOR,
+    TRUTH,
+    Unusual,
+    get,
+    integer,
+    remembered,
+    text_of,
+    tuple_of,
+)
 from tunetool.checkpoint.packed import Packed, PackedStored, Results, Stored
 from tunetool.checkpoint.tensor_table import TensorTable
 
@@ -94,102 +118,6 @@ Content = list[bytes | memoryview]
 SUMS = "tunetool_sums"
 """An attribute of the metadata, which torch ignores: the checksums (xxh3_64) of what has none beside its data, which is
 objects and tensors that ``torch.save`` wrote. It is there where the save made checksums."""
-_BATCH = 1000
-"""Entries of a table or a list that are put there at a time, as by Python's pickler."""
-_NEW = b")\x81"
-_PUT = b"\x94"
-"""Remember the value in the memo."""
-_METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
-_FIELDS: dict[type, set[str]] = {
-    Metadata: {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"},
-    TensorStorageMetadata: {"properties", "size", "chunks"},
-    BytesStorageMetadata: set(),
-    ChunkStorageMetadata: {"offsets", "sizes"},
-    TensorProperties: {"dtype", "layout", "requires_grad", "memory_format", "pin_memory"},
-    MetadataIndex: {"fqn", "offset", "index"},
-    StorageMeta: {"checkpoint_id", "save_id", "load_id", "modules"},
-    _StorageInfo: {"relative_path", "offset", "length", "transform_descriptors"},
-}
-KNOWN = all({field.name for field in dataclasses.fields(kind)} == names for kind, names in _FIELDS.items())
-"""Whether torch's classes have the fields that this module knows; a version with others is left to Python's pickler."""
-
-
-class Unusual(Exception):
-    """The metadata holds something that this module does not write."""
-
-
-def _text(value: str, end: bytes = b"") -> bytes:
-    raw = value.encode("utf-8", "surrogatepass")
-    if len(raw) < 256:
-        return b"\x8c%c%b%b" % (len(raw), raw, end)
-    return b"X%b%b%b" % (struct.pack("<I", len(raw)), raw, end)
-
-
-def _integer(value: Any) -> bytes:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise Unusual
-    if value < 1 << 8:
-        return b"K" + bytes([value])
-    if value < 1 << 16:
-        return b"M" + struct.pack("<H", value)
-    if value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    raw = value.to_bytes(value.bit_length() // 8 + 1, "little")
-    return b"\x8a" + bytes([len(raw)]) + raw
-
-
-def _gets(first: int, names: Iterable[str]) -> dict[str, bytes]:
-    """How to refer to names that are in the memo one after another."""
-    return {name: _get(number) for number, name in enumerate(names, first)}
-
-
-def _get(number: int) -> bytes:
-    return b"h" + bytes([number]) if number < 256 else b"j" + struct.pack("<I", number)
-
-
-def _tuple(parts: Sequence[bytes]) -> bytes:
-    if len(parts) > 3:
-        return b"(" + b"".join(parts) + b"t"
-    return b"".join(parts) + (bytes([0x84 + len(parts)]) if parts else b")")
-
-
-def _globals() -> tuple[bytes, dict[str, bytes]]:
-    """The beginning of every file, and how to refer to each name in it."""
-    classes = [
-        *((_METADATA, kind.__name__) for kind in _FIELDS if kind is not _StorageInfo),
-        (_FILES, "_StorageInfo"),
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-    ]
-    words = ["fqn", "index", "offset", "relative_path", "length", "offsets", "sizes", "properties", "size", "chunks"]
-    values = [_text(module) + _text(name) + b"\x93" + _PUT for module, name in classes]
-    values += [_text(word) + _PUT for word in words]
-    names = [*(name for _, name in classes), *words]
-    # The metadata's own class, the first value, is also what the file begins with: an object, and its table of fields.
-    out = b"\x80\x04" + values[0] + _NEW + b"}(" + _remembered(values[1:])
-    return out, {name: _get(number) for number, name in enumerate(names)}
-
-
-def _remembered(values: Sequence[bytes]) -> bytes:
-    """Values for the memo, within the table of the metadata's fields."""
-    groups = (values[first : first + _BATCH] for first in range(0, len(values), _BATCH))
-    return b"".join(_text("version") + b"(" + b"".join(group) + b"t" for group in groups)
-
-
-_BEGIN, _KNOWN = _globals()
-_SIZE = _KNOWN["Size"]
-_INDEX = _KNOWN["MetadataIndex"] + _NEW + b"}(" + _KNOWN["fqn"]
-_INDEX_HINT, _INDEX_OFFSET = _KNOWN["index"], _KNOWN["offset"]
-_INFO = b"ub" + _KNOWN["_StorageInfo"] + _NEW + b"}(" + _KNOWN["relative_path"]
-_INFO_OFFSET, _INFO_LENGTH = _KNOWN["offset"], _KNOWN["length"]
-_CHUNK = _KNOWN["ChunkStorageMetadata"] + _NEW + b"}(" + _KNOWN["offsets"]
-_CHUNK_SIZES = _KNOWN["sizes"]
-_TENSOR = _KNOWN["TensorStorageMetadata"] + _NEW + b"}(" + _KNOWN["properties"]
-_BYTES = _KNOWN["BytesStorageMetadata"] + _NEW
-_STRIDED = _KNOWN["_get_layout"] + _text("torch.strided") + b"\x85R"
-_CONTIGUOUS = _KNOWN["_MEM_FORMAT_ENCODING"] + b"K\x00\x85R"
-_TRUTH = {True: b"\x88", False: b"\x89"}
 
 
 class _Sizes(dict[Any, bytes]):
@@ -198,12 +126,12 @@ class _Sizes(dict[Any, bytes]):
     def __missing__(self, size: Any) -> bytes:
         if type(size) is not torch.Size:
             raise Unusual
-        made = self[size] = _SIZE + _tuple([_integer(length) for length in size]) + b"\x85R"
+        made = self[size] = SIZE + tuple_of([integer(length) for length in size]) + b"\x85R"
         return made
 
 
 def _batches(entries: Sequence[bytes], end: bytes) -> bytes:
-    return b"".join(b"(" + b"".join(entries[first : first + _BATCH]) + end for first in range(0, len(entries), _BATCH))
+    return b"".join(b"(" + b"".join(entries[first : first + BATCH]) + end for first in range(0, len(entries), BATCH))
 
 
 def _properties(properties: Any) -> bytes:
@@ -225,9 +153,8 @@ def _state_of(dtype: Any, layout: Any, requires_grad: Any, memory_format: Any, p
     name = str(dtype).removeprefix("torch.")
     if type(dtype) is not torch.dtype or getattr(torch, name, None) is not dtype:
         raise Unusual
-    dtype_name = _text("torch") + _text(name) + b"\x93"
-    state = b"(" + dtype_name + _STRIDED + _TRUTH[requires_grad] + _CONTIGUOUS + _TRUTH[pin_memory] + b"t"
-    return _KNOWN["TensorProperties"] + _NEW + state + b"b"
+    dtype_name = text_of("torch") + text_of(name) + b"\x93"
+    return PROPERTIES + dtype_name + STRIDED + TRUTH[requires_grad] + CONTIGUOUS + TRUTH[pin_memory] + b"tb"
 
 
 class Described:
@@ -241,10 +168,10 @@ class Described:
             tensors = dict(tensors)
         if not isinstance(tensors, (dict, TensorTable)) or not set(map(type, tensors)) <= {str}:
             raise Unusual
-        first = len(_KNOWN)
-        self.names = _gets(first, tensors)
+        first = len(NAMES)
+        self.names = {name: get(number) for number, name in enumerate(tensors, first)}
         self.next_number = first + len(tensors)
-        self.definitions = _remembered([_text(name, _PUT) for name in tensors])
+        self.definitions = remembered([text_of(name) + PUT for name in tensors])
         self._sizes = _Sizes()
         entries = list(self._of_columns(tensors)) if isinstance(tensors, TensorTable) else self._of_objects(tensors)
         self.tensors = b"}" + _batches(entries, b"u")
@@ -267,15 +194,15 @@ class Described:
 
     def _described(self, each: Any) -> bytes:
         if type(each) is BytesStorageMetadata:
-            return _BYTES
+            return BYTES
         if type(each) is not TensorStorageMetadata or type(each.chunks) is not list:
             raise Unusual
         sizes, chunks = self._sizes, []
         for chunk in each.chunks:
             if type(chunk) is not ChunkStorageMetadata or not len(chunk.offsets) == len(chunk.sizes) == len(each.size):
                 raise Unusual
-            chunks.append(_CHUNK + sizes[chunk.offsets] + _CHUNK_SIZES + sizes[chunk.sizes] + b"ub")
-        head = _TENSOR + _properties(each.properties) + _KNOWN["size"] + sizes[each.size] + _KNOWN["chunks"]
+            chunks.append(CHUNK + sizes[chunk.offsets] + CHUNK_SIZES + sizes[chunk.sizes] + b"ub")
+        head = TENSOR + _properties(each.properties) + NAMES["size"] + sizes[each.size] + NAMES["chunks"]
         return head + b"]" + _batches(chunks, b"e") + b"ub"
 
     def _of_columns(self, table: TensorTable) -> Iterable[bytes]:
@@ -291,13 +218,13 @@ class Described:
             offsets, sizes = bounds or [np.zeros((number, 0), np.uint8)] * 2
             if offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
                 raise Unusual
-            size = _SIZE, b"\x85R"
+            size = SIZE, b"\x85R"
             parts = [
-                _CHUNK,
+                CHUNK,
                 size[0],
                 *columns(offsets),
                 size[1],
-                _CHUNK_SIZES,
+                CHUNK_SIZES,
                 size[0],
                 *columns(sizes),
                 size[1],
@@ -308,10 +235,10 @@ class Described:
         for reference, (properties, whole) in zip(self.names.values(), table.described, strict=True):
             rows = next(chunks[len(whole or ())])
             if properties is None or whole is None:
-                yield reference + _BYTES
+                yield reference + BYTES
                 continue
-            head = _TENSOR + _properties(properties) + _KNOWN["size"] + self._sizes[whole] + _KNOWN["chunks"] + b"]"
-            yield b"".join((reference, head, *batches(rows, _BATCH, b"e"), b"ub"))
+            head = TENSOR + _properties(properties) + NAMES["size"] + self._sizes[whole] + NAMES["chunks"] + b"]"
+            yield b"".join((reference, head, *batches(rows, BATCH, b"e"), b"ub"))
 
     def _planner(self, data: Any) -> bytes:
         if data is None:
@@ -326,7 +253,7 @@ class Described:
             # Most names lie in the same few tables.
             around = path[:-1] if set(map(type, path)) == {str} else None
             if around is None:
-                entries.append(self._string(name) + _tuple([self._part(part) for part in path]))
+                entries.append(self._string(name) + tuple_of([self._part(part) for part in path]))
                 continue
             if around not in outer:
                 outer[around] = b"".join(map(self._string, around))
@@ -336,12 +263,12 @@ class Described:
         return b"}" + _batches(entries, b"u")
 
     def _part(self, part: Any) -> bytes:
-        return _integer(part) if type(part) is int else self._string(part)
+        return integer(part) if type(part) is int else self._string(part)
 
     def _string(self, value: Any) -> bytes:
         if type(value) is not str:
             raise Unusual
-        return self.names.get(value) or _text(value)
+        return self.names.get(value) or text_of(value)
 
     def rows(self, results: Sequence[Results]) -> Content | None:
         """The table of files of all ranks. None if it is not all columns, or not what the tables describe."""
@@ -349,7 +276,7 @@ class Described:
         if None in ranks or not ranks:
             return None
         every = [each for each in ranks if each is not None]
-        numbers = {name: number for number, name in enumerate(self.names, len(_KNOWN))}
+        numbers = {name: number for number, name in enumerate(self.names, len(NAMES))}
         memo: dict[int, Numbers] = {}
         plain: dict[int, Numbers] = {}
         for items, _ in every:
@@ -374,19 +301,19 @@ class Described:
             of = whole if count < 0 else (dimensions == count) & ~whole
             table = bounds[np.repeat(of, dimensions)].reshape(int(of.sum()), max(0, count))
             hint = [b"N"] if count < 0 else integers(hints[of] - 1)
-            at = [b"N"] if count < 0 else [_SIZE, *columns(table), b"\x85R"]
+            at = [b"N"] if count < 0 else [SIZE, *columns(table), b"\x85R"]
             parts = [
-                _INDEX,
+                INDEX,
                 *references(name[of]),
-                _INDEX_HINT,
+                INDEX_HINT,
                 *hint,
-                _INDEX_OFFSET,
+                INDEX_OFFSET,
                 *at,
-                _INFO,
+                INFO,
                 *references(file[of]),
             ]
-            parts += [_INFO_OFFSET, *integers(offset[of]), _INFO_LENGTH, *integers(length[of]), b"ub"]
-            content += batches(filled(parts, int(of.sum())), _BATCH, b"u")
+            parts += [INFO_OFFSET, *integers(offset[of]), INFO_LENGTH, *integers(length[of]), b"ub"]
+            content += batches(filled(parts, int(of.sum())), BATCH, b"u")
         return content
 
     def stored(self, rank: int, stored: Packed[Stored], first_file: int) -> bytes:
@@ -408,23 +335,23 @@ class Described:
                 raise Unusual
             name = files.get(file)
             if name is None:
-                name = files[file] = _get(first_file + file)
+                name = files[file] = get(first_file + file)
             hint, at = index.index, index.offset
             entries.append(
                 b"".join(
                     (
-                        _INDEX,
+                        INDEX,
                         names.get(index.fqn) or self._string(index.fqn),
-                        _INDEX_HINT,
-                        b"N" if hint is None else _integer(hint),
-                        _INDEX_OFFSET,
+                        INDEX_HINT,
+                        b"N" if hint is None else integer(hint),
+                        INDEX_OFFSET,
                         b"N" if at is None else sizes[at],
-                        _INFO,
+                        INFO,
                         name,
-                        _INFO_OFFSET,
-                        _integer(offset),
-                        _INFO_LENGTH,
-                        _integer(length),
+                        INFO_OFFSET,
+                        integer(offset),
+                        INFO_LENGTH,
+                        integer(length),
                         b"ub",
                     )
                 )
@@ -453,27 +380,27 @@ def write(
             tables.append(described.stored(rank, result.stored, at))
             at += len(result.names)
     return [
-        _BEGIN,
+        BEGIN,
         described.definitions,
-        _remembered([_text(name) + _PUT for name in names]),
-        _text("state_dict_metadata"),
+        remembered([text_of(name) + PUT for name in names]),
+        text_of("state_dict_metadata"),
         described.tensors,
-        _text("planner_data"),
+        text_of("planner_data"),
         described.planner,
-        _text("storage_data"),
+        text_of("storage_data"),
         *tables,
-        b"" if sums is None else _text(SUMS) + _sums(sums),
-        _text("version") + (b"N" if version is None else _text(version)),
+        b"" if sums is None else text_of(SUMS) + _sums(sums),
+        text_of("version") + (b"N" if version is None else text_of(version)),
         # Last: `save_id_at_end` looks for it there.
-        _text("storage_meta") + _meta(meta) + b"ub.",
+        text_of("storage_meta") + _meta(meta) + b"ub.",
     ]
 
 
 def _sums(sums: Sums) -> bytes:
     entries = []
     for (name, offset), digest in sums.items():
-        at = b"N" if offset is None else _tuple([_integer(each) for each in offset])
-        entries.append(_tuple([_text(name), at]) + _text(digest))
+        at = b"N" if offset is None else tuple_of([integer(each) for each in offset])
+        entries.append(tuple_of([text_of(name), at]) + text_of(digest))
     return b"}" + _batches(entries, b"u")
 
 
@@ -482,10 +409,10 @@ def _meta(meta: Any) -> bytes:
         return b"N"
     if type(meta) is not StorageMeta or meta.modules != []:
         raise Unusual
-    out = _KNOWN["StorageMeta"] + _NEW + b"}("
+    out = NAMES["StorageMeta"] + NEW + b"}("
     for name in ("checkpoint_id", "save_id", "load_id"):
         value = getattr(meta, name)
         if value is not None and type(value) is not str:
             raise Unusual
-        out += _text(name) + (b"N" if value is None else _text(value))
-    return out + _text("modules") + b"]ub"
+        out += text_of(name) + (b"N" if value is None else text_of(value))
+    return out + text_of("modules") + b"]ub"

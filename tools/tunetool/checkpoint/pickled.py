@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -53,19 +53,24 @@ class Kind:
         self.of, self.new, self.fill = of, new, fill
 
 
+Tables = Mapping[int, Callable[[Sequence[Any], dict[Any, Any]], int]]
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The names that a pickle may use.
 
     ``names``: by module and name, a ``Call``, a ``Kind``, or an immutable value. ``find``: called for any other name;
     raises ``Refused`` or returns such a value. ``keys``: classes, besides plain ones, whose filled objects may be keys.
-    ``persistent``: returns the value of a persistent id.
+    ``persistent``: returns the value of a persistent id. ``tables``: functions that may read what fills a table,
+    by where that begins: each gets the memo and the empty table, and returns where the rest begins.
     """
 
     names: Mapping[tuple[str, str], Any]
     find: Callable[[str, str], Any] | None = None
     keys: frozenset[type] = frozenset()
     persistent: Callable[[Any], Any] | None = None
+    tables: Callable[[bytes], Tables] = lambda content: {}
 
 
 def load(content: bytes, vocabulary: Vocabulary) -> Any:
@@ -106,7 +111,7 @@ class _Loading:
     def _run(self) -> Any:  # noqa: C901, PLR0912, PLR0915
         content, memo, marks = self.content, self.memo, self.marks
         remember, empty, fills = memo.append, self.empty, self.fills
-        stack, at = self.stack, 0
+        stack, at, tables = self.stack, 0, self.vocabulary.tables(content)
         while True:
             if len(stack) > _STACK or len(marks) > _STACK:
                 raise Malformed("it holds too many values at a time")
@@ -152,6 +157,8 @@ class _Loading:
                 elif op == 0x7D:  # EMPTY_DICT
                     value = {}
                     stack.append(value)
+                    if at in tables:
+                        at = tables[at](memo, value)
                 elif op == 0x86:  # TUPLE2
                     value = stack.pop()
                     value = stack[-1] = (stack[-1], value)

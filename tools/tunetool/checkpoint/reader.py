@@ -6,35 +6,29 @@ A load fills all that is asked for, or is refused: chunks of damaged metadata co
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.storage import StorageReader
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from tunetool.checkpoint import index, metadata, sums_table
 from tunetool.checkpoint.checksums import SHORTEST_OF_GPU, Saved, Sums, Turns, Verified, digest_of, key_of
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
-from tunetool.checkpoint.global_plan import Box, is_grid
 from tunetool.checkpoint.host_buffers import is_plain
 from tunetool.checkpoint.items import Archive
 from tunetool.checkpoint.items import archive as archive_of
+from tunetool.checkpoint.load_targets import first_unfilled, targets_of
 from tunetool.checkpoint.metadata_pickle import SUMS
 from tunetool.checkpoint.raw_bytes import BLOCK, ITEM_SIZES, Plain
 from tunetool.checkpoint.source import Files
-from tunetool.checkpoint.state_shape import PLAIN
 from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -99,6 +93,7 @@ class DirectReader(StorageReader):
         """By GPU: what a tensor was saved with, and its memory, shape (bytes,)."""
         self._tables: dict[str, sums_table.Table] = {}
         self._turns = Turns()
+        self._shapes_of: dict[str, dict[tuple[int, ...], list[tuple[int, ...]]]] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """torch calls this before a load, with the path that was given to ``dcp.load``, if any."""
@@ -131,6 +126,7 @@ class DirectReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all tensors and objects of the plan. The returned future is already done."""
         self.unverified, self._for_gpus, self._tables, self._turns = [], {}, {}, Turns()
+        self._shapes_of = {}
         unfilled = first_unfilled(planner, plan.items, self._metadata.state_dict_metadata)
         if unfilled is not None:
             raise CannotJudge(
@@ -143,11 +139,10 @@ class DirectReader(StorageReader):
             tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
             self._objects([item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner, files)
             with without_collections():
-                stored = [self._item(item) for item in tensors]
-                probably = [self._expected(item) for item in tensors]
+                stored = self._stored(tensors)
                 ours = self.verify and self._sums is not None
-                plain_tensors = index.find(stored, files, self.threads, probably, ours=ours)
-                targets = [planner.resolve_tensor(item).detach() for item in tensors]
+                plain_tensors = index.find(stored, files, self.threads, self._expected(tensors), ours=ours)
+                targets = list(targets_of(planner, tensors))
                 wants = self._wants(tensors, stored, targets, plain_tensors, files)
                 reads = [(device, plan_reads(some, files, self.buffer_bytes)) for device, some in wants.items()]
             for device, some_reads in reads:
@@ -183,15 +178,30 @@ class DirectReader(StorageReader):
             )
         return stored
 
-    def _item(self, item: ReadItem) -> index.Item:
-        stored = self._location(item)
-        return index.Item(item.storage_index.fqn, stored.relative_path, stored.offset, stored.length)
+    def _stored(self, items: Sequence[ReadItem]) -> list[index.Item]:
+        """The byte range of each item."""
+        places = self._metadata.storage_data or {}
+        ranges = []
+        for item in items:
+            at = item.storage_index
+            place = places.get(at)
+            if place is None or getattr(place, "transform_descriptors", None):
+                place = self._location(item)
+            ranges.append(index.Item(at.fqn, place.relative_path, place.offset, place.length))
+        return ranges
 
-    def _expected(self, item: ReadItem) -> Archive | None:
-        """What ``DirectWriter`` would have written if the item were a whole tensor."""
-        properties = getattr(self._metadata.state_dict_metadata.get(item.storage_index.fqn), "properties", None)
-        dtype, shape = _ITEM_SIZES.get(getattr(properties, "dtype", None)), tuple(item.lengths)
-        return archive_of(dtype[0], shape, math.prod(shape) * dtype[1]) if dtype else None
+    def _expected(self, items: Sequence[ReadItem]) -> list[Archive | None]:
+        """What ``DirectWriter`` would have written if each item were a whole tensor."""
+        described, archives = self._metadata.state_dict_metadata, dict[Any, Archive | None]()
+        expected = []
+        for item in items:
+            properties = getattr(described.get(item.storage_index.fqn), "properties", None)
+            key = getattr(properties, "dtype", None), tuple(item.lengths)
+            if key not in archives:
+                dtype = _ITEM_SIZES.get(key[0])
+                archives[key] = archive_of(dtype[0], key[1], math.prod(key[1]) * dtype[1]) if dtype else None
+            expected.append(archives[key])
+        return expected
 
     def _objects(self, items: Sequence[ReadItem], planner: LoadPlanner, files: Files) -> None:
         for item in items:
@@ -232,30 +242,34 @@ class DirectReader(StorageReader):
     ) -> dict[Any, list[Want]]:
         """What is to be read, by device. Tensors that only torch can read are filled here."""
         wants: dict[Any, list[Want]] = {}
-        checked: set[Any] = set()
-        sizes = self._sizes({where.tensor for where in stored})
-        are_plain = [
-            self._check_shapes(item, where, target, plain_tensors[where], sizes)
-            for item, where, target in zip(items, stored, targets, strict=True)
-        ]
-        for item, where, target, is_plain_target in zip(items, stored, targets, are_plain, strict=True):
-            plain = plain_tensors[where]
-            saved = None if plain is None else self._saved_sums(item, where, plain, files)
-            if plain is None or not is_plain_target:
-                self._load_with_torch(item, target, files, plain, saved)
+        checked: set[index.Item] = set()
+        plain = [plain_tensors[where] for where in stored]
+        each = list(zip(items, stored, targets, plain, strict=True))
+        # All are checked before one is filled.
+        are_plain = [self._check_shapes(*one) for one in each]
+        for (item, where, target, its), is_plain_target in zip(each, are_plain, strict=True):
+            saved = None if its is None else self._saved_sums(item, where, its, files)
+            if its is None or not is_plain_target:
+                self._load_with_torch(item, target, files, its, saved)
             else:
-                wants.setdefault(target.device, []).append(self._want(item, where, target, plain, saved, checked))
+                wants.setdefault(target.device, []).append(self._want(item, where, target, its, saved, checked))
         return wants
 
     def _want(
-        self, item: ReadItem, stored: index.Item, target: Any, plain: Plain, saved: Saved | None, checked: set[Any]
+        self,
+        item: ReadItem,
+        stored: index.Item,
+        target: Any,
+        plain: Plain,
+        saved: Saved | None,
+        checked: set[index.Item],
     ) -> Want:
         place = stored.offset + plain.offset, plain, tuple(item.storage_offsets), tuple(item.lengths)
         want = Want(stored.tensor, stored.file, *place, target)
-        if saved is None or not math.prod(item.lengths):
+        if saved is None or 0 in want.lengths:
             return want
-        is_whole = tuple(item.lengths) == plain.shape
-        if is_whole and item.storage_index in checked:
+        is_whole = want.is_whole
+        if is_whole and stored in checked:
             return want
         if is_whole and want.by_address and target.is_cuda and plain.length >= SHORTEST_OF_GPU:
             self._for_gpus.setdefault(target.device, []).append((saved, target))
@@ -264,17 +278,17 @@ class DirectReader(StorageReader):
         else:
             self.unverified.append(stored.tensor)
         if is_whole:
-            checked.add(item.storage_index)
+            checked.add(stored)
         return want
 
-    def _sizes(self, names: Iterable[str]) -> dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]]:
-        """The shapes that the metadata has for the chunks of these tensors, by name and offset."""
-        sizes: dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]] = {}
-        for name in names:
-            described = self._metadata.state_dict_metadata.get(name)
-            for chunk in getattr(described, "chunks", ()):
-                sizes.setdefault((name, tuple(chunk.offsets)), set()).add(tuple(chunk.sizes))
-        return sizes
+    def _shapes(self, name: str) -> Mapping[tuple[int, ...], list[tuple[int, ...]]]:
+        """The shapes that the metadata has for the chunks of a tensor, by offset. Made once, whatever asks."""
+        if name not in self._shapes_of:
+            shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+            self._shapes_of[name] = shapes
+            for chunk in getattr(self._metadata.state_dict_metadata.get(name), "chunks", ()):
+                shapes.setdefault(chunk.offsets, []).append(chunk.sizes)
+        return self._shapes_of[name]
 
     def _check_shapes(
         self,
@@ -282,19 +296,20 @@ class DirectReader(StorageReader):
         stored: index.Item,
         target: Any,
         plain: Plain | None,
-        sizes: Mapping[tuple[str, tuple[int, ...]], set[tuple[int, ...]]],
     ) -> bool:
         """Whether the target is a plain tensor. Raises ``CannotJudge`` if the shapes of the metadata, of the file and
         of the target differ, or if the target cannot be filled."""
         name, file = stored.tensor, stored.file
-        described = sizes.get((name, tuple(item.storage_index.offset or ())))
-        if plain is not None and described and plain.shape not in described:
-            raise CannotJudge(
-                f"`{self.path / file}` holds `{name}` with shape {list(plain.shape)}, and the metadata says "
-                f"{list(next(iter(described)))}",
-                "data file and metadata are of different saves; load another checkpoint",
-            )
-        if tuple(target.shape) != tuple(item.lengths):
+        chunks: Sequence[Any] = getattr(self._metadata.state_dict_metadata.get(name), "chunks", ())
+        if plain is not None and not (len(chunks) == 1 and chunks[0].sizes == plain.shape):
+            described = self._shapes(name).get(item.storage_index.offset or ())
+            if described and plain.shape not in described:
+                raise CannotJudge(
+                    f"`{self.path / file}` holds `{name}` with shape {list(plain.shape)}, and the metadata says "
+                    f"{list(described[0])}",
+                    "data file and metadata are of different saves; load another checkpoint",
+                )
+        if target.shape != tuple(item.lengths):
             raise CannotJudge(
                 f"`{name}`: the target has shape {list(target.shape)}, and the plan reads {list(item.lengths)}"
                 f" from `{self.path / file}`",
@@ -305,7 +320,7 @@ class DirectReader(StorageReader):
                 f"`{name}` cannot be filled: the target's layout is `{target.layout}`",
                 "load into a dense tensor, then convert it",
             )
-        if 0 in target.stride() and any(
+        if not target.is_contiguous() and any(
             step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)
         ):
             raise CannotJudge(
@@ -324,13 +339,9 @@ class DirectReader(StorageReader):
         that, or holds something else."""
         if not self.verify or self._sums is None:
             return None
-        start = stored.offset + plain.offset
-        row = self._table(stored, files).row(start)
-        if (
-            row is None
-            or row.length != plain.length
-            or row.key != sums_table.key_of(item.storage_index.fqn, item.storage_index.offset)
-        ):
+        start, at = stored.offset + plain.offset, item.storage_index
+        row = (self._tables.get(stored.file) or self._table(stored, files)).row(start)
+        if row is None or row.length != plain.length or row.key != sums_table.key_of(at.fqn, at.offset):
             raise CannotJudge(
                 f"`{self.path / stored.file}` holds another tensor, or one of another save, where `{stored.tensor}` "
                 "must be",
@@ -354,7 +365,7 @@ class DirectReader(StorageReader):
         if place is None or row is None or properties is None:
             return None
         dtype, offset = str(properties.dtype).removeprefix("torch."), place - stored.offset
-        shape = next(iter(self._sizes([stored.tensor])[stored.tensor, tuple(item.storage_index.offset or ())]))
+        shape = tuple(self._shapes(stored.tensor)[item.storage_index.offset or ()][0])
         expected = archive_of(dtype, shape, row.length)
         if content[:offset] != expected.head or content[offset + row.length :] != expected.tail:
             return None
@@ -419,69 +430,4 @@ def _is_safetensors(file: Path) -> bool:
         safetensors_header.read(file)
     except (OSError, UsageProblem, safetensors_header.Invalid):
         return False
-    return True
-
-
-def first_unfilled(planner: LoadPlanner, items: Sequence[ReadItem], described: Mapping[str, Any]) -> str | None:
-    """The first tensor of the state of which ``items`` fill no element, some, or some twice; None if there is none.
-
-    ``described``: the tensors of the checkpoint. None also for a planner with a plan of its own, which may ask for less
-    than its state.
-    """
-    if not _plans_as_torch(planner):
-        return None
-    boxes: dict[tuple[str, Any], list[Box]] = {}
-    for item in items:
-        if item.type != LoadItemType.BYTE_IO:
-            key = item.dest_index.fqn, item.dest_index.offset
-            boxes.setdefault(key, []).append((item.dest_offsets, item.lengths))
-    state: Mapping[str, Any] = planner.state_dict
-    for name, value in state.items():
-        if name not in described or isinstance(described[name], BytesStorageMetadata):
-            continue
-        for offsets, sizes in _asked(value):
-            if 0 not in sizes and not fills(sizes, boxes.get((name, offsets), ())):
-                return name
-    return None
-
-
-def _plans_as_torch(planner: LoadPlanner) -> bool:
-    steps = ("create_local_plan", "create_global_plan", "finish_plan")
-    return isinstance(planner, DefaultLoadPlanner) and all(
-        getattr(type(planner), step) is getattr(DefaultLoadPlanner, step) for step in steps
-    )
-
-
-def _asked(value: Any) -> Iterator[Box]:
-    """Offsets and sizes of the chunks of a value of the state that this rank holds."""
-    if type(value) in PLAIN:
-        yield torch.Size([0] * value.dim()), value.shape
-    elif not isinstance(value, DTensor) or value.device_mesh.get_coordinate() is not None:
-        for chunk in _create_chunk_list(value):
-            yield chunk.offsets, chunk.sizes
-
-
-def fills(size: torch.Size, boxes: Sequence[Box]) -> bool:
-    """Whether every element of a tensor of this size is in exactly one box."""
-    if is_grid(size, boxes):
-        return True
-    filled = [box for box in boxes if 0 not in box[1]]
-    volume = sum(math.prod(sizes) for _, sizes in filled)
-    return volume == math.prod(size) and _each_once(size, filled, 0)
-
-
-def _each_once(size: Sequence[int], boxes: Sequence[Box], dimension: int) -> bool:
-    if dimension == len(size):
-        return len(boxes) == 1
-    ends = {end for offsets, sizes in boxes for end in (offsets[dimension], offsets[dimension] + sizes[dimension])}
-    if min(ends, default=0) < 0 or max(ends, default=0) > size[dimension]:
-        return False
-    waiting = sorted(boxes, key=lambda box: box[0][dimension], reverse=True)
-    inside: list[Box] = []
-    for low, _ in itertools.pairwise(sorted({0, *ends, size[dimension]})):
-        inside = [box for box in inside if box[0][dimension] + box[1][dimension] > low]
-        while waiting and waiting[-1][0][dimension] <= low:
-            inside.append(waiting.pop())
-        if not _each_once(size, inside, dimension + 1):
-            return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -87,7 +88,7 @@ class Read(Generic[T]):
 def merge(wanted: Iterable[tuple[int, int, T]], limit: int, gap: int = GAP) -> list[Read[T]]:
     """Merge the ranges (start, stop, owner) into reads of at most ``limit`` bytes, unless a single range is larger."""
     reads: list[Read[T]] = []
-    for start, stop, owner in sorted(wanted, key=lambda entry: entry[:2]):
+    for start, stop, owner in sorted(wanted, key=operator.itemgetter(0, 1)):
         low, high = start - start % BLOCK, stop + -stop % BLOCK
         last = reads[-1] if reads else None
         if last is not None and low - last.stop <= gap and max(high, last.stop) - last.start <= limit:

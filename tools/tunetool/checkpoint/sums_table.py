@@ -9,7 +9,6 @@ bits, little-endian. torch's reader looks at nothing of it.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -42,12 +41,12 @@ class Row(NamedTuple):
 
 def key_of(tensor: str, offset: Sequence[int] | None) -> int:
     """The hash of a name, and of an offset in the tensor."""
-    return number_of((tensor + _offset(tuple(offset or ()))).encode("utf-8", "surrogatepass"))
+    return number_of((tensor + _text_of(tuple(offset or ()))).encode("utf-8", "surrogatepass"))
 
 
 @lru_cache(4096)
-def _offset(offset: tuple[int, ...]) -> str:
-    return "".join(f"\0{start}" for start in offset)
+def _text_of(offset: tuple[int, ...]) -> str:
+    return "".join(f"\0{at}" for at in offset)
 
 
 def bytes_of(tensors: int, sums: int) -> int:
@@ -78,17 +77,18 @@ class Table:
 
     def __init__(self, rows: bytes, sums: bytes) -> None:
         columns = np.frombuffer(rows, "<u8").reshape(-1, 3).tolist()
-        ends = itertools.accumulate(number_of_blocks(length) for _, length, _ in columns)
-        self._rows = {place: (length, key, end) for (place, length, key), end in zip(columns, ends, strict=True)}
+        self._rows: dict[int, tuple[int, int, int, int]] = {}
+        """By place: length, key, and the range of the sums."""
+        end = 0
+        for place, length, key in columns:
+            start, end = end, end + SUM_BYTES * number_of_blocks(length)
+            self._rows[place] = length, key, start, end
         self._sums = sums
 
     def row(self, place: int) -> Row | None:
         """Of the tensor whose raw bytes begin at ``place``; None if it has none."""
         found = self._rows.get(place)
-        if found is None:
-            return None
-        length, key, end = found
-        return Row(length, key, self._sums[SUM_BYTES * (end - number_of_blocks(length)) : SUM_BYTES * end])
+        return None if found is None else Row(found[0], found[1], self._sums[found[2] : found[3]])
 
     def place_within(self, start: int, stop: int) -> int | None:
         """Where the raw bytes of a tensor begin whose item is [start, stop)."""

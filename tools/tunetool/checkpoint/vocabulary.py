@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from tunetool.checkpoint import metadata_opcodes, metadata_rows
 from tunetool.checkpoint.pickled import Call, Kind, Refused, Vocabulary
 from tunetool.checkpoint.plain import Malformed, as_complex, as_frozenset, as_set, check_plain, ordered_dict
 
@@ -249,7 +250,12 @@ def _of_torch(module: str, name: str) -> Any:
     return value
 
 
-VOCABULARY = Vocabulary(_NAMES, _of_torch, keys=frozenset({dcp_metadata.MetadataIndex, torch.Size}))
+VOCABULARY = Vocabulary(
+    _NAMES,
+    _of_torch,
+    keys=frozenset({dcp_metadata.MetadataIndex, torch.Size}),
+    tables=partial(metadata_rows.tables, [*map(_NAMES.__getitem__, metadata_opcodes.CLASSES), *metadata_opcodes.WORDS]),
+)
 _LEAVES = (
     torch.dtype,
     torch.layout,

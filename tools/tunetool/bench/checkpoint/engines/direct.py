@@ -41,9 +41,9 @@ class Direct:
 
     def load(self, like: State, directory: Path) -> State:
         """See ``Engine``."""
-        from tunetool.checkpoint import DirectReader
+        from tunetool.checkpoint import DirectLoadPlanner, DirectReader
 
-        dcp.load(like, storage_reader=DirectReader(directory), no_dist=alone())
+        dcp.load(like, storage_reader=DirectReader(directory), planner=DirectLoadPlanner(), no_dist=alone())
         return like
 
     def close(self) -> None:

@@ -242,10 +242,10 @@ class Fsdp2Direct(_Fsdp2):
 
     def read(self, training: Training, directory: Path) -> None:
         """See ``_Fsdp2``."""
-        from tunetool.checkpoint import DirectReader
+        from tunetool.checkpoint import DirectLoadPlanner, DirectReader
 
         shards = training.shards()
-        dcp.load(shards, storage_reader=DirectReader(directory), no_dist=alone())
+        dcp.load(shards, storage_reader=DirectReader(directory), planner=DirectLoadPlanner(), no_dist=alone())
         training.take(shards)
 
     def close(self) -> None:

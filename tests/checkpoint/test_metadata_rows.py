@@ -1,0 +1,94 @@
+"""The rows of `.metadata` that are read by expressions are what the opcodes say, and damaged ones are refused alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from tunetool.checkpoint import metadata, pickled
+from tunetool.checkpoint.packed import Packed, Results
+from tunetool.checkpoint.vocabulary import VOCABULARY
+
+BY_OPCODES = dataclasses.replace(VOCABULARY, tables=lambda content: {})
+SHAPES = [(), (7,), (300, 2), (2, 70_000, 1), (1, 2, 3, 1 << 33)]
+
+
+def content(repeated: int = 1) -> bytes:
+    """Tensors of several shapes and dtypes, in one chunk and in two, and an object."""
+    tensors: dict[str, Any] = {"step": BytesStorageMetadata()}
+    stored = [(MetadataIndex("step"), 1, 5, 300)]
+    for number in range(repeated * len(SHAPES)):
+        shape, name = SHAPES[number % len(SHAPES)], f"t{number}"
+        first = torch.Size([0] * len(shape))
+        chunks = [ChunkStorageMetadata(first, torch.Size(shape))]
+        if shape and number % 3 == 2:
+            last = torch.Size([1 << 20, *first[1:]])
+            chunks.append(ChunkStorageMetadata(last, torch.Size(shape)))
+        its = TensorProperties([torch.float32, torch.bfloat16][number % 2], requires_grad=number % 4 == 3)
+        tensors[name] = TensorStorageMetadata(its, torch.Size(shape), chunks)
+        stored += [(MetadataIndex(name, chunk.offsets, at), 0, number << 20, 9) for at, chunk in enumerate(chunks)]
+    described = Metadata(tensors, {"step": ("step",)}, storage_meta=StorageMeta("/a", "0123456789abcdef"))
+    parts = metadata.content_of(described, [Results(Packed(stored), ("__0_0.distcp", "__0_1.distcp"))], Path("/a"))
+    return metadata.without_sum(b"".join(parts))
+
+
+def parts(value: Any, levels: int = 12) -> Any:
+    """What the value is made of: torch compares no numbers of chunks, and nothing whose fields are missing."""
+    if not levels:
+        return type(value)
+    if isinstance(value, dict):
+        return [(parts(key, levels - 1), parts(each, levels - 1)) for key, each in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [parts(each, levels - 1) for each in value]
+    fields = getattr(value, "__dict__", None)
+    return value if fields is None else (type(value), parts(fields, levels - 1))
+
+
+def outcome(raw: bytes, vocabulary: pickled.Vocabulary) -> Any:
+    try:
+        return parts(pickled.load(raw, vocabulary))
+    except Exception as error:
+        return type(error), str(error)
+
+
+def test_rows_are_what_the_opcodes_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for raw in (content(), content(repeated=500)):
+        expected = outcome(raw, BY_OPCODES)
+        assert expected[0] is Metadata
+        with monkeypatch.context() as patched:
+            for (_, name), kind in VOCABULARY.names.items():
+                if name in ("TensorStorageMetadata", "MetadataIndex"):
+                    patched.setattr(kind, "fill", lambda *_: pytest.fail("a row is read by opcodes"))
+            assert outcome(raw, VOCABULARY) == expected
+
+
+def test_a_damaged_byte_is_taken_as_by_the_opcodes() -> None:
+    raw, drawn = content(), random.Random(1)
+    start = raw.index(b"state_dict_metadata}(") - 40
+    for at in range(start, len(raw)):
+        for value in {raw[at] ^ 1 << drawn.randrange(8), drawn.randrange(256)}:
+            damaged = raw[:at] + bytes([value]) + raw[at + 1 :]
+            assert outcome(damaged, VOCABULARY) == outcome(damaged, BY_OPCODES), f"{value} at {at}"
+
+
+def test_rows_that_are_lost_or_twice_are_taken_alike() -> None:
+    raw, drawn = content(), random.Random(2)
+    start = raw.index(b"state_dict_metadata}(")
+    for _ in range(300):
+        low, high = sorted(drawn.randrange(start, len(raw)) for _ in range(2))
+        for changed in (raw[:low] + raw[high:], raw[:high] + raw[low:]):
+            assert outcome(changed, VOCABULARY) == outcome(changed, BY_OPCODES)
