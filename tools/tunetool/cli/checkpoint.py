@@ -178,7 +178,8 @@ def diff(given: DiffOptions) -> int:
     GLOB: names of the tensors and objects to compare. A tensor is compared as a whole, in whichever parts it was saved;
     an object by its pickle, which is not read.
 
-    Exit codes: 0 equal; 1 different; 2 the call was wrong; 3 one of them could not be read.
+    Exit codes: 0 equal; 1 different; 2 the call was wrong, or a `.metadata` cannot be read; 3 something in them is
+    damaged, or could not be read.
     """
     given.go_on()
     from tunetool.checkpoint.differences import compare

@@ -52,25 +52,31 @@ def print_steps(steps: Catalogue, now_ns: int, console: Console) -> None:
         console.print(table)
     for each in steps.entries:
         if each.problem:
-            print_block(console, f"{_name(each)} is not whole: {each.problem}", 2)
+            _print_line(console, f"{_name(each)} is not whole: {each.problem}")
         elif each.step is None:
-            print_block(console, f"{_name(each)}: no job resumes from it, since it is not called `step_<N>`", 2)
-    print_block(console, _resumes(steps), 2)
+            _print_line(console, f"{_name(each)}: no job resumes from it, since it is not called `step_<N>`")
+    for line in _resumes(steps):
+        _print_line(console, line)
+
+
+def _print_line(console: Console, text: str) -> None:
+    """Whole, so that a path in it can be copied."""
+    console.print(line_of(text), soft_wrap=True)
 
 
 def _name(entry: Entry) -> str:
     return f"`{entry.path}`"
 
 
-def _resumes(steps: Catalogue) -> str:
+def _resumes(steps: Catalogue) -> list[str]:
     resumed = next((each for each in steps.entries if each.resumed), None)
     if resumed is not None:
         host = socket.gethostname()
-        return (
-            f"A job would resume from {_name(resumed)}, by the files that `{host}` sees. Ranks on other nodes see "
-            "others: all agree on the last step that each can read."
-        )
-    return steps.obstacle or "There is no step: a job would begin anew."
+        return [
+            f"A job would resume from {_name(resumed)}, by the files that `{host}` sees.",
+            "Ranks on other nodes see others: all of a job agree on the last step that each can read.",
+        ]
+    return [steps.obstacle or "There is no step: a job would begin anew."]
 
 
 def steps_document(steps: Catalogue) -> dict[str, Any]:
@@ -162,7 +168,7 @@ def _stored(each: Stored) -> dict[str, Any]:
 def print_verification(found: Verification, console: Console) -> None:
     """Print every fault, what was compared with what, and the verdict."""
     for fault in found.faults:
-        console.print(line_of(fault.message))
+        _print_line(console, fault.message)
     files = format_count(found.files, "file")
     rate = format_bandwidth(found.checked_bytes / found.seconds) if found.seconds else "-"
     if not (found.has_sums or found.drained):
