@@ -477,6 +477,29 @@ def test_what_differs_is_measured(tmp_path: Path, run: Run) -> None:
     assert set(changes(run, tmp_path / "step_1", tmp_path / "step_2", "anoth*")) == {"another"}
 
 
+def test_a_size_that_nobody_has_is_refused_at_once(tmp_path: Path, run: Run) -> None:
+    path = save_by_torch(tmp_path / "step_1", {"a": torch.ones(3)})
+    described, huge = metadata.read(path), torch.Size([1 << 60])
+    described.state_dict_metadata["a"].size = huge
+    described.state_dict_metadata["a"].chunks[0].sizes = huge
+    (path / ".metadata").write_bytes(metadata.dumps(described, path))
+    assert run("verify", path)[0] == 1
+    with pytest.raises(CannotJudge, match="holds `a` with shape"):
+        run("diff", path, path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_only_torch_reads(tmp_path: Path, run: Run) -> None:
+    turned = save(tmp_path / "step_1", {"turned": torch.randn(40, 50).t()})
+    assert (run("verify", turned)[0], run("diff", turned, turned)[0]) == (0, 0)
+    quantized = {"q": torch.quantize_per_tensor(torch.randn(5, 5), 0.1, 3, torch.qint8), "a": torch.ones(2)}
+    steps = save(tmp_path / "step_2", {"q": quantized["q"]}), save(tmp_path / "step_3", quantized)
+    assert [run("verify", step)[0] for step in steps] == [0, 0]
+    assert (run("diff", steps[1], steps[1])[0], run("diff", *steps)[0]) == (3, 1)
+    flip(data_of(steps[0]), data_of(steps[0]).stat().st_size // 8)
+    assert [fault.tensor for fault in verified(steps[0]).faults] == ["q"]
+
+
 def test_a_damaged_side_cannot_be_compared(step: Path, sound: Path, run: Run) -> None:
     flip(data_of(step), raw_bytes_of(step, "model.large") + 4096)
     with pytest.raises(CannotJudge, match=r"`model.large` is damaged"):

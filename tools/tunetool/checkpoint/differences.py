@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,23 +15,31 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from tunetool.checkpoint import metadata
 from tunetool.checkpoint.contents import matching
+from tunetool.checkpoint.raw_bytes import ITEM_SIZES
 from tunetool.checkpoint.reader import DirectReader, fills
 from tunetool.checkpoint.regions import blocks
-from tunetool.errors import CannotJudge
+from tunetool.errors import CannotJudge, ExitCode
 
 if TYPE_CHECKING:
     from tunetool.measure.progress import MovingProgress
 
 AT_ONCE = 128 << 20
 """Bytes of tensors that are in memory of each checkpoint. A tensor with more is compared in slices."""
+_MOST = 10_000
+"""Tensors and objects that are read at a time."""
 _PIECE = 1 << 20
-"""Elements whose differences are computed at a time."""
-State = Literal["equal", "different", "only in A", "only in B", "other shape", "other dtype", "other kind"]
+"""Elements whose differences are computed at a time, as float64."""
+State = Literal[
+    "equal", "different", "only in A", "only in B", "other shape", "other dtype", "other kind", "not compared"
+]
 
 
 @dataclass
 class Compared:
-    """A name in one of the checkpoints or in both. ``a`` and ``b``: dtype and shape, or `object`; None if not there."""
+    """A name in one of the checkpoints or in both. ``a`` and ``b``: dtype and shape, or `object`; None if not there.
+
+    Not compared is what is quantized or of a dtype that torch itself hardly knows.
+    """
 
     name: str
     state: State
@@ -45,6 +53,14 @@ class Compared:
     """Of the same, by the larger of the two numbers."""
     nan_a: int = 0
     nan_b: int = 0
+
+
+def code_of(compared: Sequence[Compared]) -> ExitCode:
+    """The exit code of a command that found this."""
+    states = {each.state for each in compared}
+    if states - {"equal", "not compared"}:
+        return ExitCode.FALLS_SHORT
+    return ExitCode.NOT_JUDGED if "not compared" in states else ExitCode.OK
 
 
 class _Box(NamedTuple):
@@ -65,9 +81,9 @@ def compare(a: Path, b: Path, glob: str | None, progress: MovingProgress) -> lis
     names = matching([*sides[0].entries, *sides[1].entries], glob, f"`{a}` and `{b}`")
     compared = [_first_look(name, *(side.entries.get(name) for side in sides)) for name in names]
     by_name = {each.name: each for each in compared if each.state == "equal"}
-    boxes = [box for name in by_name for box in _boxes(name, sides[0].entries[name])]
-    total, done = sum(box.bytes for box in boxes), 0
-    with progress.moving(f"compare {a} with {b}", total) as tick:
+    boxes = (box for name in by_name for box in _boxes(name, sides[0].entries[name]))
+    done = 0
+    with progress.moving(f"compare {a} with {b}", sum(_bytes(sides[0].entries[name]) for name in by_name)) as tick:
         for some in _batches(boxes):
             for box, left, right in zip(some, *(side.read(some) for side in sides), strict=True):
                 _compare(by_name[box.name], left, right)
@@ -87,6 +103,8 @@ def _first_look(name: str, a: Any, b: Any) -> Compared:
         state = "other shape"
     elif isinstance(a, TensorStorageMetadata) and a.properties.dtype != b.properties.dtype:
         state = "other dtype"
+    elif isinstance(a, TensorStorageMetadata) and _dtype(a) not in ITEM_SIZES:
+        state = "not compared"
     return Compared(name, state, _words(a), _words(b))
 
 
@@ -95,7 +113,16 @@ def _words(about: Any) -> str | None:
         return None
     if not isinstance(about, TensorStorageMetadata):
         return "object"
-    return f"{str(about.properties.dtype).removeprefix('torch.')} {list(about.size)}"
+    return f"{_dtype(about)} {list(about.size)}"
+
+
+def _dtype(about: Any) -> str:
+    return str(about.properties.dtype).removeprefix("torch.")
+
+
+def _bytes(about: Any) -> int:
+    """Of a tensor; 0 for an object."""
+    return math.prod(about.size) * about.properties.dtype.itemsize if isinstance(about, TensorStorageMetadata) else 0
 
 
 def _boxes(name: str, about: Any) -> Iterator[_Box]:
@@ -108,13 +135,15 @@ def _boxes(name: str, about: Any) -> Iterator[_Box]:
         yield _Box(name, block.offsets, block.lengths, math.prod(block.lengths) * item)
 
 
-def _batches(boxes: Sequence[_Box]) -> Iterator[list[_Box]]:
+def _batches(boxes: Iterable[_Box]) -> Iterator[list[_Box]]:
     some: list[_Box] = []
+    held = 0
     for box in boxes:
-        if some and sum(each.bytes for each in some) + box.bytes > AT_ONCE:
+        if some and (held + box.bytes > AT_ONCE or len(some) == _MOST):
             yield some
-            some = []
+            some, held = [], 0
         some.append(box)
+        held += box.bytes
     if some:
         yield some
 
@@ -179,25 +208,21 @@ def _compare(compared: Compared, a: Any, b: Any) -> None:
         compared.state = "equal" if a == b else "different"
         return
     a, b = (tensor.reshape(-1) for tensor in (a, b))
-    for left, right in zip(a.split(_PIECE), b.split(_PIECE), strict=True):
-        _compare_piece(compared, left, right)
-
-
-def _compare_piece(compared: Compared, a: Any, b: Any) -> None:
-    size = a.dtype.itemsize
-    a_bytes, b_bytes = (tensor.view(torch.uint8).reshape(-1, size) for tensor in (a, b))
-    is_number = a.dtype.is_floating_point or a.dtype.is_complex
-    if torch.equal(a_bytes, b_bytes):
-        if is_number:
-            count = int(torch.isnan(_numbers(a)).sum())
-            compared.nan_a += count
-            compared.nan_b += count
+    nan_a, same = _nans(a), _same(a, b)
+    compared.nan_a += nan_a
+    compared.nan_b += nan_a if same else _nans(b)
+    if same:
         return
     compared.state = "different"
-    compared.elements += int((a_bytes != b_bytes).any(1).sum())
+    for left, right in zip(a.split(_PIECE), b.split(_PIECE), strict=True):
+        if not _same(left, right):
+            _add_changes(compared, left, right)
+
+
+def _add_changes(compared: Compared, a: Any, b: Any) -> None:
+    unequal = a.view(torch.uint8) != b.view(torch.uint8)
+    compared.elements += int(unequal.reshape(-1, a.dtype.itemsize).any(1).sum())
     a, b = _numbers(a), _numbers(b)
-    compared.nan_a += int(torch.isnan(a).sum())
-    compared.nan_b += int(torch.isnan(b).sum())
     change = torch.where(a == b, 0.0, (a - b).abs())
     relative = change / torch.maximum(a.abs(), b.abs())
     both = ~(torch.isnan(a) | torch.isnan(b)) & (change > 0)
@@ -205,6 +230,27 @@ def _compare_piece(compared: Compared, a: Any, b: Any) -> None:
         compared.largest_change = max(compared.largest_change, float(change[both].max()))
         # Infinity by infinity is no number.
         compared.largest_relative = max(compared.largest_relative, float(relative[both].nan_to_num(math.inf).max()))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether all bytes are equal."""
+    a, b = a.view(torch.uint8), b.view(torch.uint8)
+    # Eight bytes at a time take an eighth of the time.
+    even = len(a) - len(a) % 8
+    return torch.equal(a[:even].view(torch.int64), b[:even].view(torch.int64)) and torch.equal(a[even:], b[even:])
+
+
+_QUICK = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What torch itself sums."""
+
+
+def _nans(tensor: Any) -> int:
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return 0
+    if tensor.dtype not in _QUICK:
+        return sum(int(torch.isnan(_numbers(piece)).count_nonzero()) for piece in tensor.split(_PIECE))
+    # The sum, which takes little time, is a number where none of them is a NaN.
+    return int(torch.isnan(tensor).count_nonzero()) if torch.isnan(tensor.sum()) else 0
 
 
 def _numbers(tensor: Any) -> Any:

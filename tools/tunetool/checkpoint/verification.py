@@ -235,7 +235,8 @@ class _Checks(DirectReader):
         damaged: set[str] = set()
         for item in items:
             where = self._item(item)
-            if item.type == LoadItemType.BYTE_IO or where.file in damaged or where.file in self._tables:
+            has_own = item.type == LoadItemType.BYTE_IO or key_of(item.storage_index) in (self._sums or ())
+            if has_own or where.file in damaged or where.file in self._tables:
                 continue
             try:
                 self._table(where, files)

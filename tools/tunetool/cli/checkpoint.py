@@ -182,15 +182,14 @@ def diff(given: DiffOptions) -> int:
     damaged, or could not be read.
     """
     given.go_on()
-    from tunetool.checkpoint.differences import compare
+    from tunetool.checkpoint.differences import code_of, compare
     from tunetool.report.checkpoints import differences_document, print_differences
     from tunetool.report.progress import best_progress
 
     compared = compare(given.a, given.b, given.glob, best_progress())
-    code = ExitCode.OK if all(each.state == "equal" for each in compared) else ExitCode.FALLS_SHORT
     return given.finish(
         "diff",
-        code,
+        code_of(compared),
         lambda: differences_document(compared),
         lambda console: print_differences(compared, console),
     )

@@ -170,14 +170,14 @@ def print_verification(found: Verification, console: Console) -> None:
     for fault in found.faults:
         _print_line(console, fault.message)
     files = format_count(found.files, "file")
-    rate = format_bandwidth(found.checked_bytes / found.seconds) if found.seconds else "-"
-    if not (found.has_sums or found.drained):
-        verb = "has" if found.files == 1 else "have"
-        print_block(console, f"{files} {verb} no checksums: only lengths and structure were checked", 2)
-    else:
+    if found.checked_bytes:
         of = [name for name, there in (("the save", found.has_sums), ("the drain", found.drained)) if there]
+        rate = format_bandwidth(found.checked_bytes / found.seconds)
         checked = f"{format_size(found.checked_bytes)} in {format_duration(found.seconds)}, {rate}"
         print_block(console, f"{files}, compared with checksums of {' and of '.join(of)}: {checked}", 2)
+    elif found.files and not found.has_sums:
+        verb = "has" if found.files == 1 else "have"
+        print_block(console, f"{files} {verb} no checksums: only lengths and structure were checked", 2)
     console.print(word(_WORDS[found.code]))
 
 
