@@ -237,7 +237,7 @@ def _same(a: Any, b: Any) -> bool:
     a, b = a.view(torch.uint8), b.view(torch.uint8)
     # Eight bytes at a time take an eighth of the time.
     even = len(a) - len(a) % 8
-    return torch.equal(a[:even].view(torch.int64), b[:even].view(torch.int64)) and torch.equal(a[even:], b[even:])
+    return bool(torch.equal(a[:even].view(torch.int64), b[:even].view(torch.int64)) and torch.equal(a[even:], b[even:]))
 
 
 _QUICK = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

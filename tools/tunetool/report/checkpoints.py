@@ -172,8 +172,9 @@ def print_verification(found: Verification, console: Console) -> None:
     files = format_count(found.files, "file")
     if found.checked_bytes:
         of = [name for name, there in (("the save", found.has_sums), ("the drain", found.drained)) if there]
-        rate = format_bandwidth(found.checked_bytes / found.seconds)
-        checked = f"{format_size(found.checked_bytes)} in {format_duration(found.seconds)}, {rate}"
+        checked = f"{format_size(found.checked_bytes)} in {format_duration(found.seconds)}"
+        if found.seconds >= 1:
+            checked += f", {format_bandwidth(found.checked_bytes / found.seconds)}"
         print_block(console, f"{files}, compared with checksums of {' and of '.join(of)}: {checked}", 2)
     elif found.files and not found.has_sums:
         verb = "has" if found.files == 1 else "have"
