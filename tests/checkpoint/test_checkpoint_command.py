@@ -413,6 +413,18 @@ def test_one_state_is_equal_however_it_was_saved(
     assert "0 not" in run("diff", theirs, step)[1]
 
 
+def test_tensors_are_compared_however_ranks_split_them(
+    forks: Any, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(differences, "AT_ONCE", 50_000)
+    for name, world, seed, writer in (("a", 2, 1, "torch"), ("b", 3, 1, "ours"), ("c", 2, 2, "ours")):
+        order = {"path": str(tmp_path / name), "meet": str(tmp_path / f"meet-{name}"), "seed": seed, "writer": writer}
+        assert {each["status"] for each in forks(do="save_shards", world=world, **{"with": order})} == {0}
+    a, b, c = (tmp_path / name for name in "abc")
+    assert {row["state"] for row in changes(run, a, b).values()} == {"equal"}
+    assert {row["state"] for row in changes(run, a, c).values()} == {"different"}
+
+
 def test_what_differs_is_measured(tmp_path: Path, run: Run) -> None:
     nan, inf = float("nan"), float("inf")
     a = {
