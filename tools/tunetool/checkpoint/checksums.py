@@ -222,8 +222,8 @@ class Saved:
     __slots__ = ("_place", "_tensor", "length", "sums")
 
     def __init__(self, sums: bytes, length: int, tensor: str, directory: Path, name: str, start: int) -> None:
-        self.sums, self.length = sums, length
-        self._tensor, self._place = tensor, (directory, name, start)
+        self.sums, self.length, self.start = sums, length, start
+        self._tensor, self._file = tensor, directory / name
 
     def compare(self, block: int, value: int) -> None:
         """Raises ``CannotJudge`` if the block has another sum now."""
@@ -232,9 +232,8 @@ class Saved:
             return
         start, stop = block_range(block, self.length)
         which = f"its {self.length} bytes" if len(self.sums) == SUM_BYTES else f"bytes {start} to {stop - 1}"
-        directory, name, place = self._place
         raise CannotJudge(
-            f"`{self._tensor}` is damaged: {which} from {place} on in `{directory / name}` have checksum {value:016x}, "
+            f"`{self._tensor}` is damaged: {which} from {self.start} on in `{self._file}` have checksum {value:016x}, "
             f"and were saved with {int.from_bytes(saved, 'little'):016x}",
             "load another checkpoint, and look at the health of the drives: `tunetool verify`",
         )

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -151,10 +151,11 @@ def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[F
         for some, limit in ((through, buffer_bytes), (by_ring, largest)):
             reads += [(read.start, read) for read in merge(some, limit)]
         per_file[file] = sorted(reads, key=lambda entry: entry[0])
-    return [*_in_turn({file: [read for _, read in reads] for file, reads in sorted(per_file.items())})]
+    return [*in_turn({file: [read for _, read in reads] for file, reads in sorted(per_file.items())})]
 
 
-def _in_turn(per_file: dict[str, list[Read[Part] | DirectRead]]) -> Iterator[FileRead]:
+def in_turn(per_file: Mapping[str, Sequence[Read[Part] | DirectRead]]) -> Iterator[FileRead]:
+    """The reads of all files, alternating between ``FILES_AT_A_TIME`` of them."""
     names = list(per_file)
     for first in range(0, len(names), FILES_AT_A_TIME):
         some = names[first : first + FILES_AT_A_TIME]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,14 @@ from tunetool.checkpoint import identity
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.steps import Stamp
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
+from tunetool.checkpoint.workers import default_threads
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.files import replace_file
 
 METADATA = ".metadata"
 MARKER = ".tunetool-drained.json"
 SCHEMA = "tunetool.drained/1"
+_TICK_SECONDS = 0.2
 OTHER_METADATA = "`.metadata` belongs to another save than the data"
 
 
@@ -110,6 +115,57 @@ def digest_of_metadata(directory: Path) -> str:
     return xxhash.xxh3_64_hexdigest((directory / METADATA).read_bytes())
 
 
+def changes(
+    directory: Path, marker: Marker, threads: int | None = None, tick: Callable[[int], None] | None = None
+) -> dict[str, str]:
+    """What is not as it was drained, by file: each is read with O_DIRECT, ``threads`` of them at a time.
+
+    ``tick`` gets the number of bytes read so far, several times a second, from this thread.
+    """
+    reading = _Reading(directory)
+    pool = ThreadPoolExecutor(threads or default_threads())
+    try:
+        asked = {name: pool.submit(reading.change, name, filed) for name, filed in sorted(marker.files.items())}
+        while wait(asked.values(), timeout=_TICK_SECONDS).not_done:
+            if tick is not None:
+                tick(reading.bytes)
+    finally:
+        reading.stopped = True
+        pool.shutdown(cancel_futures=True)
+    found = {name: change for name, future in asked.items() if (change := future.result()) is not None}
+    try:
+        if digest_of_metadata(directory) != marker.digest:
+            found = {METADATA: OTHER_METADATA, **found}
+    except OSError as error:
+        found = {METADATA: f"`{METADATA}` cannot be read: {error.strerror}", **found}
+    return found
+
+
+class _Reading:
+    """Reads files in several threads, until it is ``stopped``; ``bytes``: so far."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self.stopped, self.bytes = directory, False, 0
+        self._lock = threading.Lock()
+
+    def change(self, name: str, filed: CopiedFile) -> str | None:
+        """What is not as it was drained; None if all is."""
+        try:
+            read = digest_of(self._directory / name, self._count)
+        except OSError as error:
+            return f"`{name}` cannot be read: {error.strerror}"
+        if read == filed:
+            return None
+        difference = "has other bytes" if read.size == filed.size else f"has {read.size} of {filed.size} bytes"
+        return f"`{name}` {difference}"
+
+    def _count(self, more: int) -> None:
+        if self.stopped:
+            raise InterruptedError(errno.EINTR, "interrupted")
+        with self._lock:
+            self.bytes += more
+
+
 def verify_drained(directory: str | Path) -> int:
     """Read a drained step with O_DIRECT and verify its checksums; returns the number of bytes read.
 
@@ -119,21 +175,7 @@ def verify_drained(directory: str | Path) -> int:
     marker = marker_of(step_dir)
     if marker is None:
         raise UsageProblem(f"`{step_dir}` was not drained: it has no checksums", "name a step on shared storage")
-    changed = []
-    try:
-        if digest_of_metadata(step_dir) != marker.digest:
-            changed.append(OTHER_METADATA)
-    except OSError as error:
-        changed.append(f"`{METADATA}` cannot be read: {error.strerror}")
-    for name, filed in sorted(marker.files.items()):
-        try:
-            read = digest_of(step_dir / name)
-        except OSError as error:
-            changed.append(f"`{name}` cannot be read: {error.strerror}")
-            continue
-        if read != filed:
-            difference = "has other bytes" if read.size == filed.size else f"has {read.size} of {filed.size} bytes"
-            changed.append(f"`{name}` {difference}")
+    changed = list(changes(step_dir, marker).values())
     if changed:
         more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise CannotJudge(

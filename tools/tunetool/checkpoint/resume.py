@@ -21,10 +21,12 @@ from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.retention import note_in
 from tunetool.checkpoint.steps import Stamp, now_ns, number_or_none, replaced_steps, stamps, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
-from tunetool.regular_files import below
+from tunetool.regular_files import below, open_regular, read_bytes
 
 _SHOWN = 3
 """Number of steps that an error message explains."""
+_LARGEST = 1 << 30
+"""Largest accepted size of `.metadata` in bytes, as of ``tunetool.checkpoint.metadata``, which imports torch."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class StepCopy:
     """When it was saved, if a drain recorded it."""
     written_ns: int = 0
     """mtime of its `.metadata`, otherwise of its directory, in nanoseconds since 1970."""
+    world: int | None = None
+    """Number of ranks that saved it, by the names of its files; None if these say nothing."""
+    drained: bool = False
+    """Whether this save was drained, by its marker, that of a copy in another tier, or a note."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +139,15 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
                 drained[marker.digest] = marker
     copies: list[StepCopy] = []
     for root in roots:
-        copies += [_copy_at(number, path, drained) for number, path in steps[root].items()]
-        copies += [_copy_at(number, path, drained) for number, path in replaced_steps(root).items()]
+        copies += [copy_at(number, path, drained) for number, path in steps[root].items()]
+        copies += [copy_at(number, path, drained) for number, path in replaced_steps(root).items()]
         for partial in partials[root]:
             name, digest = bulk.name_of(partial)
             number = number_or_none(name)
             if number is None:
                 continue
             if markers.sound_marker_of(partial) is not None:
-                copies.append(_copy_at(number, partial, drained))
+                copies.append(copy_at(number, partial, drained))
             elif number not in steps[root]:
                 plan = bulk.plan_of(partial)
                 saved = plan.saved if plan else None
@@ -158,11 +164,11 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-def _copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
+def copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
     """The copy of step ``number`` in ``path``. ``drained``: the markers of all tiers by digest."""
     metadata = path / markers.METADATA
     try:
-        content = metadata.read_bytes()
+        content = read_bytes(metadata, _LARGEST)
         digest, needed = named_by(content, metadata)
         marker = markers.marker_of(path)
     except OSError as error:
@@ -177,19 +183,34 @@ def _copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy
     drain_record = drained.get(digest) or (note if note is not None and note.digest == digest else None)
     problems = []
     for name, least in sorted(needed.items()):
-        file_problem = _leads_out(path, name) or _unreadable(
-            path / name, marker.files[name].size if marker and name in marker.files else least
-        )
-        if file_problem is None and marker is None and drain_record is not None:
-            file_problem = _overwritten(path, name, drain_record)
-        if file_problem:
+        found = problem_of_file(path, name, marker.files[name].size if marker and name in marker.files else least)
+        if found is None and marker is None and drain_record is not None:
+            found = _overwritten(path, name, drain_record)
+        if found:
             writer = bulk.writer_of(name)
             of_rank = f" of rank {writer}" if writer is not None else ""
             node = f" from node `{hosts[name]}`" if name in hosts else ""
-            problems.append(f"shard `{name}`{of_rank}{node} {file_problem}")
+            problems.append(f"shard `{name}`{of_rank}{node} {found}")
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     shown = f"{problems[0]} in `{path}`{more}" if problems else None
-    return StepCopy(number, str(path), digest, shown, drain_record.saved if drain_record else None, _mtime_ns(metadata))
+    saved = drain_record.saved if drain_record else None
+    ranks = [rank for rank in map(bulk.writer_of, needed) if rank is not None]
+    world = max(ranks) + 1 if ranks else None
+    return StepCopy(
+        number,
+        str(path),
+        digest,
+        shown,
+        saved,
+        _mtime_ns(metadata),
+        world,
+        marker is not None or drain_record is not None,
+    )
+
+
+def problem_of_file(step: Path, name: str, least: int) -> str | None:
+    """Why a file of a step, of at least ``least`` bytes, cannot be read whole; None if it can."""
+    return _leads_out(step, name) or _unreadable(step / name, least)
 
 
 def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
@@ -218,7 +239,7 @@ def _leads_out(step: Path, name: str) -> str | None:
 
 def _unreadable(path: Path, least: int) -> str | None:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = open_regular(path)
         try:
             size = os.fstat(handle).st_size
         finally:

@@ -77,6 +77,19 @@ def number_or_none(name: str) -> int | None:
     return int(match["number"]) if match else None
 
 
+def need_checkpoint(path: Path) -> None:
+    """Raises ``UsageProblem`` unless ``path`` is a directory with `.metadata` or data files of a checkpoint."""
+    if not path.exists():
+        raise UsageProblem(
+            f"`{path}` does not exist", "name the directory of one step: `tunetool checkpoint ls` lists them"
+        )
+    if not path.is_dir():
+        raise UsageProblem(f"`{path}` is not a directory", "name the directory that was saved to")
+    if not os.path.lexists(path / ".metadata") and next(path.glob("*.distcp"), None) is None:
+        step = next(iter(steps_in(path, ambiguous=True).values()), path / "step_<N>")
+        raise UsageProblem(f"`{path}` is not a checkpoint: it has no `.metadata`", f"name one step, such as `{step}`")
+
+
 def same_step_error(first: Path, second: Path) -> UsageProblem:
     """The error for two directories with the same step number."""
     return UsageProblem(f"`{first}` and `{second.name}` are the same step", "rename or remove one of them")

@@ -29,6 +29,7 @@ COMMANDS = {
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
     "ds-config": "Write a whole DeepSpeed configuration for a model and a node.",
     "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
+    "checkpoint": "List, show, verify and compare checkpoints of torch's distributed format.",
     "bench": "Run a benchmark, such as checkpoints, loading weights or fine-tuning, or the whole chain.",
     "advise": "Compute before a run: how often to save, what a model needs, who reads what, what a network costs.",
     "report": "Show, list or compare records.",
@@ -41,7 +42,7 @@ _QUOTED = re.compile(r"'(-[\w-]+)'(?: / '-[\w-]+')*")
 """An option name in click's quotation marks."""
 HIDDEN = ("ephemeral-rebuild",)
 """Commands that systemd calls, not people."""
-PRINT_LAST = ("init", "inspect", "advise", "report", "build-ops", "ds-config")
+PRINT_LAST = ("init", "inspect", "advise", "report", "build-ops", "ds-config", "checkpoint")
 """Commands that judge nothing and print when everything else is done, as ``--help`` of every command does."""
 
 

@@ -1,0 +1,108 @@
+"""Lists the steps of several directories, with what a job that starts now would make of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tunetool.checkpoint import bulk, markers
+from tunetool.checkpoint.resume import StepCopy, agree, copy_at, survey
+from tunetool.checkpoint.steps import number_or_none
+from tunetool.errors import CannotJudge, UsageProblem
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One copy of a step, or a checkpoint in a directory of another name, which no job finds by itself."""
+
+    path: str
+    step: int | None
+    """None for another name."""
+    problem: str | None
+    """Why it cannot be read whole here; None if it can."""
+    bytes: int
+    """Of all files in its directory."""
+    saved_ns: int
+    """When it was saved, in nanoseconds since 1970."""
+    world: int | None
+    drained: bool
+    """Whether this save is whole on shared storage, or was."""
+    resumed: bool
+    """Whether a job of this node would resume from it."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All entries in the order of the directories, and why no job could resume, if there are steps."""
+
+    entries: tuple[Entry, ...]
+    obstacle: str | None = None
+
+
+def need_directories(directories: Sequence[Path]) -> None:
+    """Raises ``UsageProblem`` unless all of them exist."""
+    for directory in directories:
+        if not directory.is_dir():
+            what = "is not a directory" if directory.exists() else "does not exist"
+            raise UsageProblem(f"`{directory}` {what}", "name directories with steps, or a step")
+
+
+def catalogue(directories: Sequence[Path]) -> Catalogue:
+    """The steps in ``directories``, the nearest tier first; each is a directory of steps, or one step.
+
+    Raises ``UsageProblem`` if one does not exist, or has two directories with the same step number.
+    """
+    need_directories(directories)
+    copies: dict[str, StepCopy] = {}
+    others: dict[str, StepCopy] = {}
+    for directory in map(_named, directories):
+        if number_or_none(directory.name) is not None:
+            seen = survey([directory.parent]).copies
+            copies |= {copy.path: copy for copy in seen if Path(copy.path) == directory}
+            continue
+        copies |= {copy.path: copy for copy in survey([directory]).copies}
+        others |= {str(path): copy_at(0, path, {}) for path in _other_names(directory)}
+    steps = replace(survey([]), copies=tuple(copies.values()))
+    resumed, obstacle = None, None
+    try:
+        agreement = agree([steps])
+        resumed = agreement.paths[steps.rank] if agreement is not None else None
+    except CannotJudge as error:
+        obstacle = error.message
+    listed = [_entry(copy, copy.step, copy.path == resumed) for copy in copies.values()]
+    return Catalogue((*listed, *(_entry(copy, None, False) for copy in others.values())), obstacle)
+
+
+def _named(directory: Path) -> Path:
+    """``.`` in a step is that step."""
+    return directory if directory.name else directory.resolve()
+
+
+def _other_names(directory: Path) -> Iterator[Path]:
+    """``directory`` itself and what is in it, where that is a checkpoint."""
+    inside = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    for path in (directory, *inside):
+        if number_or_none(path.name) is None and os.path.lexists(path / markers.METADATA):
+            yield path
+
+
+def _entry(copy: StepCopy, step: int | None, resumed: bool) -> Entry:
+    path = Path(copy.path)
+    if not path.exists() and copy.digest is not None:  # its drain did not end
+        path = bulk.partial_of(path.parent, path.name, copy.digest)
+    saved_ns = copy.recorded.time_ns if copy.recorded is not None else copy.written_ns
+    return Entry(copy.path, step, copy.problem, _bytes_in(path), saved_ns, copy.world, copy.drained, resumed)
+
+
+def _bytes_in(directory: Path) -> int:
+    """Of all files below, but not behind links that lead out."""
+    total = 0
+    for below, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += (Path(below) / name).lstat().st_size
+            except OSError:  # deleted meanwhile
+                continue
+    return total

@@ -1,0 +1,260 @@
+"""Compares two checkpoints, whoever saved them in whichever parts, a few of their tensors at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from tunetool.checkpoint import metadata
+from tunetool.checkpoint.contents import matching
+from tunetool.checkpoint.raw_bytes import ITEM_SIZES
+from tunetool.checkpoint.reader import DirectReader, fills
+from tunetool.checkpoint.regions import blocks
+from tunetool.errors import CannotJudge, ExitCode
+
+if TYPE_CHECKING:
+    from tunetool.measure.progress import MovingProgress
+
+AT_ONCE = 128 << 20
+"""Bytes of tensors that are in memory of each checkpoint. A tensor with more is compared in slices."""
+_MOST = 10_000
+"""Tensors and objects that are read at a time."""
+_PIECE = 1 << 20
+"""Elements whose differences are computed at a time, as float64."""
+State = Literal[
+    "equal", "different", "only in A", "only in B", "other shape", "other dtype", "other kind", "not compared"
+]
+
+
+@dataclass
+class Compared:
+    """A name in one of the checkpoints or in both. ``a`` and ``b``: dtype and shape, or `object`; None if not there.
+
+    Not compared is what is quantized or of a dtype that torch itself hardly knows.
+    """
+
+    name: str
+    state: State
+    a: str | None
+    b: str | None
+    elements: int = 0
+    """Those of which the bytes differ."""
+    largest_change: float = 0.0
+    """Of the elements that are numbers in both."""
+    largest_relative: float = 0.0
+    """Of the same, by the larger of the two numbers."""
+    nan_a: int = 0
+    nan_b: int = 0
+
+
+def code_of(compared: Sequence[Compared]) -> ExitCode:
+    """The exit code of a command that found this."""
+    states = {each.state for each in compared}
+    if states - {"equal", "not compared"}:
+        return ExitCode.FALLS_SHORT
+    return ExitCode.NOT_JUDGED if "not compared" in states else ExitCode.OK
+
+
+class _Box(NamedTuple):
+    name: str
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    bytes: int
+
+
+def compare(a: Path, b: Path, glob: str | None, progress: MovingProgress) -> list[Compared]:
+    """Everything in ``a`` or ``b`` whose name matches ``glob``, in the order of ``a``.
+
+    Tensors are equal if all of their bytes are; objects, if their pickles are.
+
+    Raises ``UsageProblem`` if one is no checkpoint or no name matches, ``CannotJudge`` if one is damaged.
+    """
+    sides = _Side(a), _Side(b)
+    names = matching([*sides[0].entries, *sides[1].entries], glob, f"`{a}` and `{b}`")
+    compared = [_first_look(name, *(side.entries.get(name) for side in sides)) for name in names]
+    by_name = {each.name: each for each in compared if each.state == "equal"}
+    boxes = (box for name in by_name for box in _boxes(name, sides[0].entries[name]))
+    done = 0
+    with progress.moving(f"compare {a} with {b}", sum(_bytes(sides[0].entries[name]) for name in by_name)) as tick:
+        for some in _batches(boxes):
+            for box, left, right in zip(some, *(side.read(some) for side in sides), strict=True):
+                _compare(by_name[box.name], left, right)
+            done += sum(box.bytes for box in some)
+            tick(done)
+    return compared
+
+
+def _first_look(name: str, a: Any, b: Any) -> Compared:
+    """By the metadata alone; equal, unless these say that it is not."""
+    state: State = "equal"
+    if a is None or b is None:
+        state = "only in A" if b is None else "only in B"
+    elif type(a) is not type(b):
+        state = "other kind"
+    elif isinstance(a, TensorStorageMetadata) and a.size != b.size:
+        state = "other shape"
+    elif isinstance(a, TensorStorageMetadata) and a.properties.dtype != b.properties.dtype:
+        state = "other dtype"
+    elif isinstance(a, TensorStorageMetadata) and _dtype(a) not in ITEM_SIZES:
+        state = "not compared"
+    return Compared(name, state, _words(a), _words(b))
+
+
+def _words(about: Any) -> str | None:
+    if about is None:
+        return None
+    if not isinstance(about, TensorStorageMetadata):
+        return "object"
+    return f"{_dtype(about)} {list(about.size)}"
+
+
+def _dtype(about: Any) -> str:
+    return str(about.properties.dtype).removeprefix("torch.")
+
+
+def _bytes(about: Any) -> int:
+    """Of a tensor; 0 for an object."""
+    return math.prod(about.size) * about.properties.dtype.itemsize if isinstance(about, TensorStorageMetadata) else 0
+
+
+def _boxes(name: str, about: Any) -> Iterator[_Box]:
+    """The parts of a tensor in which it is compared, or the object."""
+    if not isinstance(about, TensorStorageMetadata):
+        yield _Box(name, (), (), 0)
+        return
+    item, nowhere = about.properties.dtype.itemsize, (0,) * len(about.size)
+    for block in blocks(tuple(about.size), item, nowhere, tuple(about.size), AT_ONCE):
+        yield _Box(name, block.offsets, block.lengths, math.prod(block.lengths) * item)
+
+
+def _batches(boxes: Iterable[_Box]) -> Iterator[list[_Box]]:
+    some: list[_Box] = []
+    held = 0
+    for box in boxes:
+        if some and (held + box.bytes > AT_ONCE or len(some) == _MOST):
+            yield some
+            some, held = [], 0
+        some.append(box)
+        held += box.bytes
+    if some:
+        yield some
+
+
+class _Side:
+    """One of the two checkpoints."""
+
+    def __init__(self, path: Path) -> None:
+        # Objects are compared as they lie in the file: nothing is unpickled, whatever the reader would allow.
+        self.path, self._reader = path, DirectReader(path, allow_objects=True)
+        described = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(described, True)
+        self.entries: dict[str, Any] = described.state_dict_metadata
+
+    def read(self, boxes: Sequence[_Box]) -> list[Any]:
+        """The tensors of these boxes, and objects as bytes. Raises ``CannotJudge``."""
+        into = _Into()
+        items = [item for number, box in enumerate(boxes) for item in self._items(box, number, into)]
+        self._reader.read_data(LoadPlan(items), into)
+        return [into.read[number] for number in range(len(boxes))]
+
+    def _items(self, box: _Box, number: int, into: _Into) -> Iterator[ReadItem]:
+        about, at = self.entries[box.name], MetadataIndex(box.name, index=number)
+        if not isinstance(about, TensorStorageMetadata):
+            nowhere = torch.Size([0])
+            yield ReadItem(LoadItemType.BYTE_IO, at, nowhere, MetadataIndex(box.name), nowhere, nowhere)
+            return
+        if not fills(about.size, [(chunk.offsets, chunk.sizes) for chunk in about.chunks]):
+            raise CannotJudge(
+                f"`{self.path / metadata.NAME}`: the chunks of `{box.name}` leave out elements, or have some twice",
+                "the metadata is damaged: `tunetool checkpoint verify` says more",
+            )
+        into.read[number] = torch.empty(box.lengths, dtype=about.properties.dtype)
+        chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.lengths))
+        for item in create_read_items_for_chunk_list(box.name, about, [chunk]):
+            yield replace(item, dest_index=at)
+
+
+class _Into:
+    """Takes what a reader reads, by the number in the index of its destination; a planner, as far as it needs one."""
+
+    def __init__(self) -> None:
+        self.read: dict[int, Any] = {}
+
+    def resolve_tensor(self, item: ReadItem) -> Any:
+        """Where it goes to."""
+        tensor = self.read[item.dest_index.index]
+        for dimension, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dimension, offset, length)
+        return tensor
+
+    def commit_tensor(self, item: ReadItem, tensor: Any) -> None:
+        """Nothing is left to do."""
+
+    def load_bytes(self, item: ReadItem, value: Any) -> None:
+        """Keep the pickle as it is."""
+        self.read[item.dest_index.index] = value.getvalue()
+
+
+def _compare(compared: Compared, a: Any, b: Any) -> None:
+    if isinstance(a, bytes):
+        compared.state = "equal" if a == b else "different"
+        return
+    a, b = (tensor.reshape(-1) for tensor in (a, b))
+    nan_a, same = _nans(a), _same(a, b)
+    compared.nan_a += nan_a
+    compared.nan_b += nan_a if same else _nans(b)
+    if same:
+        return
+    compared.state = "different"
+    for left, right in zip(a.split(_PIECE), b.split(_PIECE), strict=True):
+        if not _same(left, right):
+            _add_changes(compared, left, right)
+
+
+def _add_changes(compared: Compared, a: Any, b: Any) -> None:
+    unequal = a.view(torch.uint8) != b.view(torch.uint8)
+    compared.elements += int(unequal.reshape(-1, a.dtype.itemsize).any(1).sum())
+    a, b = _numbers(a), _numbers(b)
+    change = torch.where(a == b, 0.0, (a - b).abs())
+    relative = change / torch.maximum(a.abs(), b.abs())
+    both = ~(torch.isnan(a) | torch.isnan(b)) & (change > 0)
+    if both.any():
+        compared.largest_change = max(compared.largest_change, float(change[both].max()))
+        # Infinity by infinity is no number.
+        compared.largest_relative = max(compared.largest_relative, float(relative[both].nan_to_num(math.inf).max()))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether all bytes are equal."""
+    a, b = a.view(torch.uint8), b.view(torch.uint8)
+    # Eight bytes at a time take an eighth of the time.
+    even = len(a) - len(a) % 8
+    return bool(torch.equal(a[:even].view(torch.int64), b[:even].view(torch.int64)) and torch.equal(a[even:], b[even:]))
+
+
+_QUICK = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What torch itself sums."""
+
+
+def _nans(tensor: Any) -> int:
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return 0
+    if tensor.dtype not in _QUICK:
+        return sum(int(torch.isnan(_numbers(piece)).count_nonzero()) for piece in tensor.split(_PIECE))
+    # The sum, which takes little time, is a number where none of them is a NaN.
+    return int(torch.isnan(tensor).count_nonzero()) if torch.isnan(tensor.sum()) else 0
+
+
+def _numbers(tensor: Any) -> Any:
+    """As float64, or as two of them for a complex number."""
+    if tensor.dtype.is_complex:
+        return torch.view_as_real(tensor.to(torch.complex128)).reshape(-1)
+    return tensor.to(torch.float64)
