@@ -24,9 +24,11 @@ _MODULES = {
     "agree": "resume",
     "drain": "draining",
     "latest": "resume",
+    "peer_of": "peers",
     "release_buffers": "host_buffers",
     "saving": "pace",
     "survey": "resume",
+    "switch_of": "peers",
     "verify_drained": "markers",
 }
 __all__ = sorted(_MODULES)  # noqa: PLE0605  names, known only to __getattr__
