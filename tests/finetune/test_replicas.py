@@ -91,6 +91,9 @@ class Nodes:
     def sh(self, node: str, script: str) -> str:
         return self.cluster.run(node, ["sh", "-c", script]).stdout
 
+    def verify(self, step: str) -> str:
+        return f"from tunetool.checkpoint import verify_drained; print(verify_drained({step!r}))"
+
     def sums(self, node: str, folder: str) -> list[str]:
         """The checksums of all files in a step but the marker."""
         return self.sh(node, f"cd {folder} && md5sum .metadata *.distcp").splitlines()
@@ -139,8 +142,8 @@ def test_a_replica_has_the_bytes_of_its_save(nodes: Nodes, writer: Callable[[Pat
     assert set(marker["hosts"].values()) == {"node1"}
     # A node that lost its files takes them back, as the guide says.
     nodes.sh("node1", f"rm -rf {step} && rsync -a node2:{REPLICAS}/step_7/ {step}/")
-    verify = f"from tunetool.checkpoint import verify_drained; print(verify_drained({step!r}))"
-    assert int(nodes.cluster.run("node1", [sys.executable, "-c", verify], env=_ENVIRONMENT).stdout) > 4 * MIB
+    verified = nodes.cluster.run("node1", [sys.executable, "-c", nodes.verify(step)], env=_ENVIRONMENT)
+    assert int(verified.stdout) > 4 * MIB
     assert nodes.sums("node1", step) == before
 
 
@@ -239,6 +242,37 @@ def test_a_link_that_is_cut_is_one_warning(nodes: Nodes) -> None:
         nodes.sh("node2", "ip link set eth0 up")
     assert [name for name in nodes.names() if not name.startswith(".")] == []
     assert nodes.replicate(step) == (f"node2:{REPLICAS}/step_7", "")
+
+
+@pytest.mark.slow
+def test_a_frozen_peer_is_one_warning(nodes: Nodes) -> None:
+    process, _ = nodes.half_sent(nodes.save(7), patience=5.0)
+    nodes.sh("node2", "pkill -STOP -f '[c]heckpoint.replica_receiver'")
+    with process:
+        path, problem = ended(process)
+    nodes.sh("node2", "pkill -KILL -f '[c]heckpoint.replica_receiver'")
+    assert path is None
+    assert "`node2` gave no sign of life for 5 s" in problem
+    assert nodes.sh("node1", "ps -o stat= -C rsync || true") == "", "nothing goes on sending"
+
+
+@pytest.mark.slow
+def test_a_lost_node_gets_the_replica_before_back(nodes: Nodes) -> None:
+    old, step = nodes.save(6), nodes.save(7)
+    before = nodes.sums("node1", old)
+    assert nodes.replicate(old)[1] == ""
+    process, _ = nodes.half_sent(step)
+    nodes.cluster.kill_node("node1")
+    with process:
+        process.communicate(timeout=PATIENCE)
+    nodes.cluster.start_node("node1")
+    assert [name for name in nodes.names() if not name.startswith(".")] == ["step_6"]
+    nodes.sh("node1", f"mkdir -p {SCRATCH} && rsync -a node2:{REPLICAS}/step_6/ {old}/")
+    nodes.cluster.run("node1", [sys.executable, "-c", nodes.verify(old)], env=_ENVIRONMENT)
+    assert nodes.sums("node1", old) == before
+    # The blank node saves again: what the lost one had half sent is swept.
+    assert nodes.replicate(nodes.save(8)) == (f"node2:{REPLICAS}/step_8", "")
+    assert nodes.names() == ["step_6", "step_8"]
 
 
 @pytest.mark.slow
