@@ -28,6 +28,16 @@ FAST = ("ssh", "-o", "ConnectTimeout=2", "-o", "ServerAliveInterval=1", "-o", "S
 """Options with which a dead link ends soon."""
 _PROGRAM = str(Path(__file__).with_name("replica_on_node.py"))
 _ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tools")}
+_RECOVER = """
+import json, sys
+from tunetool.checkpoint import recover
+from tunetool.errors import TunetoolError
+try:
+    assert str(recover(sys.argv[2], **json.loads(sys.argv[1]))) == sys.argv[2]
+    print("recovered")
+except TunetoolError as error:
+    print(error.line)
+"""
 _FLIP = """
 def flip(path):
     with open(path, "r+b") as stream:
@@ -91,8 +101,10 @@ class Nodes:
     def sh(self, node: str, script: str) -> str:
         return self.cluster.run(node, ["sh", "-c", script]).stdout
 
-    def verify(self, step: str) -> str:
-        return f"from tunetool.checkpoint import verify_drained; print(verify_drained({step!r}))"
+    def recover(self, step: str) -> str:
+        """Bring a step back to node1; returns `recovered`, or what was wrong."""
+        argv = [sys.executable, "-c", _RECOVER, json.dumps({"peer": "node2", "ssh": FAST}), step]
+        return self.cluster.run("node1", argv, env=_ENVIRONMENT).stdout.strip()
 
     def sums(self, node: str, folder: str) -> list[str]:
         """The checksums of all files in a step but the marker."""
@@ -140,11 +152,12 @@ def test_a_replica_has_the_bytes_of_its_save(nodes: Nodes, writer: Callable[[Pat
     marker = nodes.marker(f"{REPLICAS}/step_7")
     assert marker["sums"].startswith(sums)
     assert set(marker["hosts"].values()) == {"node1"}
-    # A node that lost its files takes them back, as the guide says.
-    nodes.sh("node1", f"rm -rf {step} && rsync -a node2:{REPLICAS}/step_7/ {step}/")
-    verified = nodes.cluster.run("node1", [sys.executable, "-c", nodes.verify(step)], env=_ENVIRONMENT)
-    assert int(verified.stdout) > 4 * MIB
+    # A node that lost its files gets them back.
+    nodes.sh("node1", f"rm -rf {step}")
+    assert nodes.recover(step) == "recovered"
     assert nodes.sums("node1", step) == before
+    assert nodes.names(SCRATCH, "node1") == [".tunetool-saving", "step_7"]
+    assert ".tunetool-drained.json" not in nodes.names(step, "node1")
 
 
 @pytest.mark.slow
@@ -267,8 +280,8 @@ def test_a_lost_node_gets_the_replica_before_back(nodes: Nodes) -> None:
         process.communicate(timeout=PATIENCE)
     nodes.cluster.start_node("node1")
     assert [name for name in nodes.names() if not name.startswith(".")] == ["step_6"]
-    nodes.sh("node1", f"mkdir -p {SCRATCH} && rsync -a node2:{REPLICAS}/step_6/ {old}/")
-    nodes.cluster.run("node1", [sys.executable, "-c", nodes.verify(old)], env=_ENVIRONMENT)
+    assert f"`node2` does not give the replica `{REPLICAS}/step_7`: " in nodes.recover(step)
+    assert nodes.recover(old) == "recovered"
     assert nodes.sums("node1", old) == before
     # The blank node saves again: what the lost one had half sent is swept.
     assert nodes.replicate(nodes.save(8)) == (f"node2:{REPLICAS}/step_8", "")
@@ -313,3 +326,22 @@ def test_a_file_that_is_saved_again_meanwhile_is_named(nodes: Nodes) -> None:
     assert path is None
     assert "changed since its replica was asked for" in problem
     assert [name for name in nodes.names() if not name.startswith(".")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", [ours, torch_s])
+def test_a_replica_that_rotted_is_not_recovered(nodes: Nodes, writer: Callable[[Path], Any]) -> None:
+    step = nodes.save(7, writer)
+    nodes.replicate(step)
+    assert f"`{step}` exists" in nodes.recover(step)
+    nodes.sh("node1", f"rm -rf {step}")
+    flip = [sys.executable, "-c", f"import sys{_FLIP}flip(sys.argv[1])"]
+    (file,) = nodes.sh("node2", f"ls {REPLICAS}/step_7/*.distcp").split()
+    nodes.cluster.run("node2", [*flip, file])
+    refused = nodes.recover(step)
+    assert "`weight` is damaged" in refused or "differs from the replica that was verified" in refused
+    assert Path(file).name in refused
+    assert "step_7" not in nodes.names(SCRATCH, "node1")
+    # What came is not continued with.
+    nodes.cluster.run("node2", [*flip, file])
+    assert nodes.recover(step) == "recovered"

@@ -27,6 +27,7 @@ _MODULES = {
     "drain": "draining",
     "latest": "resume",
     "peer_of": "peers",
+    "recover": "recovering",
     "release_buffers": "host_buffers",
     "replicate": "replicating",
     "saving": "pace",

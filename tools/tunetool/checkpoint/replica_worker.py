@@ -36,6 +36,8 @@ from tunetool.node.common.commands import in_c_locale, last_line
 from tunetool.node.common.file_lock import FileLock
 
 _AGAIN = "the checkpoint on this node is unchanged; replicate it again: it continues with what was sent"
+RSYNC = ("rsync", "--times", "--inplace", "--no-whole-file", "-s")
+"""In place: what came before an interruption is what it continues with, and no other files are left."""
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
 """Seconds that ssh may take to end once the other side has."""
@@ -99,9 +101,14 @@ class Worker:
     def _rsync(self, peer: _Peer, partial: str) -> None:
         """Bring the files into the directory ``partial`` of the peer."""
         rate = self.incoming.rate
-        # In place: what was sent before an interruption is what it continues with, and no other files are left.
-        argv = ["rsync", "--times", "--copy-links", "--inplace", "--no-whole-file", "-s"]
-        argv += ["--from0", "--files-from=-", f"--rsh={shlex.join(self.order.ssh)}", "--rsync-path=nice -n 10 rsync"]
+        argv = [
+            *RSYNC,
+            "--copy-links",
+            "--from0",
+            "--files-from=-",
+            f"--rsh={shlex.join(self.order.ssh)}",
+            "--rsync-path=nice -n 10 rsync",
+        ]
         argv += [f"--bwlimit={math.ceil(rate / 1024)}"] if rate is not None else []
         names = b"".join(os.fsencode(name) + b"\0" for name in self.sources)
         with tempfile.TemporaryFile() as messages, tempfile.TemporaryFile() as listed:
@@ -111,7 +118,7 @@ class Worker:
             with contextlib.closing(_Program(argv, listed, messages)) as program:
                 self._watch(program.process, peer)
             if program.process.returncode:
-                status, said = program.process.returncode, _first_line(messages)
+                status, said = program.process.returncode, first_line(_text(messages))
                 raise CannotJudge(
                     f"`rsync` to `{self.order.peer}` failed with status {status}: {said}",
                     _AGAIN,
@@ -254,9 +261,9 @@ def _text(messages: IO[bytes]) -> str:
     return messages.read().decode(errors="replace")
 
 
-def _first_line(messages: IO[bytes]) -> str:
+def first_line(messages: str) -> str:
     """Of rsync's messages: what follows sums up. Warnings of ssh come before."""
-    lines = [line.strip() for line in _text(messages).splitlines()]
+    lines = [line.strip() for line in messages.splitlines()]
     return next((line for line in lines if line and not line.startswith(("Warning:", "**"))), "it said nothing")
 
 

@@ -136,10 +136,7 @@ def replicate(
         raise same_step_error(namesake, source)
     check_numbers(rate, max_to_keep)
     host = socket.gethostname() if host is None else host
-    if not _PEER.fullmatch(peer) or not _HOST.fullmatch(host):
-        raise UsageProblem(f"`peer={peer}`, `host={host}`: not a host's name", "give the name that ssh takes")
-    if peer == host:
-        raise UsageProblem(f"`{peer}` is this node itself", "a replica belongs on another node: see `peer_of`")
+    check_names(peer, host)
     directory = Path(source.parent if peer_dir is None else peer_dir)
     if not directory.is_absolute():
         raise UsageProblem(f"`peer_dir={directory}` is not absolute", "name the peer's directory from `/` on")
@@ -147,11 +144,24 @@ def replicate(
     order = Outgoing(
         step_dir=str(source),
         peer=peer,
-        ssh=[*ssh, *(part for option in _SSH_OPTIONS for part in ("-o", option))],
+        ssh=with_limits(ssh),
         receiver=["env", f"PYTHONPATH={PACKAGES}", python, "-m", "tunetool.checkpoint.replica_receiver"],
         incoming=asdict(incoming),
     )
     return Replica(start("replica_worker", json.dumps(asdict(order)).encode() + b"\n" + content), source, peer)
+
+
+def check_names(peer: str, host: str) -> None:
+    """Raises ``UsageProblem`` for names that are none, or the same."""
+    if not _PEER.fullmatch(peer) or not _HOST.fullmatch(host):
+        raise UsageProblem(f"`peer={peer}`, `host={host}`: not a host's name", "give the name that ssh takes")
+    if peer == host:
+        raise UsageProblem(f"`{peer}` is this node itself", "a replica belongs on another node: see `peer_of`")
+
+
+def with_limits(ssh: Sequence[str]) -> list[str]:
+    """The command, which asks nobody for a password and ends with a dead link."""
+    return [*ssh, *(part for option in _SSH_OPTIONS for part in ("-o", option))]
 
 
 def _incoming(
