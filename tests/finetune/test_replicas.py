@@ -162,8 +162,9 @@ def test_a_replica_has_the_bytes_of_its_save(nodes: Nodes, writer: Callable[[Pat
 
 @pytest.mark.slow
 def test_a_peer_keeps_the_replicas_that_were_saved_last(nodes: Nodes) -> None:
-    # The job went back: step 2 was saved last.
+    # The job went back: step 2 was saved last. The clock was a day ahead when step 5 was saved.
     steps = [nodes.save(number, count=1000) for number in (5, 7, 2)]
+    nodes.sh("node1", f"touch -d '+1 day' {steps[0]}/.metadata")
     nodes.replicate(*steps, max_to_keep=2)
     assert nodes.names() == ["step_2", "step_7"]
     inode = nodes.sh("node2", f"stat -c %i {REPLICAS}/step_2")
