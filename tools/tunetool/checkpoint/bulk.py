@@ -41,7 +41,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 
 _REPAIR = "the checkpoint on the node is unchanged; repair the storage, then drain it again"
 _PLAN = "plan.json"
-_METADATA_COPY = ".metadata-of-the-step"
+METADATA_COPY = ".metadata-of-the-step"
 """`.metadata` under another name, so that readers do not take a partial step for a checkpoint."""
 _CHANGED = "changed.json"
 """The error for which a partial step must not become complete: its source changed."""
@@ -70,6 +70,8 @@ class Plan:
     saved: Stamp | None = None
     metadata: Identity | None = None
     """Identity of the `.metadata` that is drained."""
+    sums: str | None = None
+    """As in the marker."""
 
 
 def writer_of(name: str) -> int | None:
@@ -129,9 +131,9 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
         if problem is not None:
             shutil.rmtree(partial, ignore_errors=True)
             raise problem
-        for stale in (_CHANGED, MARKER, _METADATA_COPY):
+        for stale in (_CHANGED, MARKER, METADATA_COPY):
             (partial / stale).unlink(missing_ok=True)
-        with (partial / _METADATA_COPY).open("xb") as stream:  # never through a link of somebody else
+        with (partial / METADATA_COPY).open("xb") as stream:  # never through a link of somebody else
             stream.write(metadata)
             stream.flush()
             os.fsync(stream.fileno())
@@ -139,6 +141,7 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
             "needed": dict(plan.needed),
             "saved": plan.saved and plan.saved.row(),
             "metadata": plan.metadata and plan.metadata.row(),
+            "sums": plan.sums,
         }
         # Written last: ranks start to copy when they find it.
         _replace_json(partial / _PLAN, document)
@@ -181,7 +184,8 @@ def plan_of(partial: Path) -> Plan | None:
         document = json.loads((partial / _PLAN).read_text())
         needed = {str(name): int(size) for name, size in document["needed"].items()}
         metadata = document.get("metadata")
-        return Plan(needed, Stamp.parse(document.get("saved")), metadata and Identity.parse(metadata))
+        saved = Stamp.parse(document.get("saved"))
+        return Plan(needed, saved, metadata and Identity.parse(metadata), document.get("sums"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -261,7 +265,7 @@ def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
     with naming_errors(bulk, _REPAIR, WRITING):
         if sound_marker_of(partial) is None:
             _write_marker(partial, list(brought))
-        for leftover in (_PLAN, _RANKS, _METADATA_COPY, _CHANGED):
+        for leftover in (_PLAN, _RANKS, METADATA_COPY, _CHANGED):
             path = partial / leftover
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         if final.exists():
@@ -279,7 +283,7 @@ def _write_marker(partial: Path, brought: list[Delivery]) -> None:
     remove_parts(partial)
     for folder in {(partial / file).parent for file in files}:
         fsync_directory(folder)
-    (partial / _METADATA_COPY).replace(partial / METADATA)
-    saved, metadata = (plan.saved, plan.metadata) if plan else (None, None)
-    marker = Marker(digest, files, hosts, sources, saved, metadata)
+    (partial / METADATA_COPY).replace(partial / METADATA)
+    saved, metadata, sums = (plan.saved, plan.metadata, plan.sums) if plan else (None, None, None)
+    marker = Marker(digest, files, hosts, sources, saved, metadata, sums)
     markers.write(partial, name, marker)

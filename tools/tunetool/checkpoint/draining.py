@@ -6,14 +6,13 @@ with it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
@@ -25,7 +24,11 @@ from tunetool.checkpoint.steps import same_step, same_step_error, step_number
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.regular_files import below
 
-_PACKAGES = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+PACKAGES = Path(__file__).resolve().parents[2]
+"""The folder of this package."""
 
 
 class Drain:
@@ -122,7 +125,7 @@ def drain(
         raise same_step_error(namesake, source)
     if source.parent == bulk:
         raise UsageProblem(f"`{bulk}` already holds the step", "name the directory on shared storage")
-    _check_numbers(rate, max_to_keep, local_max_to_keep)
+    check_numbers(rate, max_to_keep, local_max_to_keep)
     from_launcher = launcher_ranks(os.environ)
     this_rank, world_size = _first_given(rank, from_launcher["rank"], 0), _first_given(world, from_launcher["world"], 1)
     # If the caller gives the ranks, each is assumed to have a directory of its own.
@@ -151,21 +154,27 @@ def drain(
         delete_undrained=delete_undrained,
         patience=patience,
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tunetool.checkpoint.drain_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH")]))},
-        # So that the Ctrl-C or the death of training does not take it along.
-        start_new_session=True,
-    )
-    with contextlib.suppress(BrokenPipeError):
-        if process.stdin is not None:
-            with process.stdin as stream:
-                stream.write(order_text(order))
-    process.stdin = None
-    return Drain(process, source)
+    return Drain(start("drain_worker", order_text(order).encode()), source)
+
+
+def start(worker: str, order: bytes) -> subprocess.Popen[str]:
+    """A process that runs this module of the package, with its order on stdin. Its stdout is a pipe."""
+    # Not a pipe, into which training would write until the process reads.
+    with os.fdopen(os.memfd_create("tunetool-order"), "w+b") as stream:
+        stream.write(order)
+        stream.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-m", f"tunetool.checkpoint.{worker}"],
+            stdin=stream,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
+            },
+            # So that the Ctrl-C or the death of training does not take it along.
+            start_new_session=True,
+        )
 
 
 def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options: Any) -> Order:
@@ -212,10 +221,15 @@ def named_by(content: bytes, path: Path) -> tuple[str, dict[str, int]]:
     """The digest of `.metadata`, and the minimum size of each file that it names. Raises ``UsageProblem``."""
     from tunetool.checkpoint.metadata import loads  # noqa: PLC0415  (imports torch)
 
+    return xxhash.xxh3_64_hexdigest(content), needed_by(loads(content, path))
+
+
+def needed_by(metadata: Metadata) -> dict[str, int]:
+    """The minimum size of each file that the metadata names."""
     needed: dict[str, int] = {}
-    for stored in (loads(content, path).storage_data or {}).values():
+    for stored in (metadata.storage_data or {}).values():
         needed[stored.relative_path] = max(needed.get(stored.relative_path, 0), stored.offset + stored.length)
-    return xxhash.xxh3_64_hexdigest(content), needed
+    return needed
 
 
 def launcher_ranks(environment: Mapping[str, str]) -> dict[str, int | None]:
@@ -237,7 +251,8 @@ def _first_given(by_caller: int | None, by_launcher: int | None, default: int) -
     return by_caller if by_caller is not None else by_launcher if by_launcher is not None else default
 
 
-def _check_numbers(rate: float | str, *keeps: int | None) -> None:
+def check_numbers(rate: float | str, *keeps: int | None) -> None:
+    """Raises ``UsageProblem`` for a rate or a number of steps that cannot be."""
     if rate != "auto" and not (isinstance(rate, (int, float)) and 0 < rate < float("inf")):
         raise UsageProblem(f"`rate={rate}` is not a rate", 'give bytes per second, or "auto"')
     for keep in keeps:

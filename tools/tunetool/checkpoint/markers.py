@@ -25,6 +25,7 @@ METADATA = ".metadata"
 MARKER = ".tunetool-drained.json"
 SCHEMA = "tunetool.drained/1"
 _TICK_SECONDS = 0.2
+OF_THE_SAVE, OF_THE_SOURCE = "checksums of the save", "digests made at the source when the replica was made"
 OTHER_METADATA = "`.metadata` belongs to another save than the data"
 
 
@@ -41,6 +42,8 @@ class Marker:
     saved: Stamp | None = None
     metadata: Identity | None = None
     """Identity of the `.metadata` that was drained."""
+    sums: str | None = None
+    """What a replica's bytes were verified against: ``OF_THE_SAVE`` or ``OF_THE_SOURCE``."""
 
 
 def copied_file(document: Mapping[str, Any]) -> CopiedFile:
@@ -59,6 +62,7 @@ def write(directory: Path, step: str, marker: Marker) -> None:
         "sources": identity.rows(marker.sources),
         "saved": marker.saved and marker.saved.row(),
         "metadata": marker.metadata and marker.metadata.row(),
+        "sums": marker.sums,
     }
     # The directory is synced too, so `.metadata` and all file names survive a power cut.
     replace_file(str(directory / MARKER), json.dumps(document, indent=1), follow=False)
@@ -83,6 +87,7 @@ def marker_of(directory: Path) -> Marker | None:
             identity.parsed(document.get("sources", {})),
             Stamp.parse(document.get("saved")),
             metadata and Identity.parse(metadata),
+            document.get("sums"),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -146,7 +146,7 @@ class Pace:
     def wait(self, count: int) -> None:
         """Wait until ``count`` more bytes may be copied. Unused bandwidth is not saved up for a burst."""
         self._tick()
-        while self._must_wait():
+        while self.must_wait():
             self._sleep(_POLL_SECONDS)
             self._tick()
         if self._rate is None:
@@ -156,7 +156,8 @@ class Pace:
             self._tick()
         self._free_at = max(self._free_at, self._clock()) + count / self._rate
 
-    def _must_wait(self) -> bool:
+    def must_wait(self) -> bool:
+        """Whether a save runs for which this still waits."""
         running = {saver.key: saver for saver in self._saves(self._scratch)}
         now = self._clock()
         self._since = {key: self._since.get(key, now) for key in running}

@@ -164,17 +164,26 @@ def digest_of(path: Path, wait: Callable[[int], None] = lambda count: None) -> C
 
     Raises ``OSError``.
     """
+    hashed, done = xxhash.xxh3_64(), 0
+    for piece in pieces_of(path, wait):
+        hashed.update(piece)
+        done += len(piece)
+    return CopiedFile(done, hashed.hexdigest())
+
+
+def pieces_of(path: Path, wait: Callable[[int], None] = lambda count: None) -> Iterator[memoryview]:
+    """The bytes of a file, read likewise, in pieces that are valid until the next one."""
     handle = _open_past_the_cache(path)
     try:
-        hashed, done, buffer = xxhash.xxh3_64(), 0, _pages()
+        done, buffer = 0, _pages()
         while True:
             wait(CHUNK)
             count = os.preadv(handle, [buffer], done)
-            hashed.update(buffer[:count])
+            yield buffer[:count]
             done += count
             # Direct I/O cannot continue from an unaligned offset, which only the end of the file has.
             if count == 0 or count % mmap.PAGESIZE:
-                return CopiedFile(done, hashed.hexdigest())
+                return
     finally:
         os.close(handle)
 
