@@ -219,21 +219,21 @@ class Saved:
     """The sums that a tensor was saved with: ``sums`` of its ``length`` bytes, which begin at ``start`` in the file
     ``name`` of a directory."""
 
-    __slots__ = ("_place", "_tensor", "length", "sums")
+    __slots__ = ("_place", "_tensor", "length", "start", "sums")
 
     def __init__(self, sums: bytes, length: int, tensor: str, directory: Path, name: str, start: int) -> None:
         self.sums, self.length, self.start = sums, length, start
-        self._tensor, self._file = tensor, directory / name
+        self._tensor, self._place = tensor, (directory, name)
 
     def compare(self, block: int, value: int) -> None:
         """Raises ``CannotJudge`` if the block has another sum now."""
         saved = self.sums[SUM_BYTES * block : SUM_BYTES * (block + 1)]
         if value.to_bytes(SUM_BYTES, "little") == saved:
             return
-        start, stop = block_range(block, self.length)
+        (start, stop), file = block_range(block, self.length), Path(*self._place)
         which = f"its {self.length} bytes" if len(self.sums) == SUM_BYTES else f"bytes {start} to {stop - 1}"
         raise CannotJudge(
-            f"`{self._tensor}` is damaged: {which} from {self.start} on in `{self._file}` have checksum {value:016x}, "
+            f"`{self._tensor}` is damaged: {which} from {self.start} on in `{file}` have checksum {value:016x}, "
             f"and were saved with {int.from_bytes(saved, 'little'):016x}",
             "load another checkpoint, and look at the health of the drives: `tunetool verify`",
         )

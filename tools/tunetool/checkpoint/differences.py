@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from tunetool.checkpoint import metadata
 from tunetool.checkpoint.contents import matching
+from tunetool.checkpoint.load_targets import fills
 from tunetool.checkpoint.raw_bytes import ITEM_SIZES
-from tunetool.checkpoint.reader import DirectReader, fills
+from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.regions import blocks
 from tunetool.errors import CannotJudge, ExitCode
 

@@ -23,8 +23,9 @@ from tunetool.checkpoint import index, markers, metadata
 from tunetool.checkpoint.checksums import Saved, Turns, Verified, block_bytes, block_range, key_of, number_of_blocks
 from tunetool.checkpoint.contents import pieces_of
 from tunetool.checkpoint.fetch import Buffers, DirectRead, Fetch, FileRead, Part, Want, in_turn
+from tunetool.checkpoint.load_targets import fills
 from tunetool.checkpoint.raw_bytes import BLOCK, Plain
-from tunetool.checkpoint.reader import DirectReader, fills
+from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.regions import Read, merge
 from tunetool.checkpoint.resume import problem_of_file
 from tunetool.checkpoint.source import Files
@@ -195,12 +196,12 @@ class _Checks(DirectReader):
             least = max(self.files.get(stored.relative_path, 0), stored.offset + stored.length)
             self.files[stored.relative_path] = least
         readable = {name for name, least in sorted(self.files.items()) if self._is_whole(name, least)}
-        items = [item for item in self._items(described) if self._item(item).file in readable]
+        items = [item for item in self._items(described) if self._location(item).relative_path in readable]
         files = Files(self.path, contained=True)
         try:
             if self.has_sums:
                 damaged = self._files_without_table(items, files)
-                items = [item for item in items if self._item(item).file not in damaged]
+                items = [item for item in items if self._location(item).relative_path not in damaged]
             self._tensors_and_objects(items, files, progress)
         finally:
             files.close()
@@ -233,8 +234,7 @@ class _Checks(DirectReader):
     def _files_without_table(self, items: Sequence[ReadItem], files: Files) -> set[str]:
         """The files whose checksums cannot be read, or are of another save."""
         damaged: set[str] = set()
-        for item in items:
-            where = self._item(item)
+        for item, where in zip(items, self._stored(items), strict=True):
             has_own = item.type == LoadItemType.BYTE_IO or key_of(item.storage_index) in (self._sums or ())
             if has_own or where.file in damaged or where.file in self._tables:
                 continue
@@ -250,8 +250,7 @@ class _Checks(DirectReader):
         plain_tensors = self._plain_tensors(tensors, files)
         whole = [item for item in items if item.type == LoadItemType.BYTE_IO]
         sums: list[tuple[Saved, _Blocks, index.Item]] = []
-        for item in tensors:
-            where = self._item(item)
+        for item, where in zip(tensors, self._stored(tensors), strict=True):
             if where not in plain_tensors:  # it is a fault already
                 continue
             try:
@@ -281,9 +280,9 @@ class _Checks(DirectReader):
 
     def _plain_tensors(self, items: Sequence[ReadItem], files: Files) -> dict[index.Item, Plain | None]:
         """Where their raw bytes are, as ``index.find`` has it, but for items that are damaged."""
-        stored = [self._item(item) for item in items]
+        stored = self._stored(items)
         try:
-            return index.find(stored, files, self.threads, list(map(self._expected, items)), ours=self.has_sums)
+            return index.find(stored, files, self.threads, self._expected(items), ours=self.has_sums)
         except CannotJudge as error:
             if len(items) == 1:
                 self.add(error.message, stored[0].file, stored[0].tensor)
@@ -333,7 +332,7 @@ class _Checks(DirectReader):
         """Compare what has one checksum: objects, and tensors that only torch reads."""
 
         def check(item: ReadItem) -> int:
-            where = self._item(item)
+            where = self._stored([item])[0]
             try:
                 content = self._content(item, files)
                 self._check_content(item, content)
