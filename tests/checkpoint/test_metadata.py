@@ -474,5 +474,6 @@ def test_what_every_planner_writes_is_read_as_it_was(writer: str, planner: str, 
     content = (tmp_path / ".metadata").read_bytes()
     ours, free = metadata.read(tmp_path), pickle.loads(content)
     assert ours == free
-    assert pickle.dumps(ours) == pickle.dumps(free)
+    # Also what torch does not compare; equal sizes and properties may be one object here.
+    assert repr(ours) == repr(free)
     assert len(ours.storage_data) >= 6
