@@ -489,3 +489,17 @@ def test_the_collector_is_off_for_tensors_of_a_first_save(tmp_path: Path) -> Non
     few, many = (collections_of_a_first_save(count, tmp_path / str(count)) for count in (2, 4000))
     assert many <= few + 10, "about 70 where planning by torch and the list of results have collections"
     assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_place_in_the_mesh_may_be_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As earlier releases of torch return it."""
+    mesh = init_device_mesh("cpu", (1,))
+    coordinate = type(mesh).get_coordinate
+    monkeypatch.setattr(type(mesh), "get_coordinate", lambda self: list(coordinate(self) or ()))
+    state = {
+        name: DTensor.from_local(torch.full((4,), value), mesh, [Shard(0)]) for name, value in (("a", 1.0), ("b", 2.0))
+    }
+    for _ in range(2):
+        dcp.save(state, storage_writer=DirectWriter(tmp_path / "step"), planner=DirectSavePlanner())
+    assert metadata.read(tmp_path / "step").state_dict_metadata.keys() == {"a", "b"}

@@ -18,14 +18,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata, saver_lock, saving
 from tunetool.checkpoint.commit import UNFINISHED, Saving
-from tunetool.checkpoint.job import Job, Settings
+from tunetool.checkpoint.job import Job, Settings, _size_of_buffers
 from tunetool.checkpoint.pace import FLAG, savers
 from tunetool.checkpoint.rank_layout import Items
+from tunetool.checkpoint.stager import gpus
 from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
 
@@ -434,3 +437,47 @@ def test_a_dead_saver_s_lock_holds_nobody_up_whatever_its_time(tmp_path: Path) -
     for seconds in (0.0, 3600.0, 10 * 365 * 86400.0):
         os.utime(left, (time.time() + seconds, time.time() + seconds))
         assert not savers(tmp_path), seconds
+
+
+@pytest.mark.parametrize("base", [DefaultSavePlanner, DirectSavePlanner])
+def test_a_planner_may_use_one_buffer_for_all_objects(base: type[DefaultSavePlanner], tmp_path: Path) -> None:
+    class OneBuffer(base):  # type: ignore[misc, valid-type]
+        buffer = io.BytesIO()
+
+        def resolve_data(self, write_item: Any) -> Any:
+            value = self.lookup_object(write_item.index)
+            if isinstance(value, torch.Tensor):
+                return value
+            self.buffer.seek(0)
+            self.buffer.truncate()
+            torch.save(value, self.buffer)
+            return self.buffer
+
+    state = {"a": "first", "b": "the second object", "tensor": torch.ones(3)}
+    dcp.save(state, storage_writer=DirectWriter(tmp_path / "step"), planner=OneBuffer())
+    found = {"a": "", "b": "", "tensor": torch.zeros(3)}
+    dcp.load(found, checkpoint_id=tmp_path / "step")
+    assert (found["a"], found["b"]) == (state["a"], state["b"])
+
+
+def test_a_state_that_contains_itself_ends_its_search() -> None:
+    state: dict[str, Any] = {"tensor": torch.ones(3)}
+    state["self"] = [state]
+    assert gpus(state) == set()
+
+
+def test_small_buffers_are_whole_blocks(tmp_path: Path) -> None:
+    """Of a size whose half is none."""
+    state = {"a": torch.rand(300_000)[:299_999], "b": torch.rand(1000, 200).t()}
+    writer = DirectWriter(tmp_path / "step", threads=2, buffer_bytes=MIB + 4096)
+    dcp.save(state, storage_writer=writer, planner=DirectSavePlanner())
+    found = {name: torch.zeros(tensor.shape) for name, tensor in state.items()}
+    dcp.load(found, checkpoint_id=tmp_path / "step")
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+@given(asked=st.integers(1, 1 << 13), threads=st.integers(1, 64), total=st.integers(0, 1 << 34))
+def test_buffers_of_any_size_are_whole_blocks(asked: int, threads: int, total: int) -> None:
+    size = _size_of_buffers(asked * 4096, threads, total)
+    assert 0 < size <= asked * 4096
+    assert size % 4096 == 0

@@ -24,6 +24,7 @@ from tunetool.checkpoint.layout import Block
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.pipeline import Pipeline
 from tunetool.checkpoint.rank_layout import Asked, FileTable, Items, RankLayout, layout_for
+from tunetool.checkpoint.raw_bytes import BLOCK
 
 if TYPE_CHECKING:
     from tunetool.checkpoint.gpu_sums import GpuSums
@@ -65,7 +66,7 @@ def _size_of_buffers(asked: int, threads: int, total: int) -> int:
     """Bytes of one buffer, ``asked`` at most: less for a state of ``total`` bytes that would not occupy all threads."""
     size = asked
     while size > LARGE and size * threads > total:
-        size //= 2
+        size = size // 2 // BLOCK * BLOCK
     return size
 
 

@@ -8,7 +8,7 @@ import io
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -313,11 +313,11 @@ class DirectSavePlanner(DefaultSavePlanner):
                     break
         return plan
 
-    def data_of(self, items: Sequence[WriteItem]) -> list[torch.Tensor | io.BytesIO]:
+    def data_of(self, items: Sequence[WriteItem]) -> Iterable[torch.Tensor | io.BytesIO]:
         """``resolve_data`` of every item. Raises ``CannotJudge`` for a layout that no reader loads."""
         if type(self) is not DirectSavePlanner:
             loadable.refuse_items(items)
-            return [self.resolve_data(item) for item in items]
+            return map(self.resolve_data, items)  # each is used before the next is asked for
         cuts = self._cuts(items)
         values = map(self.state_dict.__getitem__, cuts.names)
         data: list[Any] = [value._local_tensor if type(value) is DTensor else value for value in values]

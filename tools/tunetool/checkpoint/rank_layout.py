@@ -7,7 +7,7 @@ each save brings its own.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Items:
     file. ``where``, ``addresses``: of the raw bytes; see ``filling.Contents``. ``held``: the memory of a tensor,
     whatever becomes of the caller's tensor meanwhile, or a source where it has no address."""
 
-    def __init__(self, writes: Sequence[WriteItem], data: Sequence[torch.Tensor | io.BytesIO]) -> None:
+    def __init__(self, writes: Sequence[WriteItem], data: Iterable[torch.Tensor | io.BytesIO]) -> None:
         """Raises ``CannotJudge`` for a tensor that cannot be saved."""
         gpus: dict[torch.device, int] = {}
         rows: list[tuple[Any, ...]] = []
@@ -88,7 +88,8 @@ def items_of(writes: Sequence[WriteItem], planner: SavePlanner) -> Items:
     if isinstance(planner, DirectSavePlanner):
         return Items(writes, planner.data_of(writes))
     loadable.refuse_items(writes)
-    return Items(writes, [planner.resolve_data(write) for write in writes])
+    # One after the other: a planner may use one buffer for all its objects.
+    return Items(writes, map(planner.resolve_data, writes))
 
 
 class _Kind(NamedTuple):

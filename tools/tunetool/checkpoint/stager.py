@@ -78,13 +78,14 @@ class Hold:
 def gpus(value: Any) -> set[torch.device]:
     """The GPUs that hold a tensor of ``value``. Other GPUs are not used, since that would take memory on them."""
     found: set[torch.device] = set()
-    todo = [value]
+    todo, seen = [value], set[int]()
     while todo:
         each = todo.pop()
         if isinstance(each, torch.Tensor):
             if each.is_cuda:
                 found.add(each.device)
-        elif isinstance(each, dict | list | tuple):
+        elif isinstance(each, dict | list | tuple) and id(each) not in seen:
+            seen.add(id(each))  # a state may contain itself
             todo += each.values() if isinstance(each, dict) else each
     return found
 

@@ -108,7 +108,9 @@ def _other(value: Any) -> Any:
             return None
         mesh = value.device_mesh
         # A mesh is equal to that of a process group of before, where this process had another rank.
-        where = mesh.get_coordinate()
+        # A list in earlier releases of torch; None where this rank is outside the mesh.
+        coordinate = mesh.get_coordinate()
+        where = None if coordinate is None else tuple(coordinate)
         whole = (kind, value.shape, value.dtype, value.requires_grad, value.placements, mesh, where)
         return (*whole, *_of_tensor(local))
     if isinstance(value, torch.Tensor) or hasattr(value, "__create_write_items__"):
