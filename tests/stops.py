@@ -6,6 +6,7 @@ moment depends on the point only, never on speed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -48,7 +49,9 @@ def install(
             if pending and (line.startswith(at) if isinstance(at, str) else count == at):
                 pending.clear()
                 if process is None and number == signal.SIGKILL:
-                    half()
+                    # The write itself may be refused: one that asks which alignment the drive accepts.
+                    with contextlib.suppress(OSError):
+                        half()
                 _send(number, process, log)
             count += 1
 
