@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -20,7 +21,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 from tunetool.checkpoint import DirectLoadPlanner, DirectReader, DirectSavePlanner, DirectWriter
 
@@ -31,7 +33,7 @@ values = st.one_of(
     st.sampled_from(SHAPES).map(lambda shape: torch.nn.Parameter(torch.zeros(shape))),
     st.sampled_from([5, 0.5, None, "text", b"bytes", (1, 2), True]),
 )
-names = st.sampled_from(["a", "b", "a.b", "c", 1, "1"])
+names = st.sampled_from(["a", "b", "a.b", "c", 0, "0", 1, "1", True])
 states = st.dictionaries(
     names,
     st.recursive(
@@ -149,3 +151,58 @@ def test_a_tensor_of_which_a_part_was_saved_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(dcp.CheckpointException, match="`cut` would not be filled"):
         dcp.load({"cut": torch.zeros(8)}, storage_reader=Reader(tmp_path), planner=DirectLoadPlanner())
+
+
+@pytest.mark.parametrize("planner", [DefaultLoadPlanner, DirectLoadPlanner])
+@pytest.mark.parametrize("rows", [[(0, 4), (4, 8)], [(0, 8)], [(4, 8), (0, 4)]], ids=str)
+@pytest.mark.usefixtures("one_rank")
+def test_a_local_tensor_may_have_chunks_of_its_own(planner: Any, rows: list[tuple[int, int]], tmp_path: Path) -> None:
+    """Two DTensors whose placements are equal, and of which a rank holds other rows."""
+    expected = {"a": torch.rand(8, 4), "b": torch.rand(8, 4)}
+    dcp.save(expected, storage_writer=dcp.FileSystemWriter(tmp_path))
+    mesh = init_device_mesh("cpu", (1,))
+    held = {"a": [torch.zeros(4, 4)], "b": [torch.zeros(stop - start, 4) for start, stop in rows]}
+    begins = {"a": [0], "b": [start for start, _ in rows]}
+    state = {
+        name: DTensor.from_local(
+            LocalShardsWrapper(held[name], [(begin, 0) for begin in begins[name]]),
+            mesh,
+            [Replicate()],
+            run_check=False,
+            shape=torch.Size([8, 4]),
+            stride=(4, 1),
+        )
+        for name in expected
+    }
+    dcp.load(state, storage_reader=DirectReader(tmp_path), planner=planner())
+    for name, shards in held.items():
+        for begin, shard in zip(begins[name], shards, strict=True):
+            assert torch.equal(shard, expected[name][begin : begin + len(shard)]), name
+
+
+def test_a_step_that_one_planner_replaces_is_asked(tmp_path: Path) -> None:
+    dcp.save({"tensor": torch.arange(4.0)}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    given, other, planner = torch.zeros(4), torch.zeros(4), DirectLoadPlanner()
+    planner.resolve_tensor = lambda item: other  # type: ignore[method-assign]
+    dcp.load({"tensor": given}, storage_reader=DirectReader(tmp_path), planner=planner)
+    assert (given.tolist(), other.tolist()) == ([0.0] * 4, [0.0, 1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("planner", [DefaultLoadPlanner, DirectLoadPlanner])
+@pytest.mark.usefixtures("one_rank")
+def test_bytes_after_a_tensor_are_never_read_as_its_own(planner: Any, tmp_path: Path) -> None:
+    """Two chunks at one offset: the file holds the shorter one."""
+    dcp.save({"tensor": torch.arange(4.0), "next": torch.rand(9)}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    described = dcp.FileSystemReader(tmp_path).read_metadata()
+    its = described.state_dict_metadata["tensor"]
+    its.size, its.chunks = torch.Size([8]), [ChunkStorageMetadata(torch.Size([0]), torch.Size([n])) for n in (8, 4)]
+
+    class Reader(DirectReader):
+        def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+            return described
+
+    shard = LocalShardsWrapper([torch.zeros(4)], [(4,)])
+    mesh = init_device_mesh("cpu", (1,))
+    whole = DTensor.from_local(shard, mesh, [Replicate()], run_check=False, shape=torch.Size([8]), stride=(1,))
+    with pytest.raises(dcp.CheckpointException, match=r"holds `tensor` with shape \[4\], and \[4\] from \[4\] on"):
+        dcp.load({"tensor": whole}, storage_reader=Reader(tmp_path), planner=planner())

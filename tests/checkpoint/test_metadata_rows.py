@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from tunetool.checkpoint import metadata, pickled
+from tunetool.checkpoint import metadata_opcodes as opcodes
 from tunetool.checkpoint.packed import Packed, Results
 from tunetool.checkpoint.vocabulary import VOCABULARY
 
@@ -27,8 +29,8 @@ BY_OPCODES = dataclasses.replace(VOCABULARY, tables=lambda content: {})
 SHAPES = [(), (7,), (300, 2), (2, 70_000, 1), (1, 2, 3, 1 << 33)]
 
 
-def content(repeated: int = 1) -> bytes:
-    """Tensors of several shapes and dtypes, in one chunk and in two, and an object."""
+def content(repeated: int = 1, many: int = 12) -> bytes:
+    """Tensors of several shapes and dtypes, in one chunk, in two and in ``many``, and an object."""
     tensors: dict[str, Any] = {"step": BytesStorageMetadata()}
     stored = [(MetadataIndex("step"), 1, 5, 300)]
     for number in range(repeated * len(SHAPES)):
@@ -38,6 +40,9 @@ def content(repeated: int = 1) -> bytes:
         if shape and number % 3 == 2:
             last = torch.Size([1 << 20, *first[1:]])
             chunks.append(ChunkStorageMetadata(last, torch.Size(shape)))
+        if shape and number % 10 == 6:
+            rows = (torch.Size([at, *first[1:]]) for at in range(many))
+            chunks += [ChunkStorageMetadata(row, torch.Size(shape)) for row in rows]
         its = TensorProperties([torch.float32, torch.bfloat16][number % 2], requires_grad=number % 4 == 3)
         tensors[name] = TensorStorageMetadata(its, torch.Size(shape), chunks)
         stored += [(MetadataIndex(name, chunk.offsets, at), 0, number << 20, 9) for at, chunk in enumerate(chunks)]
@@ -66,7 +71,7 @@ def outcome(raw: bytes, vocabulary: pickled.Vocabulary) -> Any:
 
 
 def test_rows_are_what_the_opcodes_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    for raw in (content(), content(repeated=500)):
+    for raw in (content(2), content(repeated=100), content(2, many=2500)):
         expected = outcome(raw, BY_OPCODES)
         assert expected[0] is Metadata
         with monkeypatch.context() as patched:
@@ -77,7 +82,7 @@ def test_rows_are_what_the_opcodes_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_damaged_byte_is_taken_as_by_the_opcodes() -> None:
-    raw, drawn = content(), random.Random(1)
+    raw, drawn = content(2), random.Random(1)
     start = raw.index(b"state_dict_metadata}(") - 40
     for at in range(start, len(raw)):
         for value in {raw[at] ^ 1 << drawn.randrange(8), drawn.randrange(256)}:
@@ -92,3 +97,16 @@ def test_rows_that_are_lost_or_twice_are_taken_alike() -> None:
         low, high = sorted(drawn.randrange(start, len(raw)) for _ in range(2))
         for changed in (raw[:low] + raw[high:], raw[:high] + raw[low:]):
             assert outcome(changed, VOCABULARY) == outcome(changed, BY_OPCODES)
+
+
+def test_chunks_of_a_row_take_no_memory_of_their_own() -> None:
+    """An expression that repeats a part remembers its state for each time."""
+    row = content(2, many=1)
+    begin = row.index(b"]", row.index(opcodes.NAMES["chunks"], row.index(b"state_dict_metadata"))) + 1
+    hostile = row[:begin] + b"(e" * 200_000 + row[begin:]
+    tracemalloc.start()
+    try:
+        assert outcome(hostile, VOCABULARY) == outcome(hostile, BY_OPCODES)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(hostile)
+    finally:
+        tracemalloc.stop()

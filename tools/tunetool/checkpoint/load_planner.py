@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _TABLES = frozenset({dict, collections.OrderedDict})
 _SCALARS = frozenset({int, float, str, bool, type(None)})
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 Chunks = dict[Any, list[ChunkStorageMetadata]]
-"""By shape, mesh and placements."""
+"""Of DTensors whose local tensors are plain, by shape, mesh and placements."""
 
 
 class DirectLoadPlanner(DefaultLoadPlanner):
@@ -40,10 +40,10 @@ class DirectLoadPlanner(DefaultLoadPlanner):
         """As torch's planner."""
         if self.flatten_state_dict and self.flatten_sharded_tensors and type(state_dict) in _TABLES:
             with without_collections():
-                leaves = list(_leaves((), state_dict))
+                leaves = [] if _merges(state_dict) else list(_leaves((), state_dict))
                 flat = {".".join(path): value for path, value in leaves}
                 # Two values of one name, or something that torch changes, flattens or refuses.
-                if len(flat) == len(leaves) and all(map(_is_leaf, flat.values())):
+                if leaves and len(flat) == len(leaves) and all(map(_is_leaf, flat.values())):
                     self.original_state_dict, self.state_dict = state_dict, flat
                     self.mappings = {".".join(path): path for path, _ in leaves}
                     self.metadata, self.is_coordinator = metadata, is_coordinator
@@ -74,12 +74,17 @@ class DirectLoadPlanner(DefaultLoadPlanner):
 
 
 def _fits(value: DTensor, described: TensorStorageMetadata) -> bool:
-    return value.device_mesh.get_coordinate() is not None and value.shape == described.size
+    return _is_plain(value) and value.device_mesh.get_coordinate() is not None and value.shape == described.size
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a DTensor's placements say what this rank holds. Another local tensor may have chunks of its own."""
+    return type(value) is DTensor and type(value._local_tensor) in PLAIN
 
 
 def chunks_of(value: Any, known: Chunks) -> list[ChunkStorageMetadata]:
     """What this rank holds of a value. ``known``: the same of DTensors, of which torch makes it in 40 us each time."""
-    if type(value) is not DTensor:
+    if not _is_plain(value):
         return list(_create_chunk_list(value))
     key = value.shape, value.device_mesh, value.placements
     if key not in known:
@@ -87,7 +92,14 @@ def chunks_of(value: Any, known: Chunks) -> list[ChunkStorageMetadata]:
     return known[key]
 
 
-def _leaves(path: Path, table: Any) -> Iterator[tuple[Path, Any]]:
+def _merges(table: Any) -> bool:
+    """Whether two keys have the same text, so that torch makes one table of what is below them."""
+    if len(set(map(str, table))) != len(table):
+        return True
+    return any(type(value) in _TABLES and _merges(value) for value in table.values())
+
+
+def _leaves(path: KeyPath, table: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Every value of the tables with its path, in the order in which torch flattens them."""
     for key, value in table.items():
         below = (*path, str(key))

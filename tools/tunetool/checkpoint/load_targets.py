@@ -77,6 +77,7 @@ def _has_torchs(planner: LoadPlanner, *steps: str) -> bool:
     """Whether the planner does what torch's does in these steps."""
     return isinstance(planner, DefaultLoadPlanner) and all(
         getattr(type(planner), step) in (getattr(DefaultLoadPlanner, step), getattr(DirectLoadPlanner, step))
+        and step not in vars(planner)
         for step in steps
     )
 

@@ -48,9 +48,11 @@ _TENSOR = (
     (_exactly(opcodes.TENSOR, opcodes.PROPERTIES, opcodes.text_of("torch")) + rb"\x8c(.)([a-z0-9_]+)\x93")
     + (_exactly(opcodes.STRIDED) + rb"([\x88\x89])" + _exactly(opcodes.CONTIGUOUS) + rb"([\x88\x89])tb")
     + (_exactly(opcodes.NAMES["size"]) + _SIZE + _exactly(opcodes.NAMES["chunks"], b"]"))
-    + (rb"((?:\((?:" + _CHUNK + rb")*e)*)ub")
 )
-_TENSOR_ROW = re.compile(_NEXT + _VALUE + rb"(" + _exactly(opcodes.BYTES) + rb"|" + _TENSOR + rb")", re.DOTALL)
+_FEW = rb"(\((?:" + _CHUNK + rb"){1,8}e|)ub"
+"""Chunks, and the end of the row. Of each repetition an expression remembers its state: more are read one by one."""
+_TENSOR_ROW = re.compile(_NEXT + _VALUE + rb"(" + _exactly(opcodes.BYTES) + rb"|" + _TENSOR + _FEW + rb")", re.DOTALL)
+_TENSOR_HEAD = re.compile(_NEXT + _VALUE + rb"(" + _TENSOR + rb")", re.DOTALL)
 _PLACE_ROW = re.compile(
     (_NEXT + _exactly(opcodes.INDEX) + _VALUE)
     + (_exactly(opcodes.INDEX_HINT) + rb"(N|" + _NUMBER + rb")")
@@ -104,7 +106,7 @@ class _Texts(dict[bytes, str]):
 _Form = tuple[TensorProperties, torch.Size, list[tuple[torch.Size, torch.Size]]]
 
 
-def _form(row: re.Match[bytes], properties: dict[Any, TensorProperties], sizes: _Sizes) -> _Form:
+def _form(row: re.Match[bytes], chunks: bytes, properties: dict[Any, TensorProperties], sizes: _Sizes) -> _Form:
     """What all tensors with these opcodes have in common: properties, size, and the bounds of the chunks."""
     length, name, *truths = row.group(3, 4, 5, 6)
     dtype = torch.__dict__.get(name.decode())
@@ -117,26 +119,44 @@ def _form(row: re.Match[bytes], properties: dict[Any, TensorProperties], sizes: 
             dtype, torch.strided, requires_grad, torch.contiguous_format, pin_memory=pin_memory
         )
     size = sizes[row[7]]
-    bounds = [(sizes[offsets], sizes[lengths]) for offsets, lengths in _ONE_CHUNK.findall(row[8])]
+    bounds = [(sizes[offsets], sizes[lengths]) for offsets, lengths in _ONE_CHUNK.findall(chunks)]
     if any(len(size) != len(part) for both in bounds for part in both):
         raise _Other
     return properties[key], size, bounds
+
+
+def _after_chunks(content: bytes, end: int) -> int:
+    """Where a row ends whose chunks begin at ``end``."""
+    while content[end] == 0x28:
+        begin = end = end + 1
+        while chunk := _ONE_CHUNK.match(content, end):
+            end = chunk.end()
+        if end == begin or content[end] != 0x65:
+            raise _Other
+        end += 1
+    if content[end : end + 2] != b"ub":
+        raise _Other
+    return end + 2
 
 
 def _tensors(content: bytes, end: int, memo: Sequence[Any]) -> tuple[int, dict[str, Any]]:
     """Where the rows end that begin at ``end``, and what they say."""
     names, sizes, properties = _Texts(memo), _Sizes(), dict[Any, TensorProperties]()
     match, forms, filled = _TENSOR_ROW.match, dict[bytes, _Form](), dict[str, Any]()
-    while row := match(content, end):
+    while row := match(content, end) or _TENSOR_HEAD.match(content, end):
         end = row.end()
         name, described = row.group(1, 2)
         if described == opcodes.BYTES:
             filled[names[name]] = BytesStorageMetadata()
             continue
-        form = forms.get(described)
-        if form is None:
-            form = forms[described] = _form(row, properties, sizes)
-        its, size, bounds = form
+        if row.re is _TENSOR_HEAD:
+            begin, end = end, _after_chunks(content, end)
+            its, size, bounds = _form(row, content[begin:end], properties, sizes)
+        else:
+            form = forms.get(described)
+            if form is None:
+                form = forms[described] = _form(row, row[8], properties, sizes)
+            its, size, bounds = form
         filled[names[name]] = TensorStorageMetadata(its, size, [ChunkStorageMetadata(*each) for each in bounds])
     return end, filled
 

@@ -309,6 +309,12 @@ class DirectReader(StorageReader):
                     f"{list(described[0])}",
                     "data file and metadata are of different saves; load another checkpoint",
                 )
+        if plain is not None and not _is_within(item.storage_offsets, item.lengths, plain.shape):
+            raise CannotJudge(
+                f"`{self.path / file}` holds `{name}` with shape {list(plain.shape)}, and {list(item.lengths)} from "
+                f"{list(item.storage_offsets)} on are read",
+                "data file and metadata are of different saves; load another checkpoint",
+            )
         if target.shape != tuple(item.lengths):
             raise CannotJudge(
                 f"`{name}`: the target has shape {list(target.shape)}, and the plan reads {list(item.lengths)}"
@@ -402,6 +408,14 @@ class DirectReader(StorageReader):
                 "data file and metadata are of different saves; load another checkpoint",
             ) from None
         target.copy_(tensor)
+
+
+def _is_within(offsets: Sequence[int], lengths: Sequence[int], shape: Sequence[int]) -> bool:
+    if lengths == shape and not any(offsets):
+        return True
+    return len(offsets) == len(lengths) == len(shape) and all(
+        at >= 0 and at + count <= size for at, count, size in zip(offsets, lengths, shape, strict=True)
+    )
 
 
 def _load(content: bytes, where: str, file: Path) -> Any:
