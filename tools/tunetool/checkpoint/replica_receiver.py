@@ -109,7 +109,7 @@ class Receiver:
         return final
 
     def _is_there(self, final: Path) -> bool:
-        marker = markers.whole(final)
+        marker = markers.whole(final, self.order.needed)
         return (
             marker is not None
             and marker.digest == self.order.digest
