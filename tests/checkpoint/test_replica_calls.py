@@ -1,7 +1,9 @@
-"""Wrong calls of ``replicate`` and ``recover``, and a peer that ssh cannot reach. tests/finetune has real peers."""
+"""Wrong calls of ``replicate`` and ``recover``, peers that ssh cannot reach, and replicas that a stand-in for rsync
+brings. tests/finetune has real peers."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -13,11 +15,49 @@ pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
 from small_steps import data_of, save, values
 
-from tunetool.checkpoint import recover, replicate
+from tunetool.checkpoint import identity, markers, recover, replicate
+from tunetool.checkpoint.markers import Marker
+from tunetool.checkpoint.replica_receiver import Incoming, Receiver, replicas_of
+from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.file_lock import FileLock
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+_RSYNC = """#!/bin/bash
+source="${@: -2:1}"; target="${@: -1}"
+cp -a "${source#*:}." "${target#*:}" || exit 11
+eval "$MEANWHILE"
+"""
+
+
+@pytest.fixture
+def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A whole replica of `step_1` of `node1`, which the stand-in for rsync brings from here."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "rsync").write_text(_RSYNC)
+    (programs / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("MEANWHILE", "")
+    step = replicas_of(tmp_path / "peer", "node1") / "step_1"
+    save(step, 1)
+    mark(step, {path.name: digest_of(path) for path in data_of(step)})
+    return step
+
+
+def mark(step: Path, files: dict[str, CopiedFile]) -> None:
+    markers.write(step, step.name, Marker(markers.digest_of_metadata(step), files, {}))
+
+
+def bring(replica: Path, step: Path) -> Path:
+    """Recover ``step`` from it."""
+    return recover(step, peer="node2", peer_dir=replica.parents[2], host="node1")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -79,3 +119,92 @@ def test_what_is_there_or_no_step_is_not_recovered(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="`peer=-x`"):
         recover(step, peer="-x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replica_is_brought_back(replica: Path, tmp_path: Path) -> None:
+    step = tmp_path / "scratch" / "step_1"
+    half = step.with_name(".recovering-step_2-node1")
+    half.mkdir(parents=True)
+    assert bring(replica, step) == step
+    assert values(step) == (1, 1)
+    assert names_in(step.parent) == ["step_1"], "what another step's call left is swept"
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_step_that_appears_meanwhile_is_not_touched(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    step = tmp_path / "scratch" / "step_1"
+    if not exchanges:
+        monkeypatch.setattr("tunetool.stage.system._renameat2", lambda *_: False)
+    monkeypatch.setenv("MEANWHILE", f"mkdir {step}; echo precious > {step}/data")
+    with pytest.raises(UsageProblem, match=f"`{step}` exists"):
+        bring(replica, step)
+    assert (step / "data").read_text() == "precious\n"
+    assert names_in(step.parent) == ["step_1"]
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_replica_that_names_files_elsewhere_deletes_none(replica: Path, tmp_path: Path, absolute: bool) -> None:
+    victim = tmp_path / "scratch" / "victim"
+    victim.parent.mkdir()
+    victim.touch()
+    own = {path.name: digest_of(path) for path in data_of(replica)}
+    mark(replica, {**own, str(victim) if absolute else "../victim": CopiedFile(1, "0")})
+    with pytest.raises(CannotJudge, match=r"is damaged: it names `.*victim`"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert victim.exists()
+
+
+def test_a_link_out_of_a_replica_is_not_followed(replica: Path, tmp_path: Path) -> None:
+    file = data_of(replica)[0]
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CannotJudge, match=f"is damaged: it names `{file.name}`"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("covered", [0, 1])
+def test_a_replica_with_files_that_nothing_proves_is_refused(replica: Path, tmp_path: Path, covered: int) -> None:
+    mark(replica, {path.name: digest_of(path) for path in data_of(replica)[:covered]})
+    with pytest.raises(CannotJudge, match="its marker does not cover all its files"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert not (tmp_path / "scratch" / "step_1").exists()
+
+
+def test_a_replica_that_lacks_a_file_is_not_there_yet(replica: Path) -> None:
+    files = {path.name: digest_of(path) for path in data_of(replica)}
+    sources = identity.look_at(replica, files)
+    digest = markers.digest_of_metadata(replica)
+
+    def there(covered: dict[str, CopiedFile]) -> bool:
+        markers.write(replica, "step_1", Marker(digest, covered, {}, sources))
+        return Receiver(order)._is_there(replica)
+
+    needed = {name: file.size for name, file in files.items()}
+    rows = identity.rows(sources)
+    order = Incoming(
+        str(replica.parents[2]), "node1", "step_1", digest, 0, None, needed, rows, 0, None, None, None, None, 1.0
+    )
+    assert there(files)
+    assert not there({})
+
+
+def test_a_step_is_recovered_by_one_call_at_a_time(replica: Path, tmp_path: Path) -> None:
+    step = tmp_path / "scratch" / "step_1"
+    partial = step.with_name(".recovering-step_1-node1")
+    partial.mkdir(parents=True)
+    # As the rsync of a call that was killed holds it.
+    with FileLock.on(partial) as lock:
+        assert lock.take(patience=0)
+        with pytest.raises(CannotJudge, match=f"`{partial}` is locked"):
+            bring(replica, step)
+    assert bring(replica, step) == step
+
+
+def test_a_recovery_that_got_nothing_leaves_nothing(replica: Path, tmp_path: Path) -> None:
+    shutil.rmtree(replica)
+    with pytest.raises(CannotJudge, match=f"`node2` does not give the replica `{replica}`"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert names_in(tmp_path / "scratch") == []
