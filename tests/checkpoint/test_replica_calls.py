@@ -3,7 +3,9 @@ brings. tests/finetune has real peers."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -13,9 +15,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
+import torch
+import torch.distributed.checkpoint as dcp
 from small_steps import data_of, save, values
 
-from tunetool.checkpoint import identity, markers, recover, replicate
+from tunetool.checkpoint import DirectWriter, identity, markers, recover, replicate
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.replica_receiver import Incoming, Receiver, replicas_of
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
@@ -64,6 +68,12 @@ def names_in(folder: Path) -> list[str]:
     ("wrong", "named"),
     [
         ({"peer": socket.gethostname()}, f"`{socket.gethostname()}` is this node itself"),
+        ({"peer": "root@node1", "host": "node1"}, "`root@node1` is this node itself"),
+        ({"peer": "node1.example.org", "host": "Node1"}, "`node1.example.org` is this node itself"),
+        ({"peer": "node1", "host": "node1.example.org"}, "`node1` is this node itself"),
+        ({"peer": "localhost"}, "`localhost` is this node itself"),
+        ({"patience": "long"}, "`patience=long` is not a time"),
+        ({"patience": 0}, "`patience=0` is not a time"),
         ({"peer": "-oProxyCommand=true"}, "`peer=-oProxyCommand=true`"),
         ({"host": "../other"}, "`host=../other`: not a host's name"),
         ({"peer_dir": "scratch"}, "`peer_dir=scratch` is not absolute"),
@@ -109,6 +119,63 @@ def test_a_peer_that_cannot_be_reached_is_a_warning(tmp_path: Path, capfd: pytes
     assert values(step) == (1, 1)
 
 
+def ssh_to(program: Path, script: str) -> tuple[str, ...]:
+    program.write_text(f"#!/bin/bash\n{script}\n")
+    program.chmod(0o755)
+    return (str(program),)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("5", "`node2` does not answer: it said `5`; "),
+        ("{}", "`node2` does not answer: it said `{}`; "),
+        ('{"error": "it broke"}', "`node2`: it broke; "),
+    ],
+)
+def test_a_peer_that_says_anything_else_is_a_warning(tmp_path: Path, said: str, problem: str) -> None:
+    step = save(tmp_path / "step_1", 1)
+    work = replicate(step, peer="node2", ssh=ssh_to(tmp_path / "ssh", f"echo '{said}'"))
+    assert str(work.wait(PATIENCE).problem).startswith(problem)
+
+
+def test_a_peer_that_reads_nothing_ends_with_its_patience(tmp_path: Path) -> None:
+    # More tensors than a pipe takes of their order.
+    state = {f"weight{number}": torch.ones(1) for number in range(2000)}
+    step = tmp_path / "step_1"
+    dcp.save(state, storage_writer=DirectWriter(step, threads=1), no_dist=True)
+    work = replicate(step, peer="node2", ssh=ssh_to(tmp_path / "ssh", "exec sleep 1000"), patience=1.0)
+    assert str(work.wait(PATIENCE).problem).startswith("`node2` gave no sign of life for 1 s")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_the_system_refuses_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], links: bool
+) -> None:
+    step = save(tmp_path / "step_1", 1)
+    file = data_of(step)[0]
+    if links:
+        file.unlink()
+        file.symlink_to(file.name)
+        named = f"`{file}`: Too many levels of symbolic links"
+    else:
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(os, "memfd_create", refuse)
+        named = "`system call`: Too many open files"
+    work = replicate(step, peer="node2")
+    assert not work.running
+    work.stop()
+    outcome = work.wait()
+    assert outcome.path is None
+    assert str(outcome.problem).startswith(named)
+    assert capfd.readouterr().err == f"warning: no replica of `{step}` on `node2`: {outcome.problem}\n"
+    with pytest.raises(CannotJudge, match=re.escape(named)):
+        work.wait(check=True)
+
+
 def test_what_is_there_or_no_step_is_not_recovered(tmp_path: Path) -> None:
     step = save(tmp_path / "step_1", 1)
     with pytest.raises(UsageProblem, match=f"`{step}` exists"):
@@ -118,6 +185,8 @@ def test_what_is_there_or_no_step_is_not_recovered(tmp_path: Path) -> None:
     shutil.rmtree(step)
     with pytest.raises(UsageProblem, match="`peer=-x`"):
         recover(step, peer="-x")
+    with pytest.raises(UsageProblem, match="`peer_dir=scratch` is not absolute"):
+        recover(step, peer="node2", peer_dir="scratch")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,6 +223,14 @@ def test_a_replica_that_names_files_elsewhere_deletes_none(replica: Path, tmp_pa
     with pytest.raises(CannotJudge, match=r"is damaged: it names `.*victim`"):
         bring(replica, tmp_path / "scratch" / "step_1")
     assert victim.exists()
+
+
+def test_the_peers_directory_is_that_of_the_replication(replica: Path, tmp_path: Path) -> None:
+    # The volume is mounted elsewhere, and a link leads there: the peer may have no such link.
+    (tmp_path / "scratch").symlink_to(tmp_path / "peer")
+    shutil.rmtree(replica)
+    with pytest.raises(CannotJudge, match=f"the replica `{replica}`"):
+        recover(tmp_path / "scratch" / "step_1", peer="node2", host="node1")
 
 
 def test_a_link_out_of_a_replica_is_not_followed(replica: Path, tmp_path: Path) -> None:

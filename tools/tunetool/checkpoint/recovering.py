@@ -17,7 +17,7 @@ from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.replica_receiver import replicas_of
 from tunetool.checkpoint.replica_worker import RSYNC, first_line
-from tunetool.checkpoint.replicating import check_names, with_limits
+from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step, same_step, same_step_error, step_number
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
@@ -68,7 +68,7 @@ def recover(
         raise _there(final)
     host = socket.gethostname() if host is None else host
     check_names(peer, host)
-    source = replicas_of(Path(final.parent if peer_dir is None else peer_dir), host) / final.name
+    source = replicas_of(peer_directory(final, peer_dir), host) / final.name
     partial = final.with_name(f"{_PARTIAL}{final.name}-{host}")
     with naming_errors(partial, _AGAIN):
         _sweep(final.parent, partial)
