@@ -250,22 +250,46 @@ def test_a_replica_with_files_that_nothing_proves_is_refused(replica: Path, tmp_
     assert not (tmp_path / "scratch" / "step_1").exists()
 
 
+def receiver_of(replica: Path) -> Receiver:
+    """What the peer runs for a save that is the one of ``replica``."""
+    sources = identity.look_at(replica, [path.name for path in data_of(replica)])
+    order = Incoming(
+        directory=str(replica.parents[2]),
+        host="node1",
+        step="step_1",
+        digest=markers.digest_of_metadata(replica),
+        metadata_bytes=(replica / ".metadata").stat().st_size,
+        metadata=None,
+        needed={name: file.size for name, file in sources.items()},
+        sources=identity.rows(sources),
+        saved_ns=0,
+        save=None,
+        items=None,
+        rate=None,
+        max_to_keep=None,
+        patience=1.0,
+    )
+    return Receiver(order)
+
+
 def test_a_replica_that_lacks_a_file_is_not_there_yet(replica: Path) -> None:
     files = {path.name: digest_of(path) for path in data_of(replica)}
-    sources = identity.look_at(replica, files)
-    digest = markers.digest_of_metadata(replica)
+    receiver = receiver_of(replica)
 
     def there(covered: dict[str, CopiedFile]) -> bool:
-        markers.write(replica, "step_1", Marker(digest, covered, {}, sources))
-        return Receiver(order)._is_there(replica)
+        sources = identity.parsed(receiver.order.sources)
+        markers.write(replica, "step_1", Marker(receiver.order.digest, covered, {}, sources))
+        return receiver._is_there(replica)
 
-    needed = {name: file.size for name, file in files.items()}
-    rows = identity.rows(sources)
-    order = Incoming(
-        str(replica.parents[2]), "node1", "step_1", digest, 0, None, needed, rows, 0, None, None, None, None, 1.0
-    )
     assert there(files)
     assert not there({})
+
+
+def test_what_is_no_replica_is_refused_before_files_come(replica: Path) -> None:
+    (replica / markers.MARKER).unlink()
+    with pytest.raises(UsageProblem, match=f"`{replica}` exists, and is no replica"):
+        receiver_of(replica).run((replica / ".metadata").read_bytes())
+    assert names_in(replica.parent) == ["step_1"]
 
 
 def test_a_step_is_recovered_by_one_call_at_a_time(replica: Path, tmp_path: Path) -> None:
