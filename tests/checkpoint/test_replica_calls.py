@@ -1,7 +1,11 @@
-"""Wrong calls of ``replicate`` and ``recover``, and a peer that ssh cannot reach. tests/finetune has real peers."""
+"""Wrong calls of ``replicate`` and ``recover``, peers that ssh cannot reach, and replicas that a stand-in for rsync
+brings. tests/finetune has real peers."""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -11,19 +15,65 @@ import pytest
 
 pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
+import torch
+import torch.distributed.checkpoint as dcp
 from small_steps import data_of, save, values
 
-from tunetool.checkpoint import recover, replicate
+from tunetool.checkpoint import DirectWriter, identity, markers, recover, replicate
+from tunetool.checkpoint.markers import Marker
+from tunetool.checkpoint.replica_receiver import Incoming, Receiver, replicas_of
+from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.file_lock import FileLock
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+_RSYNC = """#!/bin/bash
+source="${@: -2:1}"; target="${@: -1}"
+cp -a "${source#*:}." "${target#*:}" || exit 11
+eval "$MEANWHILE"
+"""
+
+
+@pytest.fixture
+def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A whole replica of `step_1` of `node1`, which the stand-in for rsync brings from here."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "rsync").write_text(_RSYNC)
+    (programs / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("MEANWHILE", "")
+    step = replicas_of(tmp_path / "peer", "node1") / "step_1"
+    save(step, 1)
+    mark(step, {path.name: digest_of(path) for path in data_of(step)})
+    return step
+
+
+def mark(step: Path, files: dict[str, CopiedFile]) -> None:
+    markers.write(step, step.name, Marker(markers.digest_of_metadata(step), files, {}))
+
+
+def bring(replica: Path, step: Path) -> Path:
+    """Recover ``step`` from it."""
+    return recover(step, peer="node2", peer_dir=replica.parents[2], host="node1")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
         ({"peer": socket.gethostname()}, f"`{socket.gethostname()}` is this node itself"),
+        ({"peer": "root@node1", "host": "node1"}, "`root@node1` is this node itself"),
+        ({"peer": "node1.example.org", "host": "Node1"}, "`node1.example.org` is this node itself"),
+        ({"peer": "node1", "host": "node1.example.org"}, "`node1` is this node itself"),
+        ({"peer": "localhost"}, "`localhost` is this node itself"),
+        ({"patience": "long"}, "`patience=long` is not a time"),
+        ({"patience": 0}, "`patience=0` is not a time"),
         ({"peer": "-oProxyCommand=true"}, "`peer=-oProxyCommand=true`"),
         ({"host": "../other"}, "`host=../other`: not a host's name"),
         ({"peer_dir": "scratch"}, "`peer_dir=scratch` is not absolute"),
@@ -69,6 +119,63 @@ def test_a_peer_that_cannot_be_reached_is_a_warning(tmp_path: Path, capfd: pytes
     assert values(step) == (1, 1)
 
 
+def ssh_to(program: Path, script: str) -> tuple[str, ...]:
+    program.write_text(f"#!/bin/bash\n{script}\n")
+    program.chmod(0o755)
+    return (str(program),)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("5", "`node2` does not answer: it said `5`; "),
+        ("{}", "`node2` does not answer: it said `{}`; "),
+        ('{"error": "it broke"}', "`node2`: it broke; "),
+    ],
+)
+def test_a_peer_that_says_anything_else_is_a_warning(tmp_path: Path, said: str, problem: str) -> None:
+    step = save(tmp_path / "step_1", 1)
+    work = replicate(step, peer="node2", ssh=ssh_to(tmp_path / "ssh", f"echo '{said}'"))
+    assert str(work.wait(PATIENCE).problem).startswith(problem)
+
+
+def test_a_peer_that_reads_nothing_ends_with_its_patience(tmp_path: Path) -> None:
+    # More tensors than a pipe takes of their order.
+    state = {f"weight{number}": torch.ones(1) for number in range(2000)}
+    step = tmp_path / "step_1"
+    dcp.save(state, storage_writer=DirectWriter(step, threads=1), no_dist=True)
+    work = replicate(step, peer="node2", ssh=ssh_to(tmp_path / "ssh", "exec sleep 1000"), patience=1.0)
+    assert str(work.wait(PATIENCE).problem).startswith("`node2` gave no sign of life for 1 s")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_the_system_refuses_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], links: bool
+) -> None:
+    step = save(tmp_path / "step_1", 1)
+    file = data_of(step)[0]
+    if links:
+        file.unlink()
+        file.symlink_to(file.name)
+        named = f"`{file}`: Too many levels of symbolic links"
+    else:
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(os, "memfd_create", refuse)
+        named = "`system call`: Too many open files"
+    work = replicate(step, peer="node2")
+    assert not work.running
+    work.stop()
+    outcome = work.wait()
+    assert outcome.path is None
+    assert str(outcome.problem).startswith(named)
+    assert capfd.readouterr().err == f"warning: no replica of `{step}` on `node2`: {outcome.problem}\n"
+    with pytest.raises(CannotJudge, match=re.escape(named)):
+        work.wait(check=True)
+
+
 def test_what_is_there_or_no_step_is_not_recovered(tmp_path: Path) -> None:
     step = save(tmp_path / "step_1", 1)
     with pytest.raises(UsageProblem, match=f"`{step}` exists"):
@@ -78,4 +185,127 @@ def test_what_is_there_or_no_step_is_not_recovered(tmp_path: Path) -> None:
     shutil.rmtree(step)
     with pytest.raises(UsageProblem, match="`peer=-x`"):
         recover(step, peer="-x")
+    with pytest.raises(UsageProblem, match="`peer_dir=scratch` is not absolute"):
+        recover(step, peer="node2", peer_dir="scratch")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replica_is_brought_back(replica: Path, tmp_path: Path) -> None:
+    step = tmp_path / "scratch" / "step_1"
+    half = step.with_name(".recovering-step_2-node1")
+    half.mkdir(parents=True)
+    assert bring(replica, step) == step
+    assert values(step) == (1, 1)
+    assert names_in(step.parent) == ["step_1"], "what another step's call left is swept"
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_step_that_appears_meanwhile_is_not_touched(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    step = tmp_path / "scratch" / "step_1"
+    if not exchanges:
+        monkeypatch.setattr("tunetool.stage.system._renameat2", lambda *_: False)
+    monkeypatch.setenv("MEANWHILE", f"mkdir {step}; echo precious > {step}/data")
+    with pytest.raises(UsageProblem, match=f"`{step}` exists"):
+        bring(replica, step)
+    assert (step / "data").read_text() == "precious\n"
+    assert names_in(step.parent) == ["step_1"]
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_replica_that_names_files_elsewhere_deletes_none(replica: Path, tmp_path: Path, absolute: bool) -> None:
+    victim = tmp_path / "scratch" / "victim"
+    victim.parent.mkdir()
+    victim.touch()
+    own = {path.name: digest_of(path) for path in data_of(replica)}
+    mark(replica, {**own, str(victim) if absolute else "../victim": CopiedFile(1, "0")})
+    with pytest.raises(CannotJudge, match=r"is damaged: it names `.*victim`"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert victim.exists()
+
+
+def test_the_peers_directory_is_that_of_the_replication(replica: Path, tmp_path: Path) -> None:
+    # The volume is mounted elsewhere, and a link leads there: the peer may have no such link.
+    (tmp_path / "scratch").symlink_to(tmp_path / "peer")
+    shutil.rmtree(replica)
+    with pytest.raises(CannotJudge, match=f"the replica `{replica}`"):
+        recover(tmp_path / "scratch" / "step_1", peer="node2", host="node1")
+
+
+def test_a_link_out_of_a_replica_is_not_followed(replica: Path, tmp_path: Path) -> None:
+    file = data_of(replica)[0]
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CannotJudge, match=f"is damaged: it names `{file.name}`"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("covered", [0, 1])
+def test_a_replica_with_files_that_nothing_proves_is_refused(replica: Path, tmp_path: Path, covered: int) -> None:
+    mark(replica, {path.name: digest_of(path) for path in data_of(replica)[:covered]})
+    with pytest.raises(CannotJudge, match="its marker does not cover all its files"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert not (tmp_path / "scratch" / "step_1").exists()
+
+
+def receiver_of(replica: Path) -> Receiver:
+    """What the peer runs for a save that is the one of ``replica``."""
+    sources = identity.look_at(replica, [path.name for path in data_of(replica)])
+    order = Incoming(
+        directory=str(replica.parents[2]),
+        host="node1",
+        step="step_1",
+        digest=markers.digest_of_metadata(replica),
+        metadata_bytes=(replica / ".metadata").stat().st_size,
+        metadata=None,
+        needed={name: file.size for name, file in sources.items()},
+        sources=identity.rows(sources),
+        saved_ns=0,
+        save=None,
+        items=None,
+        rate=None,
+        max_to_keep=None,
+        patience=1.0,
+    )
+    return Receiver(order)
+
+
+def test_a_replica_that_lacks_a_file_is_not_there_yet(replica: Path) -> None:
+    files = {path.name: digest_of(path) for path in data_of(replica)}
+    receiver = receiver_of(replica)
+
+    def there(covered: dict[str, CopiedFile]) -> bool:
+        sources = identity.parsed(receiver.order.sources)
+        markers.write(replica, "step_1", Marker(receiver.order.digest, covered, {}, sources))
+        return receiver._is_there(replica)
+
+    assert there(files)
+    assert not there({})
+
+
+def test_what_is_no_replica_is_refused_before_files_come(replica: Path) -> None:
+    (replica / markers.MARKER).unlink()
+    with pytest.raises(UsageProblem, match=f"`{replica}` exists, and is no replica"):
+        receiver_of(replica).run((replica / ".metadata").read_bytes())
+    assert names_in(replica.parent) == ["step_1"]
+
+
+def test_a_step_is_recovered_by_one_call_at_a_time(replica: Path, tmp_path: Path) -> None:
+    step = tmp_path / "scratch" / "step_1"
+    partial = step.with_name(".recovering-step_1-node1")
+    partial.mkdir(parents=True)
+    # As the rsync of a call that was killed holds it.
+    with FileLock.on(partial) as lock:
+        assert lock.take(patience=0)
+        with pytest.raises(CannotJudge, match=f"`{partial}` is locked"):
+            bring(replica, step)
+    assert bring(replica, step) == step
+
+
+def test_a_recovery_that_got_nothing_leaves_nothing(replica: Path, tmp_path: Path) -> None:
+    shutil.rmtree(replica)
+    with pytest.raises(CannotJudge, match=f"`node2` does not give the replica `{replica}`"):
+        bring(replica, tmp_path / "scratch" / "step_1")
+    assert names_in(tmp_path / "scratch") == []

@@ -63,7 +63,8 @@ def refuse_pointers(paths: Iterable[Path]) -> None:
 def below(directory: Path, name: str) -> Path:
     """The file ``name`` below ``directory``. Raises ``UsageProblem`` where ``..`` or a link leads out of it."""
     path = directory / name
-    if directory.resolve() not in path.resolve().parents:
+    # Not `Path.resolve`, which raises for a link that leads to itself.
+    if Path(os.path.realpath(directory)) not in Path(os.path.realpath(path)).parents:
         raise UsageProblem(f"`{path}` leads out of `{directory}`", "take the whole directory from where it was made")
     return path
 

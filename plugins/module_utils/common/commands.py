@@ -54,8 +54,7 @@ def captured(
         text=True,
         timeout=timeout,
         check=False,
-        pass_fds=held(),
-        **{"errors": "replace", **settings},
+        **{"errors": "replace", "pass_fds": held(), **settings},
     )
 
 

@@ -205,12 +205,12 @@ class Worker:
         return plan is None or None in (plan.metadata, self.metadata) or plan.metadata == self.metadata
 
     def _is_complete(self, final: Path, digest: str) -> bool:
-        marker = markers.whole(final)
+        marker = markers.whole(final, self.order.needed or ())
         return marker is not None and marker.digest == digest
 
     def _has_this_save(self, final: Path) -> bool:
         """Whether ``final`` is this save, complete: another drain may have copied it."""
-        marker = markers.whole(final)
+        marker = markers.whole(final, self.order.needed or ())
         if marker is None or self.order.digest not in (None, marker.digest):
             return False
         # Another save can have the same `.metadata`, and a `.metadata` on another node cannot be compared.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,6 +44,14 @@ class Marker:
     """Identity of the `.metadata` that was drained."""
     sums: str | None = None
     """What a replica's bytes were verified against: ``OF_THE_SAVE`` or ``OF_THE_SOURCE``."""
+
+    def lacks(self, needed: Iterable[str]) -> list[str]:
+        """The files of ``needed`` that it does not cover: nothing is known of their bytes.
+
+        A marker proves a step only if it covers every file that is needed: of a drained step each one that `.metadata`
+        names, of a replica those of its node.
+        """
+        return sorted(set(needed) - self.files.keys())
 
 
 def copied_file(document: Mapping[str, Any]) -> CopiedFile:
@@ -103,11 +111,12 @@ def sound_marker_of(directory: Path) -> Marker | None:
         return None
 
 
-def whole(directory: Path) -> Marker | None:
-    """The marker of a step whose files have their full size and whose `.metadata` matches; otherwise None."""
+def whole(directory: Path, needed: Iterable[str] = ()) -> Marker | None:
+    """The marker of a step if it covers what is ``needed``, its files have their full size and `.metadata` matches;
+    otherwise None."""
     marker = sound_marker_of(directory)
     try:
-        if marker is None or digest_of_metadata(directory) != marker.digest:
+        if marker is None or marker.lacks(needed) or digest_of_metadata(directory) != marker.digest:
             return None
         sizes = all((directory / name).stat().st_size == filed.size for name, filed in marker.files.items())
     except OSError:

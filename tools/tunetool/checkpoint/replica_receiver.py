@@ -33,7 +33,7 @@ from tunetool.checkpoint.saved_bytes import SavedItem, check_file
 from tunetool.checkpoint.space import need
 from tunetool.checkpoint.steps import fsync, sweep
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
-from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 from tunetool.node.common.file_lock import FileLock
 
 REPLICAS = ".replicas"
@@ -96,6 +96,8 @@ class Receiver:
                     f"`{self.root}` is locked: another replica of `{order.host}` is being made",
                     "wait for one before the next is begun",
                 )
+            if final.exists() and not (final / markers.MARKER).exists():
+                raise UsageProblem(f"`{final}` exists, and is no replica", "move it away on the peer")
             if not self._is_there(final):
                 partial = self._begin(metadata)
                 self._sign_of_life()
@@ -109,7 +111,7 @@ class Receiver:
         return final
 
     def _is_there(self, final: Path) -> bool:
-        marker = markers.whole(final)
+        marker = markers.whole(final, self.order.needed)
         return (
             marker is not None
             and marker.digest == self.order.digest

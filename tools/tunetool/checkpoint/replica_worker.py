@@ -12,6 +12,7 @@ import json
 import math
 import os
 import queue
+import select
 import shlex
 import signal
 import subprocess
@@ -38,6 +39,7 @@ from tunetool.node.common.file_lock import FileLock
 _AGAIN = "the checkpoint on this node is unchanged; replicate it again: it continues with what was sent"
 RSYNC = ("rsync", "--times", "--inplace", "--no-whole-file", "-s")
 """In place: what came before an interruption is what it continues with, and no other files are left."""
+_ANSWERS = {"ready", "saving", "path", "error"}
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
 """Seconds that ssh may take to end once the other side has."""
@@ -175,11 +177,17 @@ class _Peer:
         self._lines.put(b"")
 
     def send(self, content: bytes) -> None:
+        """Bring it to the other side. Raises ``CannotJudge`` if that takes nothing, or has an error."""
+        stream, rest = self._process.stdin, memoryview(content)
+        if stream is None:
+            return
+        os.set_blocking(stream.fileno(), False)
         # If it is gone, its answer says why.
         with contextlib.suppress(BrokenPipeError):
-            if self._process.stdin is not None:
-                self._process.stdin.write(content)
-                self._process.stdin.flush()
+            while rest:
+                self.listen()
+                if select.select([], [stream], [], _POLL_SECONDS)[1]:
+                    rest, self._heard = rest[os.write(stream.fileno(), rest) :], time.monotonic()
 
     def answer(self) -> dict[str, Any]:
         """Its next answer that is more than a sign of life. Raises ``CannotJudge`` if it is an error, or none comes."""
@@ -207,7 +215,9 @@ class _Peer:
             self._heard = time.monotonic()
             try:
                 answer = json.loads(line)
-            except ValueError:
+                if not isinstance(answer, dict) or not answer.keys() & _ANSWERS:
+                    raise ValueError
+            except (ValueError, RecursionError):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_END_SECONDS)
                 said = (
@@ -218,7 +228,7 @@ class _Peer:
                     "`ssh` must lead there without a password, to a Python with tunetool; see `ssh=` and `python=`",
                 ) from None
             if "error" in answer:
-                raise CannotJudge(f"`{self._name}`: {answer['error']}", answer["hint"])
+                raise CannotJudge(f"`{self._name}`: {answer['error']}", answer.get("hint", _AGAIN))
             if "saving" not in answer:
                 return dict(answer)
             self.saving = bool(answer["saving"])
@@ -267,6 +277,14 @@ def first_line(messages: str) -> str:
     return next((line for line in lines if line and not line.startswith(("Warning:", "**"))), "it said nothing")
 
 
+def warned(step_dir: str | Path, peer: str, error: TunetoolError | OSError) -> TunetoolError:
+    """The error for which there is no replica, once it was printed as a warning."""
+    if isinstance(error, OSError):
+        error = CannotJudge(f"`{error.filename or 'system call'}`: {error.strerror or error}", _AGAIN)
+    sys.stderr.write(f"warning: no replica of `{step_dir}` on `{peer}`: {error.line}\n")
+    return error
+
+
 def main() -> int:
     """Read the order from stdin, replicate, and write the result to stdout. Returns the exit status."""
     yield_to_training()
@@ -274,10 +292,7 @@ def main() -> int:
     try:
         path = Worker(order).run(sys.stdin.buffer.read())
     except (TunetoolError, OSError) as caught:
-        error = caught
-        if isinstance(error, OSError):
-            error = CannotJudge(f"`{error.filename or 'system call'}`: {error.strerror or error}", _AGAIN)
-        sys.stderr.write(f"warning: no replica of `{order.step_dir}` on `{order.peer}`: {error.line}\n")
+        error = warned(order.step_dir, order.peer, caught)
         sys.stdout.write(json.dumps({"problem": error.line}))
         return int(error.exit_code)
     sys.stdout.write(json.dumps({"path": path}))

@@ -24,7 +24,7 @@ from tunetool.checkpoint.identity import Identity, look_at, rows
 from tunetool.checkpoint.markers import METADATA
 from tunetool.checkpoint.pace import savers
 from tunetool.checkpoint.replica_receiver import Incoming
-from tunetool.checkpoint.replica_worker import Outgoing
+from tunetool.checkpoint.replica_worker import Outgoing, warned
 from tunetool.checkpoint.steps import now_ns, same_step, same_step_error, step_number
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.regular_files import below
@@ -46,30 +46,33 @@ class Replicated:
 class Replica:
     """A replica that is being made. That continues when this process ends."""
 
-    def __init__(self, process: subprocess.Popen[str], step_dir: Path, peer: str) -> None:
-        self._process, self._step_dir, self._peer = process, step_dir, peer
-        self._outcome: Replicated | None = None
+    def __init__(self, process: subprocess.Popen[str] | Replicated, step_dir: Path, peer: str) -> None:
+        """``process``: how it ended, if none could be started."""
+        self._process = None if isinstance(process, Replicated) else process
+        self._outcome = process if isinstance(process, Replicated) else Replicated(None)
+        self._step_dir, self._peer = step_dir, peer
 
     @property
     def running(self) -> bool:
         """Whether it is still being made."""
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def wait(self, timeout: float | None = None, *, check: bool = False) -> Replicated:
         """Wait, for ``timeout`` seconds at most, until the replica is whole on the peer; returns how that ended.
 
         A problem was also printed to stderr, by the process that replicates. With ``check`` it raises ``CannotJudge``.
         """
-        outcome = self._outcome
-        if outcome is None:
+        outcome, process = self._outcome, self._process
+        if process is not None:
             try:
-                output, _ = self._process.communicate(timeout=timeout)
+                output, _ = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 waits = "; ".join(map(str, savers(self._step_dir.parent)))
                 reason = f": it pauses for a save, {waits}" if waits else ""
                 outcome = Replicated(None, f"`{self._step_dir}` is not on `{self._peer}` yet{reason}")
             else:
-                outcome = self._outcome = self._ended(output)
+                outcome = self._outcome = self._ended(output, process.returncode)
+                self._process = None
         if check and outcome.problem is not None:
             raise CannotJudge(outcome.problem)
         return outcome
@@ -77,18 +80,16 @@ class Replica:
     def stop(self) -> None:
         """End it. Files that were sent remain, and the next replication of the same step continues with them."""
         # It leads a group of its own. A rsync that waits for a save takes no other signal.
-        if self.running:
+        if self._process is not None and self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self.wait()
 
-    def _ended(self, output: str) -> Replicated:
+    def _ended(self, output: str, status: int) -> Replicated:
         try:
             document = json.loads(output)
         except ValueError:
-            return Replicated(
-                None, f"the replication of `{self._step_dir}` ended with status {self._process.returncode}"
-            )
+            return Replicated(None, f"the replication of `{self._step_dir}` ended with status {status}")
         if "path" in document:
             return Replicated(document["path"])
         return Replicated(None, document["problem"])
@@ -124,38 +125,53 @@ def replicate(
     those that were saved last, and always the one just made. ``patience``: seconds without a sign of life of the peer
     before it fails; a dead link ends after a minute.
 
-    A peer that is gone, slow or full ends in one warning on stderr; see ``Replica.wait``. The files here are never
-    changed. Do not save to the step before `wait` returns: it fails if a file has changed since this call.
+    A peer that is gone, slow or full ends in one warning on stderr, as does an error of the system here; see
+    ``Replica.wait``. The files here are never changed. Do not save to the step before `wait` returns: it fails if a
+    file has changed since this call.
 
     Raises ``UsageProblem`` for a wrong call, and for a step without files that `.metadata` names.
     """
-    source = Path(step_dir).resolve()
+    source = Path(os.path.realpath(step_dir))
     step_number(source.name)
-    namesake = same_step(source)
-    if namesake is not None:
-        raise same_step_error(namesake, source)
     check_numbers(rate, max_to_keep)
+    if not isinstance(patience, (int, float)) or not patience > 0:
+        raise UsageProblem(f"`patience={patience}` is not a time", "give seconds")
     host = socket.gethostname() if host is None else host
     check_names(peer, host)
-    directory = Path(source.parent if peer_dir is None else peer_dir)
+    directory = peer_directory(source, peer_dir)
+    try:
+        namesake = same_step(source)
+        if namesake is not None:
+            raise same_step_error(namesake, source)
+        incoming, content = _incoming(source, metadata, str(directory), host, rate, max_to_keep, patience)
+        order = Outgoing(
+            step_dir=str(source),
+            peer=peer,
+            ssh=with_limits(ssh),
+            receiver=["env", f"PYTHONPATH={PACKAGES}", python, "-m", "tunetool.checkpoint.replica_receiver"],
+            incoming=asdict(incoming),
+        )
+        process = start("replica_worker", json.dumps(asdict(order)).encode() + b"\n" + content)
+    except OSError as error:
+        return Replica(Replicated(None, warned(source, peer, error).line), source, peer)
+    return Replica(process, source, peer)
+
+
+def peer_directory(step_dir: Path, given: str | Path | None) -> Path:
+    """The peer's directory of steps. Raises ``UsageProblem`` for one that is not absolute."""
+    directory = Path(os.path.realpath(step_dir.parent) if given is None else given)
     if not directory.is_absolute():
         raise UsageProblem(f"`peer_dir={directory}` is not absolute", "name the peer's directory from `/` on")
-    incoming, content = _incoming(source, metadata, str(directory), host, rate, max_to_keep, patience)
-    order = Outgoing(
-        step_dir=str(source),
-        peer=peer,
-        ssh=with_limits(ssh),
-        receiver=["env", f"PYTHONPATH={PACKAGES}", python, "-m", "tunetool.checkpoint.replica_receiver"],
-        incoming=asdict(incoming),
-    )
-    return Replica(start("replica_worker", json.dumps(asdict(order)).encode() + b"\n" + content), source, peer)
+    return directory
 
 
 def check_names(peer: str, host: str) -> None:
     """Raises ``UsageProblem`` for names that are none, or the same."""
     if not _PEER.fullmatch(peer) or not _HOST.fullmatch(host):
         raise UsageProblem(f"`peer={peer}`, `host={host}`: not a host's name", "give the name that ssh takes")
-    if peer == host:
+    # Without the user, and with or without the domain.
+    short, long = sorted((peer.rpartition("@")[2].lower(), host.lower()), key=len)
+    if short == long or long.startswith(f"{short}.") or "localhost" in (short, long):
         raise UsageProblem(f"`{peer}` is this node itself", "a replica belongs on another node: see `peer_of`")
 
 

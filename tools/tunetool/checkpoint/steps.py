@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunetool.errors import UsageProblem
-from tunetool.stage.system import exchange
+from tunetool.stage.system import exchange, rename_to_new
 
 _STEP = re.compile(r"step[_-](?P<number>[0-9]{1,18})")
 _DELETED = ".deleted-"
@@ -104,6 +104,13 @@ def remove_step(path: Path) -> None:
         return
     fsync_directory(path.parent)
     shutil.rmtree(hidden, ignore_errors=True)
+
+
+def put_new_step(built: Path, final: Path) -> None:
+    """Give the complete step ``built`` the name ``final``, durably. Raises ``FileExistsError`` if something has that
+    name, which stays as it is; ``OSError``."""
+    rename_to_new(built, final)
+    fsync_directory(final.parent)
 
 
 def put_step(built: Path, final: Path) -> None:
