@@ -1,4 +1,4 @@
-"""Archives, files and blocks of a checkpoint as plain bytes and numbers; torch itself reads them in tests/checkpoint."""
+"""Archives, files and blocks of a checkpoint as plain bytes and numbers; torch itself reads them in other tests."""
 
 from __future__ import annotations
 
