@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, differences, job, markers, metadata, source
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, differences, job, latest, markers, metadata, source
 from tunetool.checkpoint.catalogue import catalogue
 from tunetool.checkpoint.verification import Verification
 from tunetool.checkpoint.verification import verify as verify_step
@@ -306,6 +306,107 @@ def test_a_drained_step_is_compared_with_its_marker_too(step: Path, tmp_path: Pa
     assert "is damaged" in verified(copy).faults[0].message
     by_torch = drains(save_by_torch(tmp_path / "step_8", {"a": torch.ones(3)}), bulk).wait()
     assert run("verify", by_torch)[0] == 0
+
+
+def rewrite(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_marker_that_lacks_files_proves_nothing(step: Path, tmp_path: Path, drains: Any, run: Run) -> None:
+    copy = drains(small_steps.save(tmp_path / "step_8", 1.0), tmp_path / "bulk").wait()
+    rows = json.loads((copy / markers.MARKER).read_text())["files"]
+    first, second = sorted(rows)
+    flip(copy / second, 1000)
+    for listed, lacking in (({first: rows[first]}, f"`{second}`"), ({}, f"`{first}` and 1 more")):
+        rewrite(copy / markers.MARKER, files=listed)
+        code, shown = run("verify", copy)
+        assert (code, shown.splitlines()[-1]) == (3, "UNPROVEN")
+        assert f"`{copy / markers.MARKER}` has no checksum of {lacking}" in shown
+        assert "compared with" not in shown
+        assert not verified(copy).drained
+    # The save's own checksums do prove.
+    proven = drains(step, tmp_path / "bulk").wait()
+    rewrite(proven / markers.MARKER, files={})
+    code, shown = run("verify", proven)
+    assert (code, "checksums of the save: " in shown) == (0, True)
+
+
+def test_a_fifo_in_place_of_any_file_holds_nobody(tmp_path: Path, drains: Any, run: Run) -> None:
+    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
+    copy = drains(small_steps.save(scratch / "step_8", 1.0), bulk).wait()
+    rewrite(copy / markers.MARKER, files={"fifo": {"size": 1, "xxh3_64": "0"}})
+    os.mkfifo(copy / "fifo")
+    assert "`fifo` cannot be read: it is not a regular file but a FIFO" in run("verify", copy)[1]
+    partial = bulk / ".draining-step_9-0123456789abcdef"
+    (partial / "ranks").mkdir(parents=True)
+    for path in (
+        copy / markers.MARKER,
+        scratch / "step_8" / ".tunetool-was-drained.json",
+        *(partial / name for name in ("plan.json", "changed.json", "ranks/00000.json")),
+    ):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    assert run("ls", scratch, bulk)[0] == 0
+    code, shown = run("verify", copy)
+    assert (code, "it is not a regular file but a FIFO" in shown) == (1, True)
+    (copy / markers.MARKER).unlink()
+    drains(scratch / "step_8", tmp_path / "elsewhere").wait()
+    other = tmp_path / "elsewhere" / "step_8"
+    (other / ".metadata").unlink()
+    os.mkfifo(other / ".metadata")
+    assert run("verify", other)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.mkdir(),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text(json.dumps({"digest": "", "files": {}, "hosts": {}, "saved": 10**400})),
+    ],
+)
+@pytest.mark.parametrize("name", [markers.MARKER, ".tunetool-was-drained.json"])
+def test_one_bad_marker_spoils_no_other_step(name: str, spoil: Callable[[Path], Any], tmp_path: Path, run: Run) -> None:
+    for number in (1, 2):
+        small_steps.save(tmp_path / f"step_{number}", number)
+    spoil(tmp_path / "step_2" / name)
+    rows = json.loads(run("ls", tmp_path, "--json", "-")[1])["steps"]
+    assert [row["whole"] for row in rows] == [True, name != markers.MARKER]
+    if name == markers.MARKER:
+        assert name in rows[1]["problem"]
+    last = latest([tmp_path], world=1)
+    assert last is not None
+    assert last.step == (1 if name == markers.MARKER else 2)
+
+
+def test_a_tier_that_cannot_be_read_is_an_error_for_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "tier").touch()
+    with pytest.raises(CannotJudge, match="Not a directory"):
+        latest([tmp_path / "tier"], world=1)
+
+
+def test_a_time_that_no_calendar_has_is_left_out(tmp_path: Path, drains: Any, run: Run) -> None:
+    copy = drains(small_steps.save(tmp_path / "step_1", 1.0), tmp_path / "bulk").wait()
+    rewrite(copy / markers.MARKER, saved={"epoch": 0, "time_ns": 1e40})
+    (row,) = json.loads(run("ls", tmp_path / "bulk", "--json", "-")[1])["steps"]
+    assert (row["saved"], row["whole"]) == (None, True)
+    assert run("ls", tmp_path / "bulk")[0] == 0
+
+
+def test_steps_are_listed_as_a_job_sees_all_tiers(tmp_path: Path, drains: Any) -> None:
+    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
+    step = small_steps.save(scratch / "step_1", 1.0)
+    drains(step, bulk).wait()
+    (step / ".tunetool-was-drained.json").unlink()
+    first = small_steps.data_of(step)[0]
+    first.write_bytes(first.read_bytes())
+    last = latest([scratch, bulk], world=1)
+    assert last is not None
+    listed = catalogue([scratch, bulk]).entries
+    assert [(each.path, each.drained) for each in listed if each.resumed] == [(str(last.path), True)]
+    assert last.path == bulk / "step_1"
+    assert "was written to after it was drained" in str(listed[0].problem)
+    assert [each.resumed for each in catalogue([scratch / "step_1", bulk / "step_1"]).entries] == [False, True]
 
 
 @pytest.mark.parametrize("drained", [False, True])

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from tunetool.checkpoint import index, markers, metadata
+from tunetool.checkpoint import bulk, index, markers, metadata
 from tunetool.checkpoint.checksums import Saved, Turns, Verified, block_bytes, block_range, key_of, number_of_blocks
 from tunetool.checkpoint.contents import pieces_of
 from tunetool.checkpoint.fetch import Buffers, DirectRead, Fetch, FileRead, Part, Want, in_turn
@@ -84,6 +84,7 @@ def verify(step: Path, progress: MovingProgress, threads: int | None = None) -> 
     if described is not None:
         checks.look(described, progress)
     marker = checks.marker()
+    drained = marker is not None and checks.are_all_in(marker)
     if marker is not None:
         checks.compare_with(marker, progress)
     return Verification(
@@ -91,7 +92,7 @@ def verify(step: Path, progress: MovingProgress, threads: int | None = None) -> 
         tuple(checks.faults),
         len(checks.files),
         checks.has_sums,
-        marker is not None,
+        drained,
         checks.checked_bytes,
         time.monotonic() - began,
     )
@@ -180,6 +181,14 @@ class _Checks(DirectReader):
             judged = not isinstance(error, PermissionError)
             self.add(f"`{self.path / markers.MARKER}` cannot be read: {error.strerror}", markers.MARKER, judged=judged)
         return None
+
+    def are_all_in(self, marker: markers.Marker) -> bool:
+        """Whether the marker has every data file. Those that have no checksum of the save either are not proven."""
+        unproven = sorted(self.files.keys() - marker.files.keys())
+        if unproven and not self.has_sums:
+            of_these = f"`{self.path / markers.MARKER}` has no checksum of {bulk.shown(unproven)}"
+            self.add(of_these, markers.MARKER, judged=False)
+        return not unproven
 
     def compare_with(self, marker: markers.Marker, progress: MovingProgress) -> None:
         """Read every file again, to compare it with the marker of the drain."""

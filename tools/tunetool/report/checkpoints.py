@@ -91,7 +91,10 @@ def steps_document(steps: Catalogue) -> dict[str, Any]:
 
 
 def _time(ns: int) -> str | None:
-    return datetime.fromtimestamp(ns // 10**9, timezone.utc).isoformat() if ns else None
+    try:
+        return datetime.fromtimestamp(ns // 10**9, timezone.utc).isoformat() if ns else None
+    except (OverflowError, ValueError, OSError):  # what a file has is not always a time
+        return None
 
 
 def print_contents(held: Contents, console: Console) -> None:
@@ -170,13 +173,13 @@ def print_verification(found: Verification, console: Console) -> None:
     for fault in found.faults:
         _print_line(console, fault.message)
     files = format_count(found.files, "file")
-    if found.checked_bytes:
-        of = [name for name, there in (("the save", found.has_sums), ("the drain", found.drained)) if there]
+    of = [name for name, there in (("the save", found.has_sums), ("the drain", found.drained)) if there]
+    if found.checked_bytes and of:
         checked = f"{format_size(found.checked_bytes)} in {format_duration(found.seconds)}"
         if found.seconds >= 1:
             checked += f", {format_bandwidth(found.checked_bytes / found.seconds)}"
         print_block(console, f"{files}, compared with checksums of {' and of '.join(of)}: {checked}", 2)
-    elif found.files and not found.has_sums:
+    elif found.files and not found.has_sums and not found.checked_bytes:
         verb = "has" if found.files == 1 else "have"
         print_block(console, f"{files} {verb} no checksums: only lengths and structure were checked", 2)
     console.print(word(_WORDS[found.code]))
