@@ -49,6 +49,11 @@ class Marker:
     sums: str | None = None
     """What a replica's bytes were verified against: ``OF_THE_SAVE`` or ``OF_THE_SOURCE``."""
 
+    @property
+    def is_of_replica(self) -> bool:
+        """Whether the step is on another node, and not on shared storage."""
+        return self.sums is not None
+
 
 def copied_file(document: Mapping[str, Any]) -> CopiedFile:
     """A file as a manifest or a marker has it. Raises ``KeyError``, ``TypeError``, ``ValueError``."""

@@ -132,7 +132,9 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
     steps = {root: steps_in(root) for root in roots}
     partials = {root: bulk.partials(root) if root.is_dir() else [] for root in roots}
     marked = {path: _marker_of(path) for root in roots for path in [*steps[root].values(), *partials[root]]}
-    drained = {marker.digest: marker for marker in marked.values() if marker is not None}
+    known = [marker for marker in marked.values() if marker is not None]
+    # The last of equals counts: that of a drain.
+    drained = {marker.digest: marker for marker in sorted(known, key=lambda marker: not marker.is_of_replica)}
     copies: list[StepCopy] = []
     for root in roots:
         copies += [copy_at(number, path, drained) for number, path in steps[root].items()]
@@ -210,13 +212,13 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
         saved,
         _mtime_ns(metadata),
         world,
-        marker is not None or drain_record is not None,
+        any(record is not None and not record.is_of_replica for record in (marker, drain_record)),
     )
 
 
 def problem_of_file(step: Path, name: str, least: int) -> str | None:
     """Why a file of a step, of at least ``least`` bytes, cannot be read whole; None if it can."""
-    return _leads_out(step, name) or _unreadable(step / name, least)
+    return leads_out(step, name) or _unreadable(step / name, least)
 
 
 def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
@@ -231,7 +233,8 @@ def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
         return f"cannot be read ({error.strerror})"
 
 
-def _leads_out(step: Path, name: str) -> str | None:
+def leads_out(step: Path, name: str) -> str | None:
+    """The problem of a file that is not in the step; None if it is."""
     try:
         # Few are links, and to resolve all names of a large checkpoint takes long.
         if "/" in name or (step / name).is_symlink():
@@ -239,7 +242,7 @@ def _leads_out(step: Path, name: str) -> str | None:
     except UsageProblem:
         return "is a link that leads out of the step"
     except (OSError, RuntimeError) as error:  # a link to itself
-        return f"cannot be read ({error})"
+        return f"cannot be read ({getattr(error, 'strerror', None) or error})"
     return None
 
 
