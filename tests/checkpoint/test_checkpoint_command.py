@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, differences, job, markers, metadata, source
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, differences, job, latest, markers, metadata, source
 from tunetool.checkpoint.catalogue import catalogue
 from tunetool.checkpoint.verification import Verification
 from tunetool.checkpoint.verification import verify as verify_step
@@ -196,6 +196,14 @@ def test_swapped_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (fault.file, fault.tensor) == (second.name, "t1")
 
 
+def named_so(step: Path, name: str) -> None:
+    """Let `.metadata` say that all data is in a file of this name."""
+    described = metadata.read(step)
+    for stored in described.storage_data.values():
+        stored.relative_path = name
+    (step / ".metadata").write_bytes(metadata.dumps(described, step))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -206,11 +214,12 @@ def test_swapped_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (lambda path: (path.unlink(), path.symlink_to(path.name)), "cannot be read"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "it is not a regular file but a FIFO"),
         (lambda path: (path.unlink(), path.mkdir()), "it is not a regular file but a directory"),
+        (lambda path: named_so(path.parent, "a" * 5000), "cannot be read (File name too long)"),
     ],
 )
 def test_a_file_that_is_not_whole_is_named(damage: Callable[[Path], Any], said: str, step: Path, run: Run) -> None:
-    name = data_of(step).name
     damage(data_of(step))
+    name = next(iter(metadata.files_of(metadata.read(step))))
     (fault,) = verified(step).faults
     assert (fault.file, said in fault.message) == (name, True), fault
     code, shown = run("verify", step)
@@ -223,6 +232,20 @@ def test_a_step_without_metadata_is_not_whole(damage: Callable[[Path], Any], ste
     code, shown = run("verify", step)
     assert (code, "`.metadata`" in shown or ".metadata` " in shown) == (1, True)
     assert "not whole" in run("ls", step)[1]
+
+
+def test_metadata_outside_the_step_fails(step: Path, tmp_path: Path, run: Run) -> None:
+    (step / ".metadata").rename(tmp_path / "elsewhere")
+    (step / ".metadata").symlink_to(tmp_path / "elsewhere")
+    code, shown = run("verify", step)
+    assert (code, "`.metadata`" in shown or "/.metadata` is a link that leads out of the step" in shown) == (1, True)
+
+
+def test_a_cut_checksum_of_the_metadata_is_called_so(step: Path, run: Run) -> None:
+    content = (step / ".metadata").read_bytes()
+    (step / ".metadata").write_bytes(content[:-3])
+    code, shown = run("verify", step)
+    assert (code, "the checksum at its end is cut or damaged" in shown) == (1, True)
 
 
 class _Hostile:
@@ -287,7 +310,6 @@ def test_a_file_of_others_is_not_judged(step: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         "tunetool.checkpoint.verification.problem_of_file", lambda *_: "cannot be read (Permission denied)"
     )
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
     assert verified(step).code == 3
 
 
@@ -306,6 +328,117 @@ def test_a_drained_step_is_compared_with_its_marker_too(step: Path, tmp_path: Pa
     assert "is damaged" in verified(copy).faults[0].message
     by_torch = drains(save_by_torch(tmp_path / "step_8", {"a": torch.ones(3)}), bulk).wait()
     assert run("verify", by_torch)[0] == 0
+
+
+def test_a_replica_is_not_called_drained(step: Path, tmp_path: Path, drains: Any, run: Run) -> None:
+    copy = drains(step, tmp_path / "bulk").wait()
+    rewrite(copy / markers.MARKER, sums=markers.OF_THE_SAVE)
+    assert [each.drained for each in catalogue([tmp_path / "bulk"]).entries] == [False]
+    code, shown = run("verify", copy)
+    assert (code, "checksums of the save and of the replica" in shown) == (0, True)
+    found = verified(copy)
+    assert (found.drained, found.replica) == (False, True)
+
+
+def rewrite(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_marker_that_lacks_files_proves_nothing(step: Path, tmp_path: Path, drains: Any, run: Run) -> None:
+    copy = drains(small_steps.save(tmp_path / "step_8", 1.0), tmp_path / "bulk").wait()
+    rows = json.loads((copy / markers.MARKER).read_text())["files"]
+    first, second = sorted(rows)
+    flip(copy / second, 1000)
+    for listed, lacking in (({first: rows[first]}, f"`{second}`"), ({}, f"`{first}` and 1 more")):
+        rewrite(copy / markers.MARKER, files=listed)
+        code, shown = run("verify", copy)
+        assert (code, shown.splitlines()[-1]) == (3, "UNPROVEN")
+        assert f"`{copy / markers.MARKER}` has no checksum of {lacking}" in shown
+        assert "compared with" not in shown
+        assert not verified(copy).drained
+    # The save's own checksums do prove.
+    proven = drains(step, tmp_path / "bulk").wait()
+    rewrite(proven / markers.MARKER, files={})
+    code, shown = run("verify", proven)
+    assert (code, "checksums of the save: " in shown) == (0, True)
+
+
+def test_a_fifo_in_place_of_any_file_holds_nobody(tmp_path: Path, drains: Any, run: Run) -> None:
+    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
+    copy = drains(small_steps.save(scratch / "step_8", 1.0), bulk).wait()
+    rewrite(copy / markers.MARKER, files={"fifo": {"size": 1, "xxh3_64": "0"}})
+    os.mkfifo(copy / "fifo")
+    assert "`fifo` cannot be read: it is not a regular file but a FIFO" in run("verify", copy)[1]
+    partial = bulk / ".draining-step_9-0123456789abcdef"
+    (partial / "ranks").mkdir(parents=True)
+    for path in (
+        copy / markers.MARKER,
+        scratch / "step_8" / ".tunetool-was-drained.json",
+        *(partial / name for name in ("plan.json", "changed.json", "ranks/00000.json")),
+    ):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    assert run("ls", scratch, bulk)[0] == 0
+    code, shown = run("verify", copy)
+    assert (code, "it is not a regular file but a FIFO" in shown) == (1, True)
+    (copy / markers.MARKER).unlink()
+    drains(scratch / "step_8", tmp_path / "elsewhere").wait()
+    other = tmp_path / "elsewhere" / "step_8"
+    (other / ".metadata").unlink()
+    os.mkfifo(other / ".metadata")
+    assert run("verify", other)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.mkdir(),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text(json.dumps({"digest": "", "files": {}, "hosts": {}, "saved": 10**400})),
+    ],
+)
+@pytest.mark.parametrize("name", [markers.MARKER, ".tunetool-was-drained.json"])
+def test_one_bad_marker_spoils_no_other_step(name: str, spoil: Callable[[Path], Any], tmp_path: Path, run: Run) -> None:
+    for number in (1, 2):
+        small_steps.save(tmp_path / f"step_{number}", number)
+    spoil(tmp_path / "step_2" / name)
+    rows = json.loads(run("ls", tmp_path, "--json", "-")[1])["steps"]
+    assert [row["whole"] for row in rows] == [True, name != markers.MARKER]
+    if name == markers.MARKER:
+        assert name in rows[1]["problem"]
+    last = latest([tmp_path], world=1)
+    assert last is not None
+    assert last.step == (1 if name == markers.MARKER else 2)
+
+
+def test_a_tier_that_cannot_be_read_is_an_error_for_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "tier").touch()
+    with pytest.raises(CannotJudge, match="Not a directory"):
+        latest([tmp_path / "tier"], world=1)
+
+
+def test_a_time_that_no_calendar_has_is_left_out(tmp_path: Path, drains: Any, run: Run) -> None:
+    copy = drains(small_steps.save(tmp_path / "step_1", 1.0), tmp_path / "bulk").wait()
+    rewrite(copy / markers.MARKER, saved={"epoch": 0, "time_ns": 1e40})
+    (row,) = json.loads(run("ls", tmp_path / "bulk", "--json", "-")[1])["steps"]
+    assert (row["saved"], row["whole"]) == (None, True)
+    assert run("ls", tmp_path / "bulk")[0] == 0
+
+
+def test_steps_are_listed_as_a_job_sees_all_tiers(tmp_path: Path, drains: Any) -> None:
+    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
+    step = small_steps.save(scratch / "step_1", 1.0)
+    drains(step, bulk).wait()
+    (step / ".tunetool-was-drained.json").unlink()
+    first = small_steps.data_of(step)[0]
+    first.write_bytes(first.read_bytes())
+    last = latest([scratch, bulk], world=1)
+    assert last is not None
+    listed = catalogue([scratch, bulk]).entries
+    assert [(each.path, each.drained) for each in listed if each.resumed] == [(str(last.path), True)]
+    assert last.path == bulk / "step_1"
+    assert "was written to after it was drained" in str(listed[0].problem)
+    assert [each.resumed for each in catalogue([scratch / "step_1", bulk / "step_1"]).entries] == [False, True]
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -392,6 +525,26 @@ def test_contents_are_shown_with_totals(step: Path, run: Run) -> None:
         run("show", step, "nothing*")
 
 
+def test_names_of_anybody_stay_in_their_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("a\nb", "c[bold]d", "\x1b[31me")
+    paths = [save(tmp_path / f"step_{number}", dict.fromkeys(names, torch.ones(number))) for number in (1, 2)]
+    for words in (("show", paths[0]), ("diff", *paths)):
+        shown = run(*words)[1]
+        for name in ("a\\nb", "c[bold]d", "\\x1b[31me"):
+            assert any(line.startswith(f"{name} ") for line in shown.splitlines()), shown
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_name_has_room_in_a_narrow_terminal(
+    threads: int, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunetool.report.page.WIDTH", 80)
+    name = "model.layers.10.attn.weight"
+    path = save(tmp_path / "step_1", {name: torch.ones(2048, 1024, dtype=torch.bfloat16)}, threads=threads)
+    assert any(line.startswith(f"{name} ") for line in run("show", path)[1].splitlines())
+
+
 def changes(run: Run, a: Path, b: Path, *words: str) -> dict[str, dict[str, Any]]:
     code, shown = run("diff", a, b, *words, "--json", "-")
     rows = {row["name"]: row for row in json.loads(shown)["names"]}
@@ -433,7 +586,9 @@ def test_what_differs_is_measured(tmp_path: Path, run: Run) -> None:
         "zero": torch.tensor([0.0]),
         "infinite": torch.tensor([inf, 1.0]),
         "half": torch.tensor([1.0], dtype=torch.bfloat16),
-        "whole": torch.tensor([2**62]),
+        "whole": torch.tensor([2**62, 5]),
+        "farthest": torch.tensor([-(2**63), 7]),
+        "unsigned": torch.tensor([2**63 - 1, 0]).view(torch.uint64),
         "complex": torch.tensor([1 + 1j]),
         "shape": torch.ones(3),
         "dtype": torch.ones(3),
@@ -448,7 +603,9 @@ def test_what_differs_is_measured(tmp_path: Path, run: Run) -> None:
         "zero": torch.tensor([-0.0]),
         "infinite": torch.tensor([inf, -inf]),
         "half": torch.tensor([1.5], dtype=torch.bfloat16),
-        "whole": torch.tensor([2**62 + 1]),
+        "whole": torch.tensor([2**62 + 1, 5]),
+        "farthest": torch.tensor([2**63 - 1, 7]),
+        "unsigned": torch.tensor([-(2**63), 0]).view(torch.uint64),
         "complex": torch.tensor([1 + 3j]),
         "shape": torch.ones(4),
         "dtype": torch.ones(3, dtype=torch.float64),
@@ -475,7 +632,9 @@ def test_what_differs_is_measured(tmp_path: Path, run: Run) -> None:
         "zero": ("different", 1, 0, 0, 0, 0),
         "infinite": ("different", 1, "inf", "inf", 0, 0),
         "half": ("different", 1, 0.5, pytest.approx(1 / 3), 0, 0),
-        "whole": ("different", 1, 0, 0, 0, 0),
+        "whole": ("different", 1, 1.0, 2**-62, 0, 0),
+        "farthest": ("different", 1, 2.0**64, 2.0, 0, 0),
+        "unsigned": ("different", 1, 1.0, 2**-63, 0, 0),
         "complex": ("different", 1, 2.0, pytest.approx(2 / 3), 0, 0),
         "shape": ("other shape", 0, 0, 0, 0, 0),
         "dtype": ("other dtype", 0, 0, 0, 0, 0),
@@ -498,6 +657,9 @@ def test_a_size_that_nobody_has_is_refused_at_once(tmp_path: Path, run: Run) -> 
     assert run("verify", path)[0] == 1
     with pytest.raises(CannotJudge, match="holds `a` with shape"):
         run("diff", path, path)
+    described.state_dict_metadata["a"].chunks[0].sizes = torch.Size([1 << 62])
+    (path / ".metadata").write_bytes(metadata.dumps(described, path))
+    assert run("verify", path)[0] == 1
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -517,3 +679,7 @@ def test_a_damaged_side_cannot_be_compared(step: Path, sound: Path, run: Run) ->
     with pytest.raises(CannotJudge, match=r"`model.large` is damaged"):
         run("diff", sound, step)
     assert run("diff", sound, step, "model.w*")[0] == 0
+    data_of(step).rename(step.parent / "elsewhere")
+    (step / data_of(sound).name).symlink_to(step.parent / "elsewhere")
+    with pytest.raises(CannotJudge, match="leads out of"):
+        run("diff", sound, step)

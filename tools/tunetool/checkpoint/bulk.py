@@ -163,7 +163,7 @@ def mark_changed(partial: Path, why: CannotJudge) -> None:
 def changed_error(partial: Path) -> CannotJudge | None:
     """The error for which a partial step must not become complete; None if there is none."""
     try:
-        document = json.loads((partial / _CHANGED).read_text())
+        document = markers.read_document(partial / _CHANGED)
         return CannotJudge(str(document["error"]), str(document["hint"]))
     except FileNotFoundError:
         return None
@@ -181,7 +181,7 @@ def _replace_json(path: Path, document: object) -> None:
 def plan_of(partial: Path) -> Plan | None:
     """The plan of a partial step; None if it does not exist yet or a power cut damaged it."""
     try:
-        document = json.loads((partial / _PLAN).read_text())
+        document = markers.read_document(partial / _PLAN)
         needed = {str(name): int(size) for name, size in document["needed"].items()}
         metadata = document.get("metadata")
         saved = Stamp.parse(document.get("saved"))
@@ -217,7 +217,7 @@ def deliveries(partial: Path) -> list[Delivery]:
     manifests = []
     for path in sorted((partial / _RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            document = json.loads(path.read_text())
+            document = markers.read_document(path)
             files = {name: copied_file(row) if row else None for name, row in document["files"].items()}
             sources = identity.parsed(document.get("sources", {}))
             manifests.append(Delivery(int(document["rank"]), str(document["host"]), files, sources))

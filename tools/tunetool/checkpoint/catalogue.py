@@ -55,16 +55,22 @@ def catalogue(directories: Sequence[Path]) -> Catalogue:
     Raises ``UsageProblem`` if one does not exist, or has two directories with the same step number.
     """
     need_directories(directories)
-    copies: dict[str, StepCopy] = {}
-    others: dict[str, StepCopy] = {}
-    for directory in map(_named, directories):
-        if number_or_none(directory.name) is not None:
-            seen = survey([directory.parent]).copies
-            copies |= {copy.path: copy for copy in seen if Path(copy.path) == directory}
-            continue
-        copies |= {copy.path: copy for copy in survey([directory]).copies}
-        others |= {str(path): copy_at(0, path, {}) for path in _other_names(directory)}
-    steps = replace(survey([]), copies=tuple(copies.values()))
+    named = [_named(directory) for directory in directories]
+    single = {directory for directory in named if number_or_none(directory.name) is not None}
+    tiers = dict.fromkeys(directory.parent if directory in single else directory for directory in named)
+    # All tiers at once, as a job does it: what was drained to one says what was overwritten in another.
+    surveyed = survey([*tiers])
+    asked = {*named} - single
+    copies = {
+        copy.path: copy for copy in surveyed.copies if Path(copy.path) in single or Path(copy.path).parent in asked
+    }
+    others = {
+        str(path): copy_at(0, path, {})
+        for directory in dict.fromkeys(named)
+        if directory in asked
+        for path in _other_names(directory)
+    }
+    steps = replace(surveyed, copies=tuple(copies.values()))
     resumed, obstacle = None, None
     try:
         agreement = agree([steps])

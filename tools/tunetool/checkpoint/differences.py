@@ -19,7 +19,7 @@ from tunetool.checkpoint.load_targets import fills
 from tunetool.checkpoint.raw_bytes import ITEM_SIZES
 from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.regions import blocks
-from tunetool.errors import CannotJudge, ExitCode
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from tunetool.measure.progress import MovingProgress
@@ -163,7 +163,10 @@ class _Side:
         """The tensors of these boxes, and objects as bytes. Raises ``CannotJudge``."""
         into = _Into()
         items = [item for number, box in enumerate(boxes) for item in self._items(box, number, into)]
-        self._reader.read_data(LoadPlan(items), into)
+        try:
+            self._reader.read_data(LoadPlan(items), into)
+        except UsageProblem as error:  # the call was right: a file is not what a checkpoint has
+            raise CannotJudge(error.message, error.hint) from None
         return [into.read[number] for number in range(len(boxes))]
 
     def _items(self, box: _Box, number: int, into: _Into) -> Iterator[ReadItem]:
@@ -223,14 +226,25 @@ def _compare(compared: Compared, a: Any, b: Any) -> None:
 def _add_changes(compared: Compared, a: Any, b: Any) -> None:
     unequal = a.view(torch.uint8) != b.view(torch.uint8)
     compared.elements += int(unequal.reshape(-1, a.dtype.itemsize).any(1).sum())
+    change = _change(a, b)
     a, b = _numbers(a), _numbers(b)
-    change = torch.where(a == b, 0.0, (a - b).abs())
     relative = change / torch.maximum(a.abs(), b.abs())
     both = ~(torch.isnan(a) | torch.isnan(b)) & (change > 0)
     if both.any():
         compared.largest_change = max(compared.largest_change, float(change[both].max()))
         # Infinity by infinity is no number.
         compared.largest_relative = max(compared.largest_relative, float(relative[both].nan_to_num(math.inf).max()))
+
+
+def _change(a: Any, b: Any) -> Any:
+    """By how much the elements differ, as float64."""
+    if a.dtype in (torch.int64, torch.uint64):
+        # Above 2^53 two neighbours are one float64. With the sign turned over, the order is that of signed integers.
+        a, b = (t.view(torch.int64) ^ (-(2**63) if t.dtype == torch.uint64 else 0) for t in (a, b))
+        change = torch.maximum(a, b) - torch.minimum(a, b)
+        return change.to(torch.float64) + (change < 0) * 2.0**64
+    a, b = _numbers(a), _numbers(b)
+    return torch.where(a == b, 0.0, (a - b).abs())
 
 
 def _same(a: Any, b: Any) -> bool:

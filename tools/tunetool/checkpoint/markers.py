@@ -19,9 +19,13 @@ from tunetool.checkpoint.steps import Stamp
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.checkpoint.workers import default_threads
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.documents import parse
 from tunetool.node.common.files import replace_file
+from tunetool.regular_files import read_bytes
 
 METADATA = ".metadata"
+LARGEST_METADATA = 1 << 30
+"""Bytes, as in ``tunetool.checkpoint.metadata``, which imports torch."""
 MARKER = ".tunetool-drained.json"
 SCHEMA = "tunetool.drained/1"
 _TICK_SECONDS = 0.2
@@ -53,6 +57,11 @@ class Marker:
         """
         return sorted(set(needed) - self.files.keys())
 
+    @property
+    def is_of_replica(self) -> bool:
+        """Whether the step is on another node, and not on shared storage."""
+        return self.sums is not None
+
 
 def copied_file(document: Mapping[str, Any]) -> CopiedFile:
     """A file as a manifest or a marker has it. Raises ``KeyError``, ``TypeError``, ``ValueError``."""
@@ -82,10 +91,15 @@ def replaceable(final: Path) -> None:
         raise UsageProblem(f"`{final}` exists, and was not drained", "move it away, or drain to another directory")
 
 
+def read_document(path: Path) -> Any:
+    """The JSON in a file of a step, which may be anybody's. Raises ``OSError``, ``ValueError``."""
+    return parse(read_bytes(path).decode(), odd_names=True)
+
+
 def marker_of(directory: Path) -> Marker | None:
     """The marker of a complete step; None if there is none. Raises ``CannotJudge`` for a damaged marker."""
     try:
-        document = json.loads((directory / MARKER).read_text())
+        document = read_document(directory / MARKER)
         files = {str(name): copied_file(row) for name, row in document["files"].items()}
         metadata = document.get("metadata")
         return Marker(
@@ -126,7 +140,7 @@ def whole(directory: Path, needed: Iterable[str] = ()) -> Marker | None:
 
 def digest_of_metadata(directory: Path) -> str:
     """The digest (xxh3_64) of `.metadata` in ``directory``. Raises ``OSError``."""
-    return xxhash.xxh3_64_hexdigest((directory / METADATA).read_bytes())
+    return xxhash.xxh3_64_hexdigest(read_bytes(directory / METADATA, LARGEST_METADATA))
 
 
 def changes(

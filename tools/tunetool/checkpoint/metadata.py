@@ -243,6 +243,8 @@ def named_in(directory: Path, but: str | None = None) -> set[str]:
 
 
 _LINE = re.compile(rb"tunetool xxh3_64 ([0-9a-f]{16})\n")
+_BEGIN = b".tunetool xxh3_64 "
+"""The end of a pickle, and the begin of the line."""
 _BYTES = len(b"tunetool xxh3_64 \n") + 16
 
 
@@ -273,6 +275,8 @@ def checked(content: bytes) -> bytes:
     """
     pickled = without_sum(content)
     if len(pickled) == len(content):
+        if content.find(_BEGIN, max(0, len(content) - _BYTES - 1)) != -1:
+            raise Damaged("the checksum at its end is cut or damaged")
         return content
     try:
         hashed = hasher()

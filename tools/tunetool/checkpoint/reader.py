@@ -199,7 +199,9 @@ class DirectReader(StorageReader):
             key = getattr(properties, "dtype", None), tuple(item.lengths)
             if key not in archives:
                 dtype = _ITEM_SIZES.get(key[0])
-                archives[key] = archive_of(dtype[0], key[1], math.prod(key[1]) * dtype[1]) if dtype else None
+                size = math.prod(key[1]) * dtype[1] if dtype else 0
+                # No file holds more, nor the header of an archive.
+                archives[key] = archive_of(dtype[0], key[1], size) if dtype and size < 1 << 63 else None
             expected.append(archives[key])
         return expected
 

@@ -18,6 +18,7 @@ from tunetool.checkpoint import bulk, markers
 from tunetool.checkpoint.draining import launcher_ranks, named_by
 from tunetool.checkpoint.identity import look
 from tunetool.checkpoint.markers import Marker
+from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.retention import note_in
 from tunetool.checkpoint.steps import Stamp, now_ns, number_or_none, replaced_steps, stamps, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
@@ -25,8 +26,6 @@ from tunetool.regular_files import below, open_regular, read_bytes
 
 _SHOWN = 3
 """Number of steps that an error message explains."""
-_LARGEST = 1 << 30
-"""Largest accepted size of `.metadata` in bytes, as of ``tunetool.checkpoint.metadata``, which imports torch."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
     ranks = world if world is not None else ranks
     rank = distributed.get_rank() if distributed else (from_launcher["rank"] or 0)
     try:
-        this_survey: Survey | TunetoolError = survey(tiers, rank)
+        with naming_errors(Path(tiers[0]) if tiers else Path(), "repair the storage, or omit the directory"):
+            this_survey: Survey | TunetoolError = survey(tiers, rank)
     except TunetoolError as error:
         if distributed is None:
             raise
@@ -131,12 +131,10 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
     host, roots = socket.gethostname(), list(map(Path, tiers))
     steps = {root: steps_in(root) for root in roots}
     partials = {root: bulk.partials(root) if root.is_dir() else [] for root in roots}
-    drained = {}
-    for root in roots:
-        for path in [*steps[root].values(), *partials[root]]:
-            marker = markers.sound_marker_of(path)
-            if marker is not None:
-                drained[marker.digest] = marker
+    marked = {path: _marker_of(path) for root in roots for path in [*steps[root].values(), *partials[root]]}
+    known = [marker for marker in marked.values() if marker is not None]
+    # The last of equals counts: that of a drain.
+    drained = {marker.digest: marker for marker in sorted(known, key=lambda marker: not marker.is_of_replica)}
     copies: list[StepCopy] = []
     for root in roots:
         copies += [copy_at(number, path, drained) for number, path in steps[root].items()]
@@ -146,7 +144,7 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
             number = number_or_none(name)
             if number is None:
                 continue
-            if markers.sound_marker_of(partial) is not None:
+            if marked[partial] is not None:
                 copies.append(copy_at(number, partial, drained))
             elif number not in steps[root]:
                 plan = bulk.plan_of(partial)
@@ -155,6 +153,14 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
                     StepCopy(number, str(root / name), digest, _incomplete_drain(partial), saved, _mtime_ns(partial))
                 )
     return Survey(rank, host, tuple(copies), now_ns())
+
+
+def _marker_of(path: Path) -> Marker | None:
+    """None for one that cannot be read, too: ``copy_at`` says so."""
+    try:
+        return markers.sound_marker_of(path)
+    except OSError:
+        return None
 
 
 def _mtime_ns(path: Path) -> int:
@@ -168,11 +174,13 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
     """The copy of step ``number`` in ``path``. ``drained``: the markers of all tiers by digest."""
     metadata = path / markers.METADATA
     try:
-        content = read_bytes(metadata, _LARGEST)
+        content = read_bytes(metadata, markers.LARGEST_METADATA)
         digest, needed = named_by(content, metadata)
         marker = markers.marker_of(path)
     except OSError as error:
-        return StepCopy(number, str(path), None, f"`{metadata}`: {error.strerror}", None, _mtime_ns(path))
+        return StepCopy(
+            number, str(path), None, f"`{error.filename or metadata}`: {error.strerror}", None, _mtime_ns(path)
+        )
     except TunetoolError as error:
         return StepCopy(number, str(path), None, error.message, None, _mtime_ns(path))
     if marker is not None and marker.digest != digest:
@@ -204,13 +212,13 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
         saved,
         _mtime_ns(metadata),
         world,
-        marker is not None or drain_record is not None,
+        any(record is not None and not record.is_of_replica for record in (marker, drain_record)),
     )
 
 
 def problem_of_file(step: Path, name: str, least: int) -> str | None:
     """Why a file of a step, of at least ``least`` bytes, cannot be read whole; None if it can."""
-    return _leads_out(step, name) or _unreadable(step / name, least)
+    return leads_out(step, name) or _unreadable(step / name, least)
 
 
 def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
@@ -225,7 +233,8 @@ def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
         return f"cannot be read ({error.strerror})"
 
 
-def _leads_out(step: Path, name: str) -> str | None:
+def leads_out(step: Path, name: str) -> str | None:
+    """The problem of a file that is not in the step; None if it is."""
     try:
         # Few are links, and to resolve all names of a large checkpoint takes long.
         if "/" in name or (step / name).is_symlink():
@@ -233,7 +242,7 @@ def _leads_out(step: Path, name: str) -> str | None:
     except UsageProblem:
         return "is a link that leads out of the step"
     except (OSError, RuntimeError) as error:  # a link to itself
-        return f"cannot be read ({error})"
+        return f"cannot be read ({getattr(error, 'strerror', None) or error})"
     return None
 
 

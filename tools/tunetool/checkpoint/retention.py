@@ -94,7 +94,7 @@ def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity], meta
 def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:
     """The note of a drain (to ``bulk``) in a step on the node: digest, stamp and file identities. None without one."""
     try:
-        document = json.loads((step_dir / NOTE).read_text())
+        document = markers.read_document(step_dir / NOTE)
         if bulk is not None and document["bulk"] != str(bulk):
             return None
         sources = identity.parsed(document["sources"])

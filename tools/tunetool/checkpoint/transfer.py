@@ -17,6 +17,7 @@ import xxhash
 
 from tunetool.checkpoint.identity import Identity
 from tunetool.errors import CannotJudge
+from tunetool.regular_files import open_regular
 
 CHUNK = 4 * 2**20
 _SYNC_EVERY = 16 * 2**20
@@ -190,11 +191,11 @@ def pieces_of(path: Path, wait: Callable[[int], None] = lambda count: None) -> I
 
 def _open_past_the_cache(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        return open_regular(path, os.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = open_regular(path)
     with contextlib.suppress(OSError):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     return handle

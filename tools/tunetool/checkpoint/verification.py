@@ -6,6 +6,7 @@ memory. A load ends at the first damaged block; here each is found.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import time
@@ -19,7 +20,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from tunetool.checkpoint import index, markers, metadata
+from tunetool.checkpoint import bulk, index, markers, metadata
 from tunetool.checkpoint.checksums import Saved, Turns, Verified, block_bytes, block_range, key_of, number_of_blocks
 from tunetool.checkpoint.contents import pieces_of
 from tunetool.checkpoint.fetch import Buffers, DirectRead, Fetch, FileRead, Part, Want, in_turn
@@ -27,13 +28,16 @@ from tunetool.checkpoint.load_targets import fills
 from tunetool.checkpoint.raw_bytes import BLOCK, Plain
 from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.regions import Read, merge
-from tunetool.checkpoint.resume import problem_of_file
+from tunetool.checkpoint.resume import leads_out, problem_of_file
 from tunetool.checkpoint.source import Files
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError, UsageProblem
 from tunetool.regular_files import read_bytes
 
 if TYPE_CHECKING:
     from tunetool.measure.progress import MovingProgress
+
+
+_FORBIDDEN = f"cannot be read ({os.strerror(errno.EACCES)})"
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Verification:
     """Whether the save made checksums. Without these and a drain, only lengths and structure could be checked."""
     drained: bool
     """Whether all files were also compared with the marker of the drain."""
+    replica: bool
+    """The same of a replica, which is not on shared storage."""
     checked_bytes: int
     """Read and compared with checksums."""
     seconds: float
@@ -68,7 +74,8 @@ class Verification:
         """The exit code of a command that found this."""
         if any(fault.judged for fault in self.faults):
             return ExitCode.FALLS_SHORT
-        return ExitCode.NOT_JUDGED if self.faults or not (self.has_sums or self.drained) else ExitCode.OK
+        proven = self.has_sums or self.drained or self.replica
+        return ExitCode.OK if proven and not self.faults else ExitCode.NOT_JUDGED
 
 
 def verify(step: Path, progress: MovingProgress, threads: int | None = None) -> Verification:
@@ -84,6 +91,8 @@ def verify(step: Path, progress: MovingProgress, threads: int | None = None) -> 
     if described is not None:
         checks.look(described, progress)
     marker = checks.marker()
+    marked = marker is not None and checks.are_all_in(marker)
+    replica = marker is not None and marker.is_of_replica
     if marker is not None:
         checks.compare_with(marker, progress)
     return Verification(
@@ -91,7 +100,8 @@ def verify(step: Path, progress: MovingProgress, threads: int | None = None) -> 
         tuple(checks.faults),
         len(checks.files),
         checks.has_sums,
-        marker is not None,
+        marked and not replica,
+        marked and replica,
         checks.checked_bytes,
         time.monotonic() - began,
     )
@@ -151,6 +161,10 @@ class _Checks(DirectReader):
     def described(self) -> Any:
         """The metadata; None if it is damaged. Raises ``UsageProblem`` if it cannot be read by this user."""
         path = self.path / metadata.NAME
+        problem = leads_out(self.path, metadata.NAME)
+        if problem is not None:
+            self.add(f"`{path}` {problem}", metadata.NAME)
+            return None
         try:
             content = read_bytes(path, metadata.LARGEST)
             described = metadata.loads(content, path)
@@ -181,6 +195,14 @@ class _Checks(DirectReader):
             self.add(f"`{self.path / markers.MARKER}` cannot be read: {error.strerror}", markers.MARKER, judged=judged)
         return None
 
+    def are_all_in(self, marker: markers.Marker) -> bool:
+        """Whether the marker has every data file. Those that have no checksum of the save either are not proven."""
+        unproven = sorted(self.files.keys() - marker.files.keys())
+        if unproven and not self.has_sums:
+            of_these = f"`{self.path / markers.MARKER}` has no checksum of {bulk.shown(unproven)}"
+            self.add(of_these, markers.MARKER, judged=False)
+        return not unproven
+
     def compare_with(self, marker: markers.Marker, progress: MovingProgress) -> None:
         """Read every file again, to compare it with the marker of the drain."""
         total = sum(filed.size for filed in marker.files.values())
@@ -210,9 +232,7 @@ class _Checks(DirectReader):
         problem = problem_of_file(self.path, name, least)
         if problem is None:
             return True
-        path = self.path / name
-        forbidden = path.exists() and not os.access(path, os.R_OK)
-        self.add(f"`{path}` {problem}", name, judged=not forbidden)
+        self.add(f"`{self.path / name}` {problem}", name, judged=problem != _FORBIDDEN)
         return False
 
     def _items(self, described: Any) -> Iterator[ReadItem]:

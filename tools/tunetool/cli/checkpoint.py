@@ -179,7 +179,7 @@ def diff(given: DiffOptions) -> int:
     an object by its pickle, which is not read.
 
     Exit codes: 0 equal; 1 different; 2 the call was wrong, or a `.metadata` cannot be read; 3 something in them is
-    damaged, or could not be read.
+    damaged, or could not be read, or nothing differs and something was not compared.
     """
     given.go_on()
     from tunetool.checkpoint.differences import code_of, compare

@@ -10,9 +10,11 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from tunetool.advise.checkpoint import format_duration
-from tunetool.checkpoint.bulk import shown
 from tunetool.errors import ExitCode
+from tunetool.node.common.refusal import on_one_line
 from tunetool.node.units import format_bandwidth, format_count, format_size
 from tunetool.report.page import add_number_columns, line_of, new_table, print_block, word
 from tunetool.view.text import number
@@ -40,8 +42,8 @@ def print_steps(steps: Catalogue, now_ns: int, console: Console) -> None:
         directory, _, name = each.path.rpartition("/")
         age = format_duration(max(0, now_ns - each.saved_ns) / 1e9) if each.saved_ns else "-"
         table.add_row(
-            name if each.step is None else str(each.step),
-            directory or "/",
+            _cell(name if each.step is None else str(each.step)),
+            _cell(directory or "/"),
             "not whole" if each.problem else "whole",
             format_size(each.bytes),
             age,
@@ -57,6 +59,11 @@ def print_steps(steps: Catalogue, now_ns: int, console: Console) -> None:
             _print_line(console, f"{_name(each)}: no job resumes from it, since it is not called `step_<N>`")
     for line in _resumes(steps):
         _print_line(console, line)
+
+
+def _cell(text: str) -> Text:
+    """A name in a table, which may be anybody's: without rich's markup, and on one line."""
+    return Text(on_one_line(text))
 
 
 def _print_line(console: Console, text: str) -> None:
@@ -91,7 +98,10 @@ def steps_document(steps: Catalogue) -> dict[str, Any]:
 
 
 def _time(ns: int) -> str | None:
-    return datetime.fromtimestamp(ns // 10**9, timezone.utc).isoformat() if ns else None
+    try:
+        return datetime.fromtimestamp(ns // 10**9, timezone.utc).isoformat() if ns else None
+    except (OverflowError, ValueError, OSError):  # what a file has is not always a time
+        return None
 
 
 def print_contents(held: Contents, console: Console) -> None:
@@ -100,17 +110,16 @@ def print_contents(held: Contents, console: Console) -> None:
     table.add_column("name", ratio=1, overflow="fold")
     table.add_column("dtype")
     table.add_column("shape", overflow="fold")
-    add_number_columns(table, "bytes", "pieces", "ranks")
-    table.add_column("files", overflow="fold")
+    add_number_columns(table, "bytes", "pieces", "ranks", "files")
     for each in [*held.tensors, *held.objects]:
         table.add_row(
-            each.name,
+            _cell(each.name),
             each.dtype or "object",
             "x".join(map(str, each.shape)) if each.dtype and each.shape else "-",
             format_size(each.bytes),
             str(len(each.pieces)),
             str(len(each.ranks)) if each.ranks else "-",
-            shown(each.files).replace("`", "") if each.files else "-",
+            str(len(each.files)) if each.files else "-",
         )
     console.print(table)
     files = {name for each in held.stored for name in each.files}
@@ -170,13 +179,14 @@ def print_verification(found: Verification, console: Console) -> None:
     for fault in found.faults:
         _print_line(console, fault.message)
     files = format_count(found.files, "file")
-    if found.checked_bytes:
-        of = [name for name, there in (("the save", found.has_sums), ("the drain", found.drained)) if there]
+    marker = "the replica" if found.replica else "the drain"
+    of = [name for name, there in (("the save", found.has_sums), (marker, found.drained or found.replica)) if there]
+    if found.checked_bytes and of:
         checked = f"{format_size(found.checked_bytes)} in {format_duration(found.seconds)}"
         if found.seconds >= 1:
             checked += f", {format_bandwidth(found.checked_bytes / found.seconds)}"
         print_block(console, f"{files}, compared with checksums of {' and of '.join(of)}: {checked}", 2)
-    elif found.files and not found.has_sums:
+    elif found.files and not found.has_sums and not found.checked_bytes:
         verb = "has" if found.files == 1 else "have"
         print_block(console, f"{files} {verb} no checksums: only lengths and structure were checked", 2)
     console.print(word(_WORDS[found.code]))
@@ -200,7 +210,7 @@ def print_differences(compared: Sequence[Compared], console: Console) -> None:
         numbers += [str(each.nan_a), str(each.nan_b)]
         is_tensor = each.state == "different" and each.a != "object"
         kinds = each.a if each.a == each.b else f"{each.a or '-'} / {each.b or '-'}"
-        table.add_row(each.name, each.state, kinds, *(numbers if is_tensor else ["-"] * len(numbers)))
+        table.add_row(_cell(each.name), each.state, kinds, *(numbers if is_tensor else ["-"] * len(numbers)))
     if different:
         console.print(table)
     print_block(console, f"{len(compared) - len(different)} equal, {len(different)} not", 2)
