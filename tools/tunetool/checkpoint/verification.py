@@ -197,7 +197,7 @@ class _Checks(DirectReader):
 
     def are_all_in(self, marker: markers.Marker) -> bool:
         """Whether the marker has every data file. Those that have no checksum of the save either are not proven."""
-        unproven = sorted(self.files.keys() - marker.files.keys())
+        unproven = marker.lacks(self.files)
         if unproven and not self.has_sums:
             of_these = f"`{self.path / markers.MARKER}` has no checksum of {bulk.shown(unproven)}"
             self.add(of_these, markers.MARKER, judged=False)
