@@ -43,7 +43,7 @@ def captured(
 
     ``timeout`` is in seconds; None where it takes as long as there are bytes to copy. ``own_locale``: for a program
     that needs the user's, or passes its environment on; any other runs in the C locale. ``settings``: further ones of
-    ``subprocess.run``, whose exceptions it raises.
+    ``subprocess.run``, whose exceptions it raises; ``pass_fds`` come on top of the lock of the node.
     """
     if not own_locale:
         settings["env"] = in_c_locale(settings.get("env", os.environ))
@@ -54,7 +54,8 @@ def captured(
         text=True,
         timeout=timeout,
         check=False,
-        **{"errors": "replace", "pass_fds": held(), **settings},
+        pass_fds=(*held(), *settings.pop("pass_fds", ())),
+        **{"errors": "replace", **settings},
     )
 
 
