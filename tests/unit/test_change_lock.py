@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.node.common.commands import run
+from tunetool.node.common.commands import captured, run
 from tunetool.node.common.file_lock import Locked, only_one
 from waiting import PATIENCE, until
 
@@ -64,3 +64,11 @@ def test_a_service_that_a_module_started_does_not_hold_the_lock(tmp_path: Path) 
 
 def test_without_the_lock_a_child_inherits_nothing() -> None:
     assert run(["ls", "/proc/self/fd"]).stdout.split()[:4] == ["0", "1", "2", "3"]
+
+
+def test_a_program_keeps_the_lock_beside_a_file_of_its_caller(tmp_path: Path) -> None:
+    lock, given = tmp_path / "lock", tmp_path / "given"
+    with only_one(str(lock)), given.open("w") as stream:
+        done = captured(["ls", "-l", "/proc/self/fd"], PATIENCE, pass_fds=(stream.fileno(),))
+    opened = {line.rpartition(" -> ")[2] for line in done.stdout.splitlines()}
+    assert {str(lock), str(given)} <= opened, done.stdout + done.stderr
