@@ -55,7 +55,9 @@ from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.units import parse_size
 
 TENSOR_MICROSECONDS = 50.0
-LATER, FIRST, STALL, FIO = 1.15, 1.5, 1.15, 0.85
+LATER, FIRST, FIO = 1.15, 1.5, 0.85
+STALL, STALL_OF_MORE = 1.15, 1.4
+"""Up to 2,000 tensors, and of more."""
 NVIDIA = "nvidia-resiliency-ext"
 PINNED_BYTES = 1 << 30
 State = dict[str, torch.Tensor]
@@ -246,7 +248,12 @@ def judge(turns: dict[int, Turns], device: str, total: int, fio: dict[str, list[
         verdicts += [
             line(f"{count} tensors: a later save, x {few.count} tensors", over["later"], LATER, at_least=False),
             line(f"{count} tensors: the first save, x {few.count} tensors", over["first"], FIRST, at_least=False),
-            line(f"{count} tensors: the stall of an async save, x pinned copy", stall, STALL, at_least=False),
+            line(
+                f"{count} tensors: the stall of an async save, x pinned copy",
+                stall,
+                STALL if count <= 2000 else STALL_OF_MORE,
+                at_least=False,
+            ),
         ]
         if many.other is not None:
             stall = ratios(many.of_rounds("stall"), many.of_rounds(f"{NVIDIA} stall"))

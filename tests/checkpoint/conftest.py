@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from programs import need_program
 from waiting import PATIENCE
 
 HERE = Path(__file__).parent
@@ -53,6 +54,17 @@ def forks() -> Iterator[Ask]:
     """Ranks that start in less than a second. See ``forks.py``."""
     with _serving(str(HERE / "forks.py")) as ask:
         yield ask
+
+
+@pytest.fixture(scope="session")
+def compiled_read_loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled code, which no checkout has."""
+    from tunetool.checkpoint import build_read_loop
+
+    made = tmp_path_factory.mktemp("compiled") / "read_loop.so"
+    need_program("cc")
+    build_read_loop.build(made)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, filling, gpu_sums, host_buffers, metadata
+from tunetool.checkpoint import (
+    DirectReader,
+    DirectSavePlanner,
+    DirectWriter,
+    compiled,
+    filling,
+    gpu_sums,
+    host_buffers,
+    metadata,
+)
 
 GPU = torch.device("cuda")
 
@@ -73,9 +82,9 @@ def computes(path: Path, checksums: bool) -> None:
 
 
 def changes(path: Path, checksums: bool) -> None:
-    """A state that changes as soon as the loop goes on is saved as it was."""
+    """A state that changes as soon as the loop goes on is saved as it was, also where the copy begins before the plan."""
     saved = state(2)
-    for number in range(3):
+    for number in range(5):
         step(saved)
         expected = {"model": {name: value.clone() for name, value in saved["model"].items()}}
         writer = DirectWriter(path / f"{number}", checksums=checksums)
@@ -86,6 +95,8 @@ def changes(path: Path, checksums: bool) -> None:
             value.zero_()
         future.result()
         assert_came_back(path / f"{number}", expected)
+        assert writer.last is not None
+        assert writer.last.ahead == (number > 1 and compiled.library() is not None and filling.driver() is not None)
 
 
 def pinned(path: Path, checksums: bool) -> None:
@@ -141,7 +152,7 @@ def main() -> None:
     what, path, *how = sys.argv[1:]
     if "refuses" in how:
         vars(host_buffers).update(_driver=lambda: (lambda *_: 1, lambda *_: 1))
-        vars(filling).update(_driver=lambda: None)
+        vars(filling).update(driver=lambda: None)
         vars(gpu_sums).update(_function=lambda device: None)
     else:
         assert host_buffers._driver() is not None

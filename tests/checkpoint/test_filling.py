@@ -6,14 +6,14 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from programs import need_program
-from tunetool.checkpoint import build_read_loop, compiled, filling
+from tunetool.checkpoint import compiled, filling
 from tunetool.checkpoint.filling import HOST, LATE, ODD, Contents, Filling
 from tunetool.checkpoint.host_buffers import Buffer, Source
 from tunetool.checkpoint.layout import ZEROS, Tiles, cut
@@ -58,11 +58,8 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made = tmp_path_factory.mktemp("compiled") / "read_loop.so"
-    need_program("cc")
-    build_read_loop.build(made)
-    return compiled.load_library(made)
+def library(compiled_read_loop: Path) -> Any:
+    return compiled.load_library(compiled_read_loop)
 
 
 class State:
@@ -122,7 +119,7 @@ def test_each_run_is_where_it_belongs_by_compiled_code(
 ) -> None:
     state, driver = State(random.Random(seed)), Driver(fails_at)
     monkeypatch.setattr(compiled, "library", lambda: library)
-    monkeypatch.setattr(filling, "_driver", lambda: (driver.address,))
+    monkeypatch.setattr(filling, "driver", lambda: (driver.address,))
     assert state.filled(driver.stream) == state.expected
     assert driver.calls > (fails_at or 0)
 
@@ -138,7 +135,7 @@ def test_each_run_is_where_it_belongs_by_python(events: None, monkeypatch: pytes
 def test_memory_that_is_not_pinned_is_left_to_torch(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, state = Driver(None), State(random.Random(1))
     monkeypatch.setattr(compiled, "library", lambda: library)
-    monkeypatch.setattr(filling, "_driver", lambda: (driver.address,))
+    monkeypatch.setattr(filling, "driver", lambda: (driver.address,))
     buffer = Buffer(LIMIT, pinned=False)
     Filling(state.runs, state.contents).fill(state.blocks[0], buffer, lambda _: driver.stream)
     assert driver.calls == 0

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from programs import need_program
-from tunetool.checkpoint import build_read_loop, compiled, fetch, read_loop
+from tunetool.checkpoint import compiled, fetch, read_loop
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.host_buffers import Buffer
 from tunetool.checkpoint.raw_bytes import Plain
@@ -80,14 +79,6 @@ class Stream:
 
     def __init__(self, driver: LateDriver) -> None:
         self.synchronize = driver.carry_out
-
-
-@pytest.fixture(scope="module")
-def compiled_read_loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("compiled") / "read_loop.so"
-    need_program("cc")
-    build_read_loop.build(made)
-    return made
 
 
 @pytest.fixture(scope="module")

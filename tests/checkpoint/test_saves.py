@@ -28,7 +28,7 @@ from tunetool.checkpoint.commit import UNFINISHED, Saving
 from tunetool.checkpoint.job import Job, Settings, _size_of_buffers
 from tunetool.checkpoint.pace import FLAG, savers
 from tunetool.checkpoint.rank_layout import Items
-from tunetool.checkpoint.stager import gpus
+from tunetool.checkpoint.stager import memory_of
 from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
 
@@ -463,7 +463,7 @@ def test_a_planner_may_use_one_buffer_for_all_objects(base: type[DefaultSavePlan
 def test_a_state_that_contains_itself_ends_its_search() -> None:
     state: dict[str, Any] = {"tensor": torch.ones(3)}
     state["self"] = [state]
-    assert gpus(state) == set()
+    assert memory_of(state)[0] == set()
 
 
 def test_small_buffers_are_whole_blocks(tmp_path: Path) -> None:

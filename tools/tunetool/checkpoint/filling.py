@@ -56,13 +56,14 @@ class _Group:
 
 
 class Filling:
-    """Fills the blocks of one save."""
+    """Fills the blocks of one save. ``ahead``: what has an address is in the buffers already; see there."""
 
-    def __init__(self, runs: Runs, contents: Contents) -> None:
+    def __init__(self, runs: Runs, contents: Contents, *, ahead: bool = False) -> None:
         self._runs, self._contents = runs, contents
         where = contents.where[runs.content]
         self._groups = [
-            self._group(np.flatnonzero(where == number), device) for number, device in enumerate((None, *contents.gpus))
+            self._group(np.flatnonzero(where == number), device)
+            for number, device in enumerate(() if ahead else (None, *contents.gpus))
         ]
         self._odd = self._group(np.flatnonzero(where == ODD), None)
 
@@ -144,7 +145,7 @@ def _by_compiled_code(group: _Group, first: int, last: int, buffer: Buffer, stre
     if library is None:
         return False
     if group.device is not None:
-        found = _driver()
+        found = driver()
         if found is None or stream is None or not buffer.pinned:
             return False
         copy, handle = found[0], stream.cuda_stream
@@ -153,5 +154,6 @@ def _by_compiled_code(group: _Group, first: int, last: int, buffer: Buffer, stre
 
 
 @functools.cache
-def _driver() -> tuple[int, ...] | None:
+def driver() -> tuple[int, ...] | None:
+    """The address of ``cuMemcpyDtoHAsync``; None where there is none."""
     return None if torch.version.hip is not None else compiled.driver("cuMemcpyDtoHAsync_v2")

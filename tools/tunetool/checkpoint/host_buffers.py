@@ -136,6 +136,12 @@ class Pool:
             raise
         return buffers
 
+    def take_idle(self, count: int, size: int, *, pinned: bool) -> list[Buffer]:
+        """``count`` idle buffers of ``size`` bytes; none if there are fewer."""
+        with self._lock:
+            idle = self._idle.get((size, pinned), [])
+            return [idle.pop() for _ in range(count)] if len(idle) >= count else []
+
     def one(self, size: int, pinned: bool) -> Buffer:
         """One buffer, allocated by this thread if none is idle; a pinned one, under its current GPU."""
         with self._lock:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tunetool.checkpoint import space, sums_table
+from tunetool.checkpoint.ahead import Ahead, Brought, remember
 from tunetool.checkpoint.checksums import SHORTEST_OF_GPU, FileSums, Turns
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import Numbers
@@ -60,6 +61,7 @@ class Outcome:
     all_at_once: bool
     copy_seconds: float
     gds_bytes: int = 0
+    ahead: bool = False
 
 
 def _size_of_buffers(asked: int, threads: int, total: int) -> int:
@@ -162,8 +164,8 @@ class _Sums:
 class Job:
     """Writes the items of one rank to ``directory``; the name of each file is ``names(file index)``.
 
-    ``copy_first``: use host buffers for all of the data, if the memory suffices, so that ``on_copied`` is called before
-    the storage has the data. ``save``: the token of the save.
+    ``ahead``: is used if it copies just that. ``copy_first``: use host buffers for all of the data, if the memory
+    suffices, so that ``on_copied`` is called before the storage has the data. ``save``: the token of the save.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class Job:
         names: Callable[[int], str],
         copy_first: bool,
         save: str = "",
+        ahead: Ahead | None = None,
     ) -> None:
         self.items, self.settings, self.save = items, settings, save
         total = sum(items.lengths)
@@ -195,7 +198,9 @@ class Job:
         """The files that this job created. It removes no others."""
         self.copy_first = copy_first
         self.contents = self.layout.contents(items)
-        self.filling = Filling(self.layout.runs, self.contents)
+        self.brought = Brought.of(self.contents, self.buffer_bytes, self.gpu)
+        self.ahead = ahead if ahead and ahead.is_for(self.layout, self.brought) else None
+        self.filling = Filling(self.layout.runs, self.contents, ahead=self.ahead is not None)
         straight = [block for block in self.layout.blocks if block.zero_copy and not self.filling.memory(block)]
         self.gds_bytes = sum(block.length for block in straight)
 
@@ -218,9 +223,7 @@ class Job:
 
     def _run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         threads = max(1, min(self.settings.threads, len(self.layout.blocks)))
-        count = _number_of_buffers(
-            self.layout.buffers, threads, self.buffer_bytes, pinned=self.gpu is not None, copy_first=self.copy_first
-        )
+        count = self.layout.buffers if self.ahead else self._number_of_buffers(threads)
         files: list[DataFile] = []
         with without_collections():
             sums = _Sums(self.layout, self.contents, self.items, self.save, after)
@@ -232,7 +235,7 @@ class Job:
             sums.take_from_gpus()
             return files
 
-        buffers = POOL.take(count, self.buffer_bytes, self.gpu)
+        buffers = self.ahead.take() if self.ahead else POOL.take(count, self.buffer_bytes, self.gpu)
         pipeline = Pipeline(
             open_files,
             self.layout.blocks,
@@ -243,6 +246,7 @@ class Job:
             after,
             on_copied,
             sums.streams,
+            self.ahead,
         )
         try:
             pipeline.run(threads, self.gpu)
@@ -255,6 +259,8 @@ class Job:
                 for file in files:
                     file.close()
                 POOL.give_back(buffers)
+        if not any(block.zero_copy for block in self.layout.blocks):
+            remember(self.layout, self.brought)
         return Outcome(
             results=Results(
                 self.layout.stored(self.items.writes),
@@ -269,7 +275,12 @@ class Job:
             all_at_once=count >= self.layout.buffers,
             copy_seconds=pipeline.copy_seconds,
             gds_bytes=self.gds_bytes,
+            ahead=self.ahead is not None,
         )
+
+    def _number_of_buffers(self, threads: int) -> int:
+        everything, pinned = self.layout.buffers, self.gpu is not None
+        return _number_of_buffers(everything, threads, self.buffer_bytes, pinned=pinned, copy_first=self.copy_first)
 
     def remove(self) -> None:
         """Remove the files that this job created, and no others."""

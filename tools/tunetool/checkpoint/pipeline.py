@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tunetool.checkpoint.ahead import Ahead
 from tunetool.checkpoint.checksums import Stopped, Turns
 from tunetool.checkpoint.direct import DataFile
 from tunetool.checkpoint.filling import Filling
@@ -42,7 +43,8 @@ class Pipeline:
     those of one file after another, ordered by offset; ``filling`` brings their bytes; ``complete`` gets each block
     once its bytes are in host memory, and may change it; ``after``: CUDA events that must have passed before tensors
     are read; ``on_copied`` is called when no tensor is needed any more. ``turns``: is stopped if a thread fails.
-    ``reading``: further CUDA streams that read tensors.
+    ``reading``: further CUDA streams that read tensors. ``ahead``: a copy that fills the ``buffers``, one for each
+    block; ``filling`` brings the rest.
 
     A thread takes the blocks of a file in order, and finishes blocks in the order in which it took them. So a thread
     that waits for the checksum of earlier bytes waits for blocks that were taken earlier: there is no deadlock.
@@ -59,6 +61,7 @@ class Pipeline:
         after: Sequence[Any] = (),
         on_copied: Callable[[], None] = lambda: None,
         reading: Sequence[Any] = (),
+        ahead: Ahead | None = None,
     ) -> None:
         self._open_files, self._complete, self._after, self._on_copied = open_files, complete, after, on_copied
         self._turns, self._filling = turns, filling
@@ -70,7 +73,8 @@ class Pipeline:
         self._buffers = buffers
         self._counting = threading.Lock()
         self._error: BaseException | None = None
-        self._streams = list(reading)
+        self._streams = [*reading, *(ahead.streams if ahead else ())]
+        self._ahead = ahead
         self._workers = Workers([], "")
         self.copy_seconds = 0.0
 
@@ -150,7 +154,10 @@ class Pipeline:
             filled = _Filled(block, self._filling.memory(block))
         else:
             buffer = free.popleft()
-            copied = self._filling.fill(block, buffer, lambda device: self._stream(device, streams))
+            begun = []
+            if self._ahead is not None:
+                buffer, begun = self._buffers[block.number], self._ahead.copied
+            copied = [*begun, *self._filling.fill(block, buffer, lambda device: self._stream(device, streams))]
             filled = _Filled(block, buffer.view[: block.length], buffer, copied)
         with self._counting:
             self._unfilled -= 1

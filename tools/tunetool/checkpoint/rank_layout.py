@@ -218,6 +218,8 @@ class RankLayout:
     constants: list[bytes] = field(default_factory=list)
     tables: list[FileTable] = field(default_factory=list)
     _stored: tuple[Sequence[WriteItem], Packed[Stored]] | None = None
+    seen: object = None
+    """What saves brought; see ``ahead``."""
     _own: list[int] | None = None
     """Addresses of the constants."""
 
@@ -256,6 +258,11 @@ class RankLayout:
 
 # Only replaced as a whole, so threads that save at the same time need no lock.
 _layouts: tuple[RankLayout, ...] = ()
+
+
+def kept() -> tuple[RankLayout, ...]:
+    """The layouts of the last saves, the last one first."""
+    return _layouts
 
 
 def forget_layouts() -> None:

@@ -71,12 +71,12 @@ int32_t tunetool_read_loop(struct ring *ring, int32_t file, int64_t start, int64
     return 0;
 }
 
-/* Fills the ranges of `buffer` by `copy`, which queues on `stream`; without it, from the memory of this host, and with zeros
+/* Fills the ranges of `buffer` (ranges of addresses where it is 0) by `copy`, which queues on `stream`; without it, from the memory of this host, and with zeros
  * where a run has no address. Returns 0, or 1 if a copy failed; those before may be under way then. */
 int32_t tunetool_copy_runs(int (*copy)(void *target, uint64_t source, size_t count, void *stream), void *stream,
                            uint8_t *buffer, const struct run *runs, int64_t count) {
     for (const struct run *run = runs; run < runs + count; run++) {
-        uint8_t *here = buffer + run->start;
+        uint8_t *here = (uint8_t *)((uintptr_t)buffer + (uint64_t)run->start);
         size_t size = (size_t)(run->stop - run->start);
         if (copy) {
             if (copy(here, run->there, size, stream))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
+from tunetool.checkpoint import ahead
+from tunetool.checkpoint.ahead import Ahead
+from tunetool.checkpoint.state_shape import PLAIN
 from tunetool.checkpoint.torch_call import LentState, TorchCall
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -24,6 +28,7 @@ class Hold:
         self.began = time.monotonic()
         self.stall_seconds = 0.0
         self.after = after
+        self.ahead: Ahead | None = None
         self._released = threading.Event()
         self._entering = threading.Lock()
         self._call: TorchCall | None = None
@@ -47,9 +52,14 @@ class Hold:
         return self._call is not None and self._call.is_here
 
     def release(self) -> None:
+        self.drop_ahead()
         if not self._released.is_set():
             self.stall_seconds = time.monotonic() - self.began
             self._released.set()
+
+    def drop_ahead(self) -> None:
+        if self.ahead is not None:
+            self.ahead.drop()
 
     def end(self) -> None:
         """The save is over, also one that failed before it began (its future has the error)."""
@@ -66,6 +76,7 @@ class Hold:
             with self._entering:
                 if self._call is None and time.monotonic() - self.began > BEGIN_WITHIN:
                     self._gave_up = threading.current_thread()
+                    self.drop_ahead()
                     raise CannotJudge(
                         f"the save did not begin within {BEGIN_WITHIN:g} s", "see the future of `async_save`"
                     )
@@ -75,19 +86,27 @@ class Hold:
             self._call.wait()
 
 
-def gpus(value: Any) -> set[torch.device]:
-    """The GPUs that hold a tensor of ``value``. Other GPUs are not used, since that would take memory on them."""
+def memory_of(value: Any) -> tuple[set[torch.device], dict[int, int]]:
+    """The GPUs that hold a tensor of ``value``, and the memory of its plain tensors: bytes by the address of the first.
+    Other GPUs are not used, since that would take memory on them."""
     found: set[torch.device] = set()
+    memory: dict[int, int] = {}
     todo, seen = [value], set[int]()
     while todo:
         each = todo.pop()
         if isinstance(each, torch.Tensor):
             if each.is_cuda:
                 found.add(each.device)
+            its = getattr(each, "_local_tensor", each)  # of a DTensor
+            if type(its) in PLAIN:
+                with contextlib.suppress(RuntimeError):  # it has none
+                    storage = its.untyped_storage()
+                    memory[storage.data_ptr()] = storage.nbytes()
         elif isinstance(each, dict | list | tuple) and id(each) not in seen:
             seen.add(id(each))  # a state may contain itself
             todo += each.values() if isinstance(each, dict) else each
-    return found
+    memory.pop(0, None)
+    return found, memory
 
 
 def marks(devices: Iterable[torch.device]) -> list[Any]:
@@ -127,8 +146,10 @@ class DirectStager(AsyncStager):
         return True
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        self._hold = Hold(marks(gpus(state_dict)))
+        devices, memory = memory_of(state_dict)
+        self._hold = Hold(marks(devices))
         self._begin(self._hold)
+        self._hold.ahead = ahead.begin(memory, self._hold.after)
         lent = _StateOfLoop(state_dict)
         lent.hold = self._hold
         return lent

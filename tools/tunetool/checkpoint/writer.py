@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import DefaultSavePlanner, filesystem
 from torch.distributed.checkpoint import logger as dcp_logger
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -27,7 +27,7 @@ from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.packed import Locations, Packed, Results
-from tunetool.checkpoint.planner import kept_bytes
+from tunetool.checkpoint.planner import DirectSavePlanner, kept_bytes
 from tunetool.checkpoint.rank_layout import items_of
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
 from tunetool.checkpoint.steps import fsync_directory
@@ -45,7 +45,7 @@ class Saved:
     synchronous save, the whole write); ``copy_seconds``: until all bytes were copied from the tensors;
     ``write_seconds``: until all files were synced. ``host_bytes``: size of the host buffers. ``held_for_memory``: the
     data did not fit into host memory, so the loop also waited for writes. ``direct``: written with O_DIRECT.
-    ``gds_bytes``: those of ``bytes`` that were written by GPUDirect Storage.
+    ``gds_bytes``: those of ``bytes`` that were written by GPUDirect Storage. ``ahead``: the copy began before the plan.
     """
 
     bytes: int
@@ -58,6 +58,7 @@ class Saved:
     direct: bool
     held_for_memory: bool = False
     gds_bytes: int = 0
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -334,6 +335,7 @@ class DirectWriter(StorageWriter):
             direct=outcome.direct,
             held_for_memory=hold is not None and not outcome.all_at_once,
             gds_bytes=outcome.gds_bytes,
+            ahead=outcome.ahead,
         )
         done: Future[list[WriteResult]] = Future()
         done.set_result(outcome.results)
@@ -351,6 +353,8 @@ class DirectWriter(StorageWriter):
         def name(number: int) -> str:
             return commit.data_name(ticket.rank, number, ticket.token)
 
+        # A planner of another class may change, on its way, what the state holds.
+        ahead = hold.ahead if hold and type(planner) in (DirectSavePlanner, DefaultSavePlanner) else None
         with without_collections():
             items = items_of(plan.items, planner)
             with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):
@@ -361,7 +365,10 @@ class DirectWriter(StorageWriter):
                     name,
                     copy_first=hold is not None,
                     save=ticket.token,
+                    ahead=ahead,
                 )
+                if hold and not job.ahead:
+                    hold.drop_ahead()
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
             with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):

@@ -1,0 +1,229 @@
+"""A copy that begins before the plan: the bytes are those of the state at the call, whatever saves before brought."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.api import CheckpointException
+
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, compiled, release_buffers
+from tunetool.checkpoint.rank_layout import forget_layouts
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+State = dict[str, Any]
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def compiled_code(compiled_read_loop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    library = compiled.load_library(compiled_read_loop)
+    monkeypatch.setattr(compiled, "library", lambda: library)
+    forget_layouts()
+    yield
+    forget_layouts()
+    release_buffers()
+
+
+class Run:
+    """Saves asynchronously, and compares what is read back with what the state held when the call was made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.number = folder, 0
+
+    def save(self, state: State, planner: Any = None, expected: State | None = None) -> bool:
+        """Whether the copy began ahead. The state gets other values as soon as training goes on."""
+        self.number += 1
+        path = self.folder / f"step_{self.number}"
+        held = {name: value.clone() for name, value in (expected or state).items()}
+        writer = DirectWriter(path, threads=3, buffer_bytes=MIB)
+        saving = dcp.async_save(
+            state,
+            storage_writer=writer,
+            planner=planner or DirectSavePlanner(),
+            async_stager=writer.stager(),
+        )
+        for value in state.values():
+            value.zero_()
+        saving.result()
+        back = {name: torch.full_like(value, 3) for name, value in held.items()}
+        dcp.load(back, storage_reader=DirectReader(path))
+        for name, value in held.items():
+            assert torch.equal(back[name], value), name
+        assert writer.last is not None
+        return writer.last.ahead
+
+
+def fill(state: State) -> State:
+    for value in state.values():
+        value.copy_(torch.randn(value.shape) * 100)
+    return state
+
+
+def model() -> State:
+    its = {f"layer.{number}": torch.zeros(40_000 + 999 * number) for number in range(40)}
+    its["step"] = torch.zeros(())
+    its["none"] = torch.zeros(0)
+    its["columns"] = torch.zeros(300, 500).t()
+    return its
+
+
+def test_the_third_save_of_the_same_memory_begins_ahead(tmp_path: Path) -> None:
+    run, state = Run(tmp_path), model()
+    assert [run.save(fill(state)) for _ in range(5)] == [False, False, True, True, True]
+
+
+def test_torchs_planner_may_begin_ahead_too(tmp_path: Path) -> None:
+    run, state = Run(tmp_path), model()
+    assert [run.save(fill(state), DefaultSavePlanner()) for _ in range(3)] == [False, False, True]
+
+
+def replaced(state: State) -> None:
+    state["layer.7"] = torch.zeros(state["layer.7"].shape)
+
+
+def resized(state: State) -> None:
+    state["layer.7"] = torch.zeros(state["layer.7"].numel() + 1)
+
+
+def removed(state: State) -> None:
+    del state["layer.7"]
+
+
+def added(state: State) -> None:
+    state["another"] = torch.zeros(12_345)
+
+
+def exchanged(state: State) -> None:
+    """The same memory under other names, and of other shapes."""
+    state["layer.7"], state["layer.8"] = state["layer.8"], state["layer.7"]
+
+
+def other_type(state: State) -> None:
+    """The same bytes."""
+    state["layer.8"] = state["layer.8"].view(torch.int32)
+
+
+def part(state: State) -> None:
+    state["layer.9"] = state["layer.9"][100:]
+
+
+def other_order(state: State) -> None:
+    state["columns"] = state["columns"].t()
+
+
+@pytest.mark.parametrize("change", [replaced, resized, removed, added, exchanged, other_type, part, other_order])
+def test_a_changed_state_is_saved_as_it_is(tmp_path: Path, change: Callable[[State], None]) -> None:
+    run, state = Run(tmp_path), model()
+    kept = dict(state)  # so that nothing else gets the memory
+    for _ in range(3):
+        ahead = run.save(fill(state))
+    assert ahead
+    change(state)
+    run.save(fill(state))
+    for _ in range(2):
+        ahead = run.save(fill(state))
+    assert ahead, "it is known again"
+    assert kept
+
+
+def test_freed_memory_is_not_read(tmp_path: Path) -> None:
+    run, state = Run(tmp_path), model()
+    for _ in range(3):
+        run.save(fill(state))
+    state["layer.9"].untyped_storage().resize_(0)
+    state["layer.9"] = torch.zeros_like(state["layer.9"], memory_format=torch.contiguous_format)
+    assert not run.save(fill(state))
+
+
+def test_a_part_of_the_state_may_be_saved_in_turn(tmp_path: Path) -> None:
+    run, state = Run(tmp_path), model()
+    some = {name: state[name] for name in ("layer.1", "layer.2", "step")}
+    ahead = [(run.save(fill(state)), run.save(fill(some))) for _ in range(4)]
+    assert ahead[2:] == [(True, True)] * 2
+
+
+class Doubling(DirectSavePlanner):
+    """Changes what the state holds on its way, at the same address."""
+
+    def create_local_plan(self) -> Any:
+        for value in self.state_dict.values():
+            value.mul_(2)
+        return super().create_local_plan()
+
+
+def test_a_planner_of_another_class_has_its_way(tmp_path: Path) -> None:
+    run, state = Run(tmp_path), model()
+    for _ in range(4):
+        fill(state)
+        expected = {name: value * 2 for name, value in state.items()}
+        assert not run.save(state, Doubling(), expected)
+
+
+class Failing(DirectSavePlanner):
+    def create_local_plan(self) -> Any:
+        raise ValueError("no plan")
+
+
+def test_a_save_that_fails_gives_its_buffers_back(tmp_path: Path) -> None:
+    run, state = Run(tmp_path), model()
+    for _ in range(3):
+        run.save(fill(state))
+    before = threading.active_count()
+    for number in range(3):
+        writer = DirectWriter(tmp_path / f"failed_{number}", threads=3, buffer_bytes=MIB)
+        saving = dcp.async_save(state, storage_writer=writer, planner=Failing(), async_stager=writer.stager())
+        with pytest.raises(CheckpointException, match="no plan"):
+            saving.result()
+    assert run.save(fill(state)), "all buffers are idle"
+    assert threading.active_count() <= before + 1  # the thread of async_save ends by itself
+
+
+def test_objects_are_those_of_their_save(tmp_path: Path) -> None:
+    state: State = {"model": model(), "notes": {"epoch": 0}}
+    for epoch in range(4):
+        state["notes"]["epoch"] = epoch
+        fill(state["model"])
+        writer = DirectWriter(tmp_path / f"step_{epoch}", threads=3, buffer_bytes=MIB)
+        dcp.async_save(state, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager()).result()
+        back: State = {"model": {name: torch.zeros_like(value) for name, value in state["model"].items()}}
+        back["notes"] = {"epoch": -1}
+        dcp.load(back, storage_reader=DirectReader(tmp_path / f"step_{epoch}"))
+        assert back["notes"] == {"epoch": epoch}
+        assert all(torch.equal(back["model"][name], value) for name, value in state["model"].items())
+    assert writer.last is not None
+    assert writer.last.ahead
+
+
+def test_a_failing_copy_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, state = Run(tmp_path), model()
+    for _ in range(3):
+        run.save(fill(state))
+    library = compiled.library()
+
+    class Refusing:
+        calls = 0
+
+        def tunetool_copy_runs(self, *given: Any) -> int:
+            self.calls += 1
+            return 1 if self.calls == 1 else int(library.tunetool_copy_runs(*given))
+
+    refusing = Refusing()
+    monkeypatch.setattr(compiled, "library", lambda: refusing)
+    assert not run.save(fill(state))
+    assert refusing.calls > 1
+
+
+def test_without_idle_buffers_the_plan_comes_first(tmp_path: Path) -> None:
+    run, state = Run(tmp_path), model()
+    for _ in range(3):
+        run.save(fill(state))
+    release_buffers()
+    assert not run.save(fill(state))
+    assert run.save(fill(state))
