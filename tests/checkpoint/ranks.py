@@ -20,6 +20,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from tunetool.checkpoint import compiled
 from tunetool.checkpoint.planner import DirectSavePlanner
 from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.writer import DirectWriter
@@ -149,11 +150,22 @@ def save_cached(rank: int, world: int, path: str, meet: str, planner: str) -> No
 
 
 def save_changing(
-    rank: int, world: int, path: str, meet: str, steps: list[changing.Tensors], how: str, caching: bool = False
-) -> None:
+    rank: int,
+    world: int,
+    path: str,
+    meet: str,
+    steps: list[changing.Tensors],
+    how: str,
+    caching: bool = False,
+    code: str = "",
+) -> int:
     """Every step into a directory of its own and into one for all. A tensor that keeps its shape keeps its memory too in
-    every second step."""
+    every second step. ``code``: the compiled code. Returns the number of copies that began before their plan."""
     _joined(rank, world, meet)
+    if code:
+        library = compiled.load_library(Path(code))
+        vars(compiled).update(library=lambda: library)
+    ahead = 0
     mesh, tensors = init_device_mesh("cpu", (world,)), dict[Any, torch.Tensor]()
     for step, described in enumerate(steps):
         state: dict[str, Any] = {"step": step}
@@ -184,4 +196,6 @@ def save_changing(
                 future.result()
                 for tensor in tensors.values():
                     tensor.neg_()
+                ahead += writer.last is not None and writer.last.ahead
     dist.destroy_process_group()
+    return ahead

@@ -262,13 +262,15 @@ CHANGES: dict[str, changing.Tensors] = {
     [(1, "sync", False), (2, "sync", False), (2, "async", False), (3, "sync", True), (4, "async", False)],
 )
 def test_ranks_whose_state_changes_between_saves(
-    forks: Ask, tmp_path: Path, world: int, how: str, caching: bool
+    forks: Ask, compiled_read_loop: Path, tmp_path: Path, world: int, how: str, caching: bool
 ) -> None:
     rest = {"own": {"place": "own", "shape": [20], "dtype": "int64"}, "all": {**PLAIN, "place": "plain"}}
-    steps = [{**tensors, **rest} for tensors in (CHANGES["values"], *CHANGES.values())]
+    steps = [{**tensors, **rest} for tensors in (*[CHANGES["values"]] * 3, *CHANGES.values())]
     order = {"path": str(tmp_path), "meet": str(tmp_path / "meet"), "steps": steps, "how": how, "caching": caching}
+    order["code"] = str(compiled_read_loop)
     answers = forks(do="save_changing", world=world, **{"with": order})
     assert [answer["status"] for answer in answers] == [0] * world, answers
+    assert {answer["value"] > 0 for answer in answers} == {how == "async"}, answers
     for step, tensors in enumerate(steps):
         path = tmp_path / f"step_{step}"
         assert_same(changing.expected(step, tensors, world), loaded(path), path.name)
