@@ -170,7 +170,10 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     },
     "checkpoint": {
         "lst": ("`tunetool checkpoint lst` is not a command", "did you mean `ls`?"),
-        "export": ("`tunetool checkpoint export` is not a command", "tunetool checkpoint has: diff, ls, show, verify"),
+        "copy": (
+            "`tunetool checkpoint copy` is not a command",
+            "tunetool checkpoint has: diff, export, import, ls, show, verify",
+        ),
         "ls": "`DIR...` is missing",
         "ls ''": "`DIR...` is empty",
         "ls missing": ("error: `missing` does not exist\n", "hint: name directories with steps, or a step\n"),
@@ -190,6 +193,12 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "verify full --target x": "`--target` is not an option",
         "diff full": "`B` is missing",
         "diff empty missing": "`empty` is not a checkpoint",
+        "export full": "`OUT` is missing",
+        "export empty new": "`empty` is not a checkpoint",
+        "export full new --processes 0": "`--processes`",
+        "export full new --shard-size big": "`--shard-size big`",
+        "export full new --dtype int8": "`--dtype`",
+        "import full": "`STEP` is missing",
     },
     "advise checkpoint": {
         EXAMPLE: "the model's size must be given exactly once",

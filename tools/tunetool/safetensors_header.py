@@ -31,6 +31,28 @@ BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 """Of one element, by the library's names of dtypes."""
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "F32": "float32",
+    "I32": "int32",
+    "F64": "float64",
+    "I64": "int64",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "C64": "complex64",
+}
+"""torch's dtype names, by the names in safetensors files."""
 _METADATA = "__metadata__"
 _FIELDS = ("dtype", "shape", "data_offsets")
 _NESTED = 127

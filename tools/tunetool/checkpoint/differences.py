@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tunetool.checkpoint import metadata
+from tunetool.checkpoint.box_reader import Box, BoxReader
 from tunetool.checkpoint.contents import matching
-from tunetool.checkpoint.load_targets import fills
 from tunetool.checkpoint.raw_bytes import ITEM_SIZES
-from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.regions import blocks
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.errors import ExitCode
 
 if TYPE_CHECKING:
     from tunetool.measure.progress import MovingProgress
@@ -64,13 +60,6 @@ def code_of(compared: Sequence[Compared]) -> ExitCode:
     return ExitCode.NOT_JUDGED if "not compared" in states else ExitCode.OK
 
 
-class _Box(NamedTuple):
-    name: str
-    offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
-    bytes: int
-
-
 def compare(a: Path, b: Path, glob: str | None, progress: MovingProgress) -> list[Compared]:
     """Everything in ``a`` or ``b`` whose name matches ``glob``, in the order of ``a``.
 
@@ -78,7 +67,7 @@ def compare(a: Path, b: Path, glob: str | None, progress: MovingProgress) -> lis
 
     Raises ``UsageProblem`` if one is no checkpoint or no name matches, ``CannotJudge`` if one is damaged.
     """
-    sides = _Side(a), _Side(b)
+    sides = BoxReader(a), BoxReader(b)
     names = matching([*sides[0].entries, *sides[1].entries], glob, f"`{a}` and `{b}`")
     compared = [_first_look(name, *(side.entries.get(name) for side in sides)) for name in names]
     by_name = {each.name: each for each in compared if each.state == "equal"}
@@ -126,18 +115,18 @@ def _bytes(about: Any) -> int:
     return math.prod(about.size) * about.properties.dtype.itemsize if isinstance(about, TensorStorageMetadata) else 0
 
 
-def _boxes(name: str, about: Any) -> Iterator[_Box]:
+def _boxes(name: str, about: Any) -> Iterator[Box]:
     """The parts of a tensor in which it is compared, or the object."""
     if not isinstance(about, TensorStorageMetadata):
-        yield _Box(name, (), (), 0)
+        yield Box(name, (), (), 0)
         return
     item, nowhere = about.properties.dtype.itemsize, (0,) * len(about.size)
     for block in blocks(tuple(about.size), item, nowhere, tuple(about.size), AT_ONCE):
-        yield _Box(name, block.offsets, block.lengths, math.prod(block.lengths) * item)
+        yield Box(name, block.offsets, block.lengths, math.prod(block.lengths) * item)
 
 
-def _batches(boxes: Iterable[_Box]) -> Iterator[list[_Box]]:
-    some: list[_Box] = []
+def _batches(boxes: Iterable[Box]) -> Iterator[list[Box]]:
+    some: list[Box] = []
     held = 0
     for box in boxes:
         if some and (held + box.bytes > AT_ONCE or len(some) == _MOST):
@@ -147,64 +136,6 @@ def _batches(boxes: Iterable[_Box]) -> Iterator[list[_Box]]:
         held += box.bytes
     if some:
         yield some
-
-
-class _Side:
-    """One of the two checkpoints."""
-
-    def __init__(self, path: Path) -> None:
-        # Objects are compared as they lie in the file: nothing is unpickled, whatever the reader would allow.
-        self.path, self._reader = path, DirectReader(path, allow_objects=True)
-        described = self._reader.read_metadata()
-        self._reader.set_up_storage_reader(described, True)
-        self.entries: dict[str, Any] = described.state_dict_metadata
-
-    def read(self, boxes: Sequence[_Box]) -> list[Any]:
-        """The tensors of these boxes, and objects as bytes. Raises ``CannotJudge``."""
-        into = _Into()
-        items = [item for number, box in enumerate(boxes) for item in self._items(box, number, into)]
-        try:
-            self._reader.read_data(LoadPlan(items), into)
-        except UsageProblem as error:  # the call was right: a file is not what a checkpoint has
-            raise CannotJudge(error.message, error.hint) from None
-        return [into.read[number] for number in range(len(boxes))]
-
-    def _items(self, box: _Box, number: int, into: _Into) -> Iterator[ReadItem]:
-        about, at = self.entries[box.name], MetadataIndex(box.name, index=number)
-        if not isinstance(about, TensorStorageMetadata):
-            nowhere = torch.Size([0])
-            yield ReadItem(LoadItemType.BYTE_IO, at, nowhere, MetadataIndex(box.name), nowhere, nowhere)
-            return
-        if not fills(about.size, [(chunk.offsets, chunk.sizes) for chunk in about.chunks]):
-            raise CannotJudge(
-                f"`{self.path / metadata.NAME}`: the chunks of `{box.name}` leave out elements, or have some twice",
-                "the metadata is damaged: `tunetool checkpoint verify` says more",
-            )
-        into.read[number] = torch.empty(box.lengths, dtype=about.properties.dtype)
-        chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.lengths))
-        for item in create_read_items_for_chunk_list(box.name, about, [chunk]):
-            yield replace(item, dest_index=at)
-
-
-class _Into:
-    """Takes what a reader reads, by the number in the index of its destination; a planner, as far as it needs one."""
-
-    def __init__(self) -> None:
-        self.read: dict[int, Any] = {}
-
-    def resolve_tensor(self, item: ReadItem) -> Any:
-        """Where it goes to."""
-        tensor = self.read[item.dest_index.index]
-        for dimension, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            tensor = tensor.narrow(dimension, offset, length)
-        return tensor
-
-    def commit_tensor(self, item: ReadItem, tensor: Any) -> None:
-        """Nothing is left to do."""
-
-    def load_bytes(self, item: ReadItem, value: Any) -> None:
-        """Keep the pickle as it is."""
-        self.read[item.dest_index.index] = value.getvalue()
 
 
 def _compare(compared: Compared, a: Any, b: Any) -> None:

@@ -21,8 +21,9 @@ def free(directory: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def need(directory: Path, count: int) -> None:
-    """Raises ``CannotJudge`` if ``count`` more bytes do not fit on the file system or, for a tmpfs, in host memory."""
+def need(directory: Path, count: int, what: str = "the save") -> None:
+    """Raises ``CannotJudge`` if ``count`` more bytes do not fit on the file system or, for a tmpfs, in host memory.
+    ``what``: that needs them."""
     available = free(directory)
     of_what = "space"
     mount = mount_holding(str(_existing(directory).resolve()), read_mounts())
@@ -32,7 +33,7 @@ def need(directory: Path, count: int) -> None:
             available, of_what = memory, f"memory, and it is a {mount.fs_type}"
     if count > available:
         raise CannotJudge(
-            f"`{directory}` has {format_size(available)} of {of_what} left; the save needs {format_size(count)}",
+            f"`{directory}` has {format_size(available)} of {of_what} left; {what} needs {format_size(count)}",
             "remove old checkpoints, or save elsewhere; a new checkpoint replaces an old one only when it is complete",
         )
 

@@ -1,4 +1,4 @@
-"""``tunetool checkpoint``: list, show, verify and compare checkpoints of torch's distributed format."""
+"""``tunetool checkpoint``: list, show, verify, compare, export and import checkpoints of torch's distributed format."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from tunetool.cli.groups import Group, answering
 from tunetool.cli.output import write_text
 from tunetool.errors import ExitCode
 from tunetool.options import shared as options
-from tunetool.options.fields import argument, takes
+from tunetool.options.fields import argument, number, option, takes
 from tunetool.options.shared import AsJson
-from tunetool.options.values import DIRECTORY, TEXT
+from tunetool.options.values import DIRECTORY, FILE, PATH, SIZE, TEXT
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tunetool.checkpoint.renaming import Renaming
+
 
 @click.group("checkpoint", cls=Group)
 def command() -> None:
-    """List, show, verify and compare checkpoints, of tunetool's writer and of torch's own.
+    """List, show, verify, compare, export and import checkpoints, of tunetool's writer and of torch's own.
 
-    Needs no GPU and no job. Reads alone, and runs no code that a checkpoint names.
+    Needs no GPU and no job. Changes no checkpoint, and runs no code that one names.
     """
 
 
@@ -192,4 +194,123 @@ def diff(given: DiffOptions) -> int:
         code_of(compared),
         lambda: differences_document(compared),
         lambda console: print_differences(compared, console),
+    )
+
+
+@dataclass(frozen=True)
+class _Renaming(_Options):
+    names: Path | None = option(
+        "--names",
+        type=FILE,
+        help="JSON file that has for an old name, or a pattern with `*`, the new one, or null to leave it out.",
+    )
+    dtype: str | None = option(
+        "--dtype",
+        type=click.Choice(["bfloat16", "float16", "float32"]),
+        help="Dtype of what is float64, float32, bfloat16 or float16. Default: as it is.",
+    )
+    dry_run: bool = option("--dry-run", is_flag=True, help="Say what would be written; write nothing.")
+
+    def renaming(self, prefix: str | None) -> Renaming:
+        """What ``--prefix`` and ``--names`` ask for. Raises ``UsageProblem``."""
+        from tunetool.checkpoint.renaming import Renaming, read_names
+
+        return Renaming(prefix or "", {} if self.names is None else read_names(self.names))
+
+
+@dataclass(frozen=True)
+class ExportOptions(_Renaming):
+    """What `checkpoint export` takes."""
+
+    step: Path = argument("STEP", type=DIRECTORY)
+    out: Path = argument("OUT", type=DIRECTORY)
+    prefix: str | None = option(
+        "--prefix",
+        type=TEXT,
+        metavar="TEXT",
+        help="What the names begin with of the tensors to export, such as `model.`; it is taken off. Default: all but "
+        "an optimizer's.",
+    )
+    config: Path | None = option(
+        "--config",
+        type=PATH,
+        help="A model's config.json, or its directory, from which the tokenizer's files are copied too.",
+    )
+    shard_size: int = option(
+        "--shard-size", type=SIZE, default="5GB", help="Largest size of a file; a tensor that is larger has one alone."
+    )
+    processes: int = number("--processes", default=1, help="Number of processes; each writes files of its own.")
+
+    def check(self) -> None:
+        """Raises ``UsageProblem``."""
+        from tunetool.checkpoint.steps import need_checkpoint
+
+        need_checkpoint(self.step)
+
+
+@command.command("export")
+@takes(ExportOptions)
+def export(given: ExportOptions) -> int:
+    """Write the tensors in STEP into the new directory OUT as safetensors files, as transformers reads them.
+
+    Everything is compared with the checksums of the save, where there are some. OUT appears once it is whole.
+
+    Exit codes: 0 exported; 2 the call was wrong, or a `.metadata` cannot be read; 3 it could not be done, for something
+    in STEP is damaged, or there is no room.
+    """
+    given.go_on()
+    from tunetool.checkpoint.exporting import Request, plan, run
+    from tunetool.report.exports import export_document, print_export
+    from tunetool.report.progress import best_progress
+
+    request = Request(
+        given.step,
+        given.out,
+        given.renaming(given.prefix),
+        given.dtype,
+        given.shard_size,
+        given.config,
+        given.processes,
+    )
+    done = plan(request)[0] if given.dry_run else run(request, best_progress())
+    return given.finish(
+        "export",
+        ExitCode.OK,
+        lambda: export_document(done, given.dry_run),
+        lambda console: print_export(done, given.dry_run, console),
+    )
+
+
+@dataclass(frozen=True)
+class ImportOptions(_Renaming):
+    """What `checkpoint import` takes."""
+
+    source: Path = argument("DIR", type=DIRECTORY)
+    step: Path = argument("STEP", type=DIRECTORY)
+    prefix: str | None = option(
+        "--prefix", type=TEXT, metavar="TEXT", help="What is put in front of each name, such as `model.`."
+    )
+
+
+@command.command("import")
+@takes(ImportOptions)
+def import_files(given: ImportOptions) -> int:
+    """Write the safetensors files in DIR into the new directory STEP, a checkpoint that a job can load.
+
+    DIR may also be one file, or an index. STEP has checksums.
+
+    Exit codes: 0 imported; 2 the call was wrong, or a file is not what it must be; 3 it could not be done.
+    """
+    given.go_on()
+    from tunetool.loading.importing import ImportRequest, plan, run
+    from tunetool.report.exports import import_document, print_import
+    from tunetool.report.progress import best_progress
+
+    request = ImportRequest(given.source, given.step, given.renaming(given.prefix), given.dtype)
+    done = plan(request)[0] if given.dry_run else run(request, best_progress())
+    return given.finish(
+        "import",
+        ExitCode.OK,
+        lambda: import_document(done, given.dry_run),
+        lambda console: print_import(done, given.dry_run, console),
     )

@@ -16,28 +16,6 @@ from tunetool.errors import CannotJudge, UsageProblem
 INDEX = "model.safetensors.index.json"
 _INDEX_ENDING = ".index.json"
 SINGLE = "model.safetensors"
-DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "I16": "int16",
-    "F32": "float32",
-    "I32": "int32",
-    "F64": "float64",
-    "I64": "int64",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "C64": "complex64",
-}
-"""torch's dtype names, by the names in safetensors files."""
 _LONGEST_NAME = 255
 """Bytes, on Linux."""
 AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
@@ -193,10 +171,10 @@ def _in_file(path: Path) -> Iterator[Stored]:
         raise UsageProblem(f"`{path}` is too long: {header.size} bytes, and its header lists {header.end}", AGAIN)
     file = path.name  # once: a model has thousands of tensors
     for entry in header.entries:
-        if entry.dtype not in DTYPES:
+        if entry.dtype not in safetensors_header.DTYPES:
             raise UsageProblem(
                 f"`{path}`: {shown(entry.name)} has dtype {entry.dtype}, which is not supported",
-                f"supported: {', '.join(DTYPES)}",
+                f"supported: {', '.join(safetensors_header.DTYPES)}",
             )
         # Without elements it has no bytes that would bound the other dimensions.
         if math.prod(max(size, 1) for size in entry.shape) >= _MOST_ELEMENTS:
@@ -209,6 +187,6 @@ def _in_file(path: Path) -> Iterator[Stored]:
             file,
             header.begin + entry.begin,
             entry.end - entry.begin,
-            DTYPES[entry.dtype],
+            safetensors_header.DTYPES[entry.dtype],
             entry.shape,
         )
