@@ -1,4 +1,4 @@
-"""``tunetool checkpoint``: list, show, verify and compare checkpoints of torch's distributed format."""
+"""``tunetool checkpoint``: list, show, verify, compare and fetch checkpoints of torch's distributed format."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tunetool.cli.groups import Group, answering
 from tunetool.cli.output import write_text
 from tunetool.errors import ExitCode
 from tunetool.options import shared as options
-from tunetool.options.fields import argument, takes
-from tunetool.options.shared import AsJson
+from tunetool.options.fields import argument, option, repeatable, takes
+from tunetool.options.shared import AsJson, Dry
 from tunetool.options.values import DIRECTORY, TEXT
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @click.group("checkpoint", cls=Group)
 def command() -> None:
-    """List, show, verify and compare checkpoints, of tunetool's writer and of torch's own.
+    """List, show, verify, compare and fetch checkpoints, of tunetool's writer and of torch's own.
 
-    Needs no GPU and no job. Reads alone, and runs no code that a checkpoint names.
+    Needs no GPU and no job. Runs no code that a checkpoint names; `fetch` alone writes.
     """
 
 
@@ -192,4 +192,51 @@ def diff(given: DiffOptions) -> int:
         code_of(compared),
         lambda: differences_document(compared),
         lambda console: print_differences(compared, console),
+    )
+
+
+@dataclass(frozen=True)
+class FetchOptions(_Options, Dry):
+    """What `checkpoint fetch` takes."""
+
+    step: Path = argument("STEP", type=DIRECTORY)
+    tiers: tuple[str, ...] = repeatable(
+        "--from",
+        type=TEXT,
+        metavar="DIR|HOST:DIR",
+        required=True,
+        help="Directory of steps, such as shared storage; or that of the node that has the replicas of this one, which "
+        "ssh reaches. The nearest first.",
+    )
+    host: str | None = option(
+        "--host",
+        type=TEXT,
+        metavar="NAME",
+        help="Name under which this node saved: only its part comes. Default: all of a step in a DIR; in HOST:DIR what "
+        "this node's host name has there.",
+    )
+
+
+@command.command("fetch")
+@takes(FetchOptions)
+def fetch(given: FetchOptions) -> int:
+    """Bring STEP, which is not there, from the first --from that has it whole, and check every byte.
+
+    A source that is damaged is named, and the next one is tried. STEP appears by one rename; an interrupted call is
+    continued by the next one.
+
+    Exit codes: 0 brought, or --dry-run and it fits; 2 the call was wrong, or STEP is there; 3 no --from has it whole,
+    or it does not fit.
+    """
+    given.go_on()
+    from tunetool.checkpoint.step_fetch import fetch
+    from tunetool.report.checkpoints import fetched_document, print_fetched
+    from tunetool.report.progress import best_progress
+
+    fetched = fetch(given.step, given.tiers, best_progress(), host=given.host, dry_run=given.dry_run)
+    return given.finish(
+        "fetch",
+        ExitCode.OK if fetched.fits else ExitCode.NOT_JUDGED,
+        lambda: fetched_document(fetched),
+        lambda console: print_fetched(fetched, console),
     )
