@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tunetool.advise.drive_life import Drives, life, rated_bytes
 from tunetool.advise.node_loss import DAY, DEFAULT_NODE_MTBF, LONGEST_DRAIN, MONTH, Copies, LostNode, costs
 from tunetool.cli.main import cli
-from tunetool.errors import UsageProblem
 
 HOUR = 3600.0
 MACHINE = Path(__file__).parents[2] / "docs/machines/h100-made.json"
@@ -192,23 +191,3 @@ def test_drives_come_from_an_inspection(tmp_path: Path) -> None:
     assert used > 0
     new = full_state(*NODES, "--drives", str(len(seen)), "--drive-size", f"{size}B", "--dwpd", "1")["drives"]
     assert drives["years"] == pytest.approx(new["years"] * (1 - used))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--network", "5GBps"), "the speed of shared storage is missing"),
-        (DRIVES, "the speed of shared storage is missing"),
-        (("--nodes", "16"), "`--nodes` needs `--mtbf`"),
-        ((*NODES, "--drives", "8"), "the drives' rating is missing"),
-        ((*NODES, *DRIVES, "--tbw", "7PB"), "`--dwpd` and `--tbw` are two ratings"),
-        ((*NODES, "--dwpd", "1"), "the number or the size of the drives is missing"),
-        ((*NODES, "--dwpd", "0", *DRIVES[:4]), "`--dwpd 0.0` is not above zero"),
-        ((*NODES, "--dwpd", "1", "--inspection", "nowhere.json"), "`nowhere.json` cannot be read"),
-        ((*NODES, "--dwpd", "1", "--inspection", str(MACHINE)), f"`{MACHINE}` is no inspection of a node"),
-    ],
-)
-def test_a_question_without_an_answer_is_refused(arguments: tuple[str, ...], named: str) -> None:
-    refused = run(*arguments).exception
-    assert isinstance(refused, UsageProblem)
-    assert named in refused.message

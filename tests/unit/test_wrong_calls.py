@@ -53,6 +53,7 @@ FILES: Mapping[str, str] = {
 }
 """Beside these, the directory of a call has an empty one, `empty`, and the link `dangling`."""
 EXAMPLE = "--bandwidth 10GBps --samples-per-second 100 --rework 0.5h"
+SHARED = f"--model-size 140GB {EXAMPLE} --shared 1GBps"
 IO = "--size 1MiB --target full"
 DRIVE = "--target full --virtual 2"
 OFFLOAD = "--model tiny --target full"
@@ -170,7 +171,7 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     },
     "checkpoint": {
         "lst": ("`tunetool checkpoint lst` is not a command", "did you mean `ls`?"),
-        "export": ("`tunetool checkpoint export` is not a command", "tunetool checkpoint has: diff, ls, show, verify"),
+        "export": ("`tunetool checkpoint export` is not a command", "tunetool checkpoint has: diff, fetch, ls, show"),
         "ls": "`DIR...` is missing",
         "ls ''": "`DIR...` is empty",
         "ls missing": ("error: `missing` does not exist\n", "hint: name directories with steps, or a step\n"),
@@ -190,6 +191,14 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "verify full --target x": "`--target` is not an option",
         "diff full": "`B` is missing",
         "diff empty missing": "`empty` is not a checkpoint",
+        "fetch step_5": "`--from` is missing",
+        "fetch five --from full": "`five` is not a step directory",
+        "fetch step_5 --from nowhere": ("`nowhere` is not a directory", "or `HOST:DIR`"),
+        "fetch step_5 --from ''": "`--from` is empty",
+        "fetch step_5 --from full --from node2:scratch": "is not absolute",
+        "fetch step_5 --from localhost:/scratch": "`localhost` is this node itself",
+        "fetch step_5 --from -oProxyCommand=x:/scratch": "not a host's name",
+        "fetch step_5 --from node2:/scratch --host ../x": "not a host's name",
     },
     "advise checkpoint": {
         EXAMPLE: "the model's size must be given exactly once",
@@ -206,6 +215,14 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         f"--model-size 140GB {EXAMPLE} --samples-per-second nan": "is not above zero",
         f"--model-size 140GB {EXAMPLE} --engine direct": "`--engine` needs `--record`",
         f"--model-size 140GB {EXAMPLE} --record ''": "`--record` is empty",
+        f"--model-size 140GB {EXAMPLE} --network 5GBps": "the speed of shared storage is missing",
+        f"--model-size 140GB {EXAMPLE} --dwpd 1": "the speed of shared storage is missing",
+        f"{SHARED} --drives 8": "the drives' rating is missing",
+        f"{SHARED} --dwpd 1 --tbw 7PB": "`--dwpd` and `--tbw` are two ratings",
+        f"{SHARED} --dwpd 1": "the number or the size of the drives is missing",
+        f"{SHARED} --dwpd 0": "`--dwpd 0.0` is not above zero",
+        f"{SHARED} --dwpd 1 --inspection nowhere": "`nowhere` cannot be read",
+        f"{SHARED} --dwpd 1 --inspection bare.json": "`bare.json` is no inspection of a node",
     },
     "advise model": {
         "70b --gpus 8 --nodes 3": "`--gpus 8` do not spread evenly",

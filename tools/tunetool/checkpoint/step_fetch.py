@@ -20,19 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunetool.checkpoint import markers, metadata
+from tunetool.checkpoint import markers
 from tunetool.checkpoint.checksums import Stopped
 from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
 from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
-from tunetool.checkpoint.metadata_pickle import SUMS
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.recovering import partial_of, recover, sweep, there_error
 from tunetool.checkpoint.replica_receiver import replicas_of
 from tunetool.checkpoint.replica_worker import first_line
 from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.resume import leads_out, problem_of_file
-from tunetool.checkpoint.saved_bytes import SavedItem, check_file, items_in
 from tunetool.checkpoint.space import left
 from tunetool.checkpoint.steps import (
     fsync_directory,
@@ -53,6 +51,7 @@ from tunetool.node.units import format_size
 from tunetool.regular_files import read_bytes
 
 if TYPE_CHECKING:
+    from tunetool.checkpoint.saved_bytes import SavedItem
     from tunetool.measure.progress import MovingProgress
 
 _TICK_SECONDS = 0.2
@@ -141,14 +140,8 @@ def fetch(
     Raises ``UsageProblem`` for a wrong call and if the step is there, ``CannotJudge`` if no tier has it, or if it does
     not fit.
     """
-    final, began = step_dir.absolute(), time.monotonic()
-    step_number(final.name)
-    namesake = same_step(final)
-    if namesake is not None:
-        raise same_step_error(namesake, final)
-    if os.path.lexists(final):
-        raise there_error(final)
-    parsed = [_checked(Tier.parse(text), final, host) for text in tiers]
+    began = time.monotonic()
+    final, parsed = checked(step_dir, tiers, host)
     passed: list[str] = []
     for tier in parsed:
         try:
@@ -164,6 +157,18 @@ def fetch(
             passed.append(f"`{tier.name}`: {error.message}")
             progress.say(f"passed over {passed[-1]}")
     raise CannotJudge(f"no tier has `{final.name}` whole: {'; '.join(passed)}", _ANOTHER_TIER)
+
+
+def checked(step_dir: Path, tiers: Sequence[str], host: str | None) -> tuple[Path, list[Tier]]:
+    """What ``fetch`` is called with. Raises ``UsageProblem`` for a wrong call."""
+    final = step_dir.absolute()
+    step_number(final.name)
+    namesake = same_step(final)
+    if namesake is not None:
+        raise same_step_error(namesake, final)
+    if os.path.lexists(final):
+        raise there_error(final)
+    return final, [_checked(Tier.parse(text), final, host) for text in tiers]
 
 
 def _checked(tier: Tier, final: Path, host: str | None) -> Tier:
@@ -275,6 +280,8 @@ class _Step:
         if self.items is None:
             read = digest_of(directory / name, take=take)
         else:
+            from tunetool.checkpoint.saved_bytes import check_file  # noqa: PLC0415  (imports numpy)
+
             read = check_file(directory, name, self.items[name], self.save, take=take)
         known = self.marker.files.get(name) if self.marker is not None else None
         if read != (known or CopiedFile(self.sizes[name], read.xxh3_64)):
@@ -304,6 +311,10 @@ def _here(tier: Tier, final: Path, host: str | None) -> _Found:
 
 
 def _look_at(path: Path, host: str | None) -> _Step:
+    from tunetool.checkpoint import metadata  # noqa: PLC0415  (imports torch)
+    from tunetool.checkpoint.metadata_pickle import SUMS  # noqa: PLC0415  (imports torch)
+    from tunetool.checkpoint.saved_bytes import items_in  # noqa: PLC0415  (imports numpy)
+
     for name in (METADATA, MARKER):
         problem = leads_out(path, name)
         if problem is not None:

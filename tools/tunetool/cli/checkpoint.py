@@ -216,6 +216,12 @@ class FetchOptions(_Options, Dry):
         "this node's host name has there.",
     )
 
+    def check(self) -> None:
+        """Raises ``UsageProblem``."""
+        from tunetool.checkpoint.step_fetch import checked
+
+        checked(self.step, self.tiers, self.host)
+
 
 @command.command("fetch")
 @takes(FetchOptions)
