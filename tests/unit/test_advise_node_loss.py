@@ -172,7 +172,7 @@ def test_two_ratings_of_a_drive_say_the_same() -> None:
     assert by_tbw == pytest.approx(by_dwpd)
 
 
-def test_a_failure_rate_that_nobody_gave_is_named_with_its_source() -> None:
+def test_a_failure_rate_that_nobody_gave_has_its_source() -> None:
     shown = " ".join(run("--shared", "1GBps", "--nodes", "16").stdout.split())
     assert "a node fails every 6,335 h: the 419 failures of 2,048 nodes in 54 days of Llama 3" in shown
     assert "Daly" not in shown
