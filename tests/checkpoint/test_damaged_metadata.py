@@ -213,3 +213,22 @@ def test_filled_is_every_element_once(case: tuple[list[int], list[Any]]) -> None
     expected = not outside and bool((counts == 1).all())
     if 0 not in size:
         assert fills(torch.Size(size), boxes) is expected
+
+
+class Counted(tuple[int, ...]):
+    """Counts how often it is compared."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return tuple.__eq__(self, other)
+
+
+def test_boxes_whose_offsets_have_one_hash_are_not_compared() -> None:
+    modulus = (1 << 61) - 1
+    boxes = [(Counted(at), (modulus,) * 5) for at in itertools.product(range(0, 4 * modulus, modulus), repeat=5)]
+    assert fills(torch.Size([4 * modulus] * 5), boxes)
+    assert Counted.compared < len(boxes)

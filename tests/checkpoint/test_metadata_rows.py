@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import pickle
 import random
 import tracemalloc
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -110,3 +113,32 @@ def test_chunks_of_a_row_take_no_memory_of_their_own() -> None:
         assert tracemalloc.get_traced_memory()[1] < 20 * len(hostile)
     finally:
         tracemalloc.stop()
+
+
+def test_offsets_with_one_hash_are_refused_after_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of these have it. Each would be compared with all before."""
+    modulus, compared = (1 << 61) - 1, 0
+    steps = itertools.product(range(0, 4 * modulus, modulus), repeat=5)
+    offsets = [torch.Size(step) for step in steps]
+    assert len({*map(hash, offsets)}) == 1
+    stored = [(MetadataIndex("w", at, number), 0, 0, 9) for number, at in enumerate(offsets)]
+    ours = [Results(Packed(stored), ("__0_0.distcp",))]
+    written = metadata.without_sum(b"".join(metadata.content_of(Metadata({}), ours, Path("/a"))))
+    with monkeypatch.context() as patched:
+        patched.setattr(MetadataIndex, "__hash__", object.__hash__)
+        by_torch = {index: _StorageInfo("__0_0.distcp", 0, 9) for index, *_ in stored}
+        pickled_by_torch = pickle.dumps(Metadata({}, storage_data=by_torch))
+        in_sets = pickle.dumps(Metadata({}, planner_data={"w": {tuple(at) for at in offsets[:99]}}))
+    compare = MetadataIndex.__eq__
+
+    def counted(one: MetadataIndex, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return bool(compare(one, other))
+
+    monkeypatch.setattr(MetadataIndex, "__eq__", counted)
+    for raw in (written, pickled_by_torch, in_sets):
+        for vocabulary in (VOCABULARY, BY_OPCODES):
+            refused = outcome(raw, vocabulary)
+            assert refused == (pickled.Malformed, "more than 64 keys of a table have the same hash")
+    assert compared < len(offsets)

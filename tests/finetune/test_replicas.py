@@ -106,6 +106,11 @@ class Nodes:
         argv = [sys.executable, "-c", _RECOVER, json.dumps({"peer": "node2", "ssh": FAST}), step]
         return self.cluster.run("node1", argv, env=_ENVIRONMENT).stdout.strip()
 
+    def fetch(self, step: str) -> str:
+        """Bring a step back to node1 by the command; returns from where."""
+        argv = [sys.executable, "-m", "tunetool", "checkpoint", "fetch", step, "--from", f"node2:{SCRATCH}"]
+        return str(json.loads(self.cluster.run("node1", [*argv, "--json", "-"], env=_ENVIRONMENT).stdout)["source"])
+
     def sums(self, node: str, folder: str) -> list[str]:
         """The checksums of all files in a step but the marker."""
         return self.sh(node, f"cd {folder} && md5sum .metadata *.distcp").splitlines()
@@ -158,6 +163,9 @@ def test_a_replica_has_the_bytes_of_its_save(nodes: Nodes, writer: Callable[[Pat
     assert nodes.sums("node1", step) == before
     assert nodes.names(SCRATCH, "node1") == [".tunetool-saving", "step_7"]
     assert ".tunetool-drained.json" not in nodes.names(step, "node1")
+    nodes.sh("node1", f"rm -rf {step}")
+    assert nodes.fetch(step) == f"node2:{REPLICAS}/step_7"
+    assert nodes.sums("node1", step) == before
 
 
 @pytest.mark.slow

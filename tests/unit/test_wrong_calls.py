@@ -53,6 +53,7 @@ FILES: Mapping[str, str] = {
 }
 """Beside these, the directory of a call has an empty one, `empty`, and the link `dangling`."""
 EXAMPLE = "--bandwidth 10GBps --samples-per-second 100 --rework 0.5h"
+SHARED = f"--model-size 140GB {EXAMPLE} --shared 1GBps"
 IO = "--size 1MiB --target full"
 DRIVE = "--target full --virtual 2"
 OFFLOAD = "--model tiny --target full"
@@ -172,7 +173,7 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "lst": ("`tunetool checkpoint lst` is not a command", "did you mean `ls`?"),
         "copy": (
             "`tunetool checkpoint copy` is not a command",
-            "tunetool checkpoint has: diff, export, import, ls, show, verify",
+            "tunetool checkpoint has: diff, export, fetch, import, ls, show, verify",
         ),
         "ls": "`DIR...` is missing",
         "ls ''": "`DIR...` is empty",
@@ -199,6 +200,14 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "export full new --shard-size big": "`--shard-size big`",
         "export full new --dtype int8": "`--dtype`",
         "import full": "`STEP` is missing",
+        "fetch step_5": "`--from` is missing",
+        "fetch five --from full": "`five` is not a step directory",
+        "fetch step_5 --from nowhere": ("`nowhere` is not a directory", "or `HOST:DIR`"),
+        "fetch step_5 --from ''": "`--from` is empty",
+        "fetch step_5 --from full --from node2:scratch": "is not absolute",
+        "fetch step_5 --from localhost:/scratch": "`localhost` is this node itself",
+        "fetch step_5 --from -oProxyCommand=x:/scratch": "not a host's name",
+        "fetch step_5 --from node2:/scratch --host ../x": "not a host's name",
     },
     "advise checkpoint": {
         EXAMPLE: "the model's size must be given exactly once",
@@ -215,6 +224,14 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         f"--model-size 140GB {EXAMPLE} --samples-per-second nan": "is not above zero",
         f"--model-size 140GB {EXAMPLE} --engine direct": "`--engine` needs `--record`",
         f"--model-size 140GB {EXAMPLE} --record ''": "`--record` is empty",
+        f"--model-size 140GB {EXAMPLE} --network 5GBps": "the speed of shared storage is missing",
+        f"--model-size 140GB {EXAMPLE} --dwpd 1": "the speed of shared storage is missing",
+        f"{SHARED} --drives 8": "the drives' rating is missing",
+        f"{SHARED} --dwpd 1 --tbw 7PB": "`--dwpd` and `--tbw` are two ratings",
+        f"{SHARED} --dwpd 1": "the number or the size of the drives is missing",
+        f"{SHARED} --dwpd 0": "`--dwpd 0.0` is not above zero",
+        f"{SHARED} --dwpd 1 --inspection nowhere": "`nowhere` cannot be read",
+        f"{SHARED} --dwpd 1 --inspection bare.json": "`bare.json` is no inspection of a node",
     },
     "advise model": {
         "70b --gpus 8 --nodes 3": "`--gpus 8` do not spread evenly",

@@ -194,12 +194,16 @@ def is_grid(size: torch.Size, chunks: Sequence[Box]) -> bool:
                 return False
     for dimension, length in enumerate(size):
         stop = 0
-        ranges = {(offsets[dimension], sizes[dimension]) for offsets, sizes in filled}
-        for start, long in sorted(ranges):
+        # Of made-up tuples thousands can have the same hash, and each would be compared with all the others; of numbers
+        # below 2^63 only four.
+        ranges = {offsets[dimension]: sizes[dimension] for offsets, sizes in filled}
+        if any(ranges[offsets[dimension]] != sizes[dimension] for offsets, sizes in filled):
+            return False
+        for start, long in sorted(ranges.items()):
             if start != stop:
                 return False
             stop += long
         if stop != length:
             return False
         cells *= len(ranges)
-    return cells == len(filled) == len({offsets for offsets, _ in filled})
+    return cells == len(filled) == len({hash(offsets) for offsets, _ in filled})

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from tunetool.checkpoint import metadata_opcodes as opcodes
 from tunetool.checkpoint.pickled import Tables
+from tunetool.checkpoint.plain import Malformed, count_hash
 
 
 class _Other(Exception):
@@ -80,11 +81,17 @@ class _Numbers(dict[bytes, int]):
 class _Sizes(dict[bytes, torch.Size]):
     """By the opcodes of a tuple."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._hashes: dict[int, int] = {}
+
     def __missing__(self, raw: bytes) -> torch.Size:
         lengths = [_number(each) for each in _ONE_NUMBER.findall(raw, raw[0] == 0x28, len(raw) - 1)]
         if lengths and raw[0] != 0x28 and raw[-1] != 0x84 + len(lengths):
             raise _Other
         made = self[raw] = torch.Size(lengths)
+        # Of items of one tensor, the offset alone makes the difference.
+        count_hash(made, self._hashes)
         return made
 
 
@@ -193,7 +200,7 @@ def _filled(
         return start
     try:
         end, filled = values(content, start + 1, memo)
-    except (_Other, IndexError):
+    except (_Other, Malformed, IndexError):
         return start
     if content[end : end + 1] != b"u":
         return start

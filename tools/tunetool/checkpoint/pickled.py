@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from tunetool.checkpoint.plain import Malformed, check_key, hashable
+from tunetool.checkpoint.plain import Malformed, check_key, count_hash, hashable
 
 _I32 = struct.Struct("<i").unpack_from
 _U32 = struct.Struct("<I").unpack_from
@@ -96,6 +96,9 @@ class _Loading:
         }
         self.empty: dict[int, Any] = {}
         """Objects that were made but not filled yet, by id; kept alive here."""
+        self.hashes: dict[int, tuple[Any, dict[int, int]]] = {}
+        """Tables and sets by id, kept alive here, and the hashes of their keys but for texts, whose hashes no file can
+        know."""
 
     def run(self) -> Any:
         try:
@@ -265,7 +268,11 @@ class _Loading:
                 check_key(key, allowed)
                 if self.empty and id(key) in self.empty:
                     raise Malformed("an object without contents is a key of a table")
+                count_hash(key, self._hashes_in(table))
         table.update(zip(keys, items[1::2], strict=True))
+
+    def _hashes_in(self, table: Any) -> dict[int, int]:
+        return self.hashes.setdefault(id(table), (table, {}))[1]
 
     # What follows is in `_HANDLERS`.
 
@@ -356,7 +363,7 @@ class _Loading:
         items = self._since_mark()
         if type(self.stack[-1]) is not set:
             raise Malformed("it adds to something that is not a set")
-        self.stack[-1].update(hashable(items))
+        self.stack[-1].update(hashable(items, self._hashes_in(self.stack[-1])))
 
     def frozen_set(self) -> None:
         items = self._since_mark()

@@ -10,6 +10,8 @@ _NESTED = 64
 """Largest nesting depth of a dict key or of plain data."""
 _KEY_PARTS = 100
 """Largest number of values within one dict key."""
+_ALIKE = 64
+"""Largest number of keys of a table that have the same hash."""
 
 
 class Malformed(ValueError):
@@ -40,6 +42,15 @@ def check_key(key: Any, allowed: frozenset[type] = frozenset()) -> None:
         parts = below
 
 
+def count_hash(key: Any, counts: dict[int, int]) -> None:
+    """Count a key of a table by its hash, which ``check_key`` must have allowed. Raises ``Malformed`` if too many have
+    the same one: each is compared with all of those before, and only keys that are made for that are so many."""
+    hashed = hash(key)
+    counts[hashed] = count = counts.get(hashed, 0) + 1
+    if count > _ALIKE:
+        raise Malformed(f"more than {_ALIKE} keys of a table have the same hash")
+
+
 def check_plain(value: Any, leaves: Callable[[Any], bool] = lambda _: False) -> None:
     """Raises ``Malformed`` unless ``value`` is plain data of at most 64 levels; ``leaves`` returns True for other
     objects that are allowed."""
@@ -68,9 +79,14 @@ def check_plain(value: Any, leaves: Callable[[Any], bool] = lambda _: False) -> 
 _CONTAINERS = frozenset({tuple, list, dict, collections.OrderedDict, set, frozenset})
 
 
-def hashable(items: Iterable[Any]) -> Iterable[Any]:
+def hashable(items: Iterable[Any], counts: dict[int, int] | None = None) -> Iterable[Any]:
+    """The items, each checked before it is hashed. ``counts``: those of the set that they come into; default: a new
+    one."""
+    counts = {} if counts is None else counts
     for item in items:
         check_key(item)
+        if type(item) is not str:
+            count_hash(item, counts)
         yield item
 
 

@@ -65,13 +65,13 @@ def recover(
     if namesake is not None:
         raise same_step_error(namesake, final)
     if os.path.lexists(final):
-        raise _there(final)
+        raise there_error(final)
     host = socket.gethostname() if host is None else host
     check_names(peer, host)
     source = replicas_of(peer_directory(final, peer_dir), host) / final.name
-    partial = final.with_name(f"{_PARTIAL}{final.name}-{host}")
+    partial = partial_of(final, host)
     with naming_errors(partial, _AGAIN):
-        _sweep(final.parent, partial)
+        sweep(final.parent, partial)
         partial.mkdir(parents=True, exist_ok=True)
         with FileLock.on(partial) as lock:
             if not lock.take(patience=0) or not lock.is_named():
@@ -85,7 +85,7 @@ def recover(
                 put_new_step(partial, final)
             except FileExistsError:
                 shutil.rmtree(partial, ignore_errors=True)
-                raise _there(final) from None
+                raise there_error(final) from None
             except (CannotJudge, OSError):
                 with contextlib.suppress(OSError):
                     partial.rmdir()  # if nothing came
@@ -93,12 +93,18 @@ def recover(
     return final
 
 
-def _there(final: Path) -> UsageProblem:
+def partial_of(final: Path, what: str) -> Path:
+    """Where the step is put together. ``what`` tells apart what may come for it."""
+    return final.with_name(f"{_PARTIAL}{final.name}-{what}")
+
+
+def there_error(final: Path) -> UsageProblem:
+    """The error for a step that is there."""
     return UsageProblem(f"`{final}` exists", "only a step that was lost is recovered: move it away if it is damaged")
 
 
-def _sweep(root: Path, kept: Path) -> None:
-    """Delete what ended calls for other steps have left."""
+def sweep(root: Path, kept: Path | None = None) -> None:
+    """Delete what ended calls have left, but not ``kept``."""
     for path in root.glob(f"{_PARTIAL}*"):
         if path != kept:
             with contextlib.suppress(OSError), FileLock.on(path) as lock:

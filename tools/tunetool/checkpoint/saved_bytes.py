@@ -71,8 +71,10 @@ def check_file(
     items: Sequence[SavedItem],
     save: str | None,
     wait: Callable[[int], None] = lambda count: None,
+    take: Callable[[memoryview], object] = lambda piece: None,
 ) -> CopiedFile:
-    """Read the file ``name`` past the page cache; returns its size and checksum. ``save``: the token of the save.
+    """Read the file ``name`` past the page cache; returns its size and checksum. ``save``: the token of the save;
+    ``take`` gets the bytes, in order, each piece before it is checked.
 
     Raises ``CannotJudge`` for the first bytes that are not as saved, with tensor and file; ``OSError``.
     """
@@ -82,6 +84,7 @@ def check_file(
             raise CannotJudge(f"`{directory / name}`: two items overlap at {after.start}", "the metadata is damaged")
     hashed, position, number = hasher(), 0, 0
     for piece in pieces_of(directory / name, wait):
+        take(piece)
         hashed.update(piece)
         end = position + len(piece)
         while number < len(ranges) and ranges[number].start < end:

@@ -21,16 +21,20 @@ def free(directory: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def need(directory: Path, count: int, what: str = "the save") -> None:
-    """Raises ``CannotJudge`` if ``count`` more bytes do not fit on the file system or, for a tmpfs, in host memory.
-    ``what``: that needs them."""
-    available = free(directory)
-    of_what = "space"
+def left(directory: Path) -> tuple[int, str]:
+    """Bytes that fit on the file system or, for a tmpfs, in host memory; and what they are of."""
+    available, of_what = free(directory), "space"
     mount = mount_holding(str(_existing(directory).resolve()), read_mounts())
     if mount is not None and mount.fs_type in _IN_MEMORY:
         memory = host_memory_left()
         if memory < available:
             available, of_what = memory, f"memory, and it is a {mount.fs_type}"
+    return available, of_what
+
+
+def need(directory: Path, count: int, what: str = "the save") -> None:
+    """Raises ``CannotJudge`` if ``count`` more bytes do not fit there. ``what``: that needs them."""
+    available, of_what = left(directory)
     if count > available:
         raise CannotJudge(
             f"`{directory}` has {format_size(available)} of {of_what} left; {what} needs {format_size(count)}",

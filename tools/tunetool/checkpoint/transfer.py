@@ -70,7 +70,7 @@ def copy_file(
             expected = expected or Identity.of(os.fstat(stream.fileno()))
             _check(stream.fileno(), source, expected)
             with _naming_errors(target, "written"):
-                out = _create(temporary)
+                out = create(temporary)
             try:
                 written = _copy(stream.fileno(), source, out, target, wait)
             finally:
@@ -121,7 +121,7 @@ def _copy(source: int, name: Path, out: int, target: Path, wait: Callable[[int],
             break
         hashed.update(buffer[:count])
         with _naming_errors(target, "written"):
-            _write_all(out, buffer[:count])
+            write_all(out, buffer[:count])
             done += count
             if done - synced >= _SYNC_EVERY:
                 os.fdatasync(out)
@@ -140,7 +140,7 @@ def _pages() -> memoryview:
     return memoryview(mmap.mmap(-1, CHUNK))
 
 
-def _create(path: Path) -> int:
+def create(path: Path) -> int:
     """Create a file, with O_DIRECT if the file system supports it, so that a save need not wait for dirty pages."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     try:
@@ -152,7 +152,9 @@ def _create(path: Path) -> int:
     return os.open(path, flags | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
 
 
-def _write_all(out: int, piece: memoryview) -> None:
+def write_all(out: int, piece: memoryview) -> None:
+    """Write all of it to a file of ``create``; only the last piece of a file may end within a page. Raises
+    ``OSError``."""
     while piece:
         if len(piece) % mmap.PAGESIZE:
             # Direct I/O cannot write the partial block at the end of a file.
@@ -160,13 +162,19 @@ def _write_all(out: int, piece: memoryview) -> None:
         piece = piece[os.write(out, piece) :]
 
 
-def digest_of(path: Path, wait: Callable[[int], None] = lambda count: None) -> CopiedFile:
+def digest_of(
+    path: Path,
+    wait: Callable[[int], None] = lambda count: None,
+    take: Callable[[memoryview], object] = lambda piece: None,
+) -> CopiedFile:
     """Size and checksum of a file as stored on the medium: read with O_DIRECT, or after its cached pages were dropped.
+    ``take`` gets the bytes, in order.
 
     Raises ``OSError``.
     """
     hashed, done = xxhash.xxh3_64(), 0
     for piece in pieces_of(path, wait):
+        take(piece)
         hashed.update(piece)
         done += len(piece)
     return CopiedFile(done, hashed.hexdigest())

@@ -1,4 +1,4 @@
-"""``tunetool checkpoint``: list, show, verify, compare, export and import checkpoints of torch's distributed format."""
+"""``tunetool checkpoint``: list, show, verify, compare, fetch, export and import checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tunetool.cli.groups import Group, answering
 from tunetool.cli.output import write_text
 from tunetool.errors import ExitCode
 from tunetool.options import shared as options
-from tunetool.options.fields import argument, number, option, takes
-from tunetool.options.shared import AsJson
+from tunetool.options.fields import argument, number, option, repeatable, takes
+from tunetool.options.shared import AsJson, Dry
 from tunetool.options.values import DIRECTORY, FILE, PATH, SIZE, TEXT
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.group("checkpoint", cls=Group)
 def command() -> None:
-    """List, show, verify, compare, export and import checkpoints, of tunetool's writer and of torch's own.
+    """List, show, verify, compare, fetch, export and import checkpoints, of tunetool's writer and of torch's own.
 
     Needs no GPU and no job. Changes no checkpoint, and runs no code that one names.
     """
@@ -198,7 +198,7 @@ def diff(given: DiffOptions) -> int:
 
 
 @dataclass(frozen=True)
-class _Renaming(_Options):
+class _Renaming(_Options, Dry):
     names: Path | None = option(
         "--names",
         type=FILE,
@@ -209,7 +209,6 @@ class _Renaming(_Options):
         type=click.Choice(["bfloat16", "float16", "float32"]),
         help="Dtype of what is float64, float32, bfloat16 or float16. Default: as it is.",
     )
-    dry_run: bool = option("--dry-run", is_flag=True, help="Say what would be written; write nothing.")
 
     def renaming(self, prefix: str | None) -> Renaming:
         """What ``--prefix`` and ``--names`` ask for. Raises ``UsageProblem``."""
@@ -313,4 +312,57 @@ def import_files(given: ImportOptions) -> int:
         ExitCode.OK,
         lambda: import_document(done, given.dry_run),
         lambda console: print_import(done, given.dry_run, console),
+    )
+
+
+@dataclass(frozen=True)
+class FetchOptions(_Options, Dry):
+    """What `checkpoint fetch` takes."""
+
+    step: Path = argument("STEP", type=DIRECTORY)
+    tiers: tuple[str, ...] = repeatable(
+        "--from",
+        type=TEXT,
+        metavar="DIR|HOST:DIR",
+        required=True,
+        help="Directory of steps, such as shared storage; or that of the node that has the replicas of this one, which "
+        "ssh reaches. The nearest first.",
+    )
+    host: str | None = option(
+        "--host",
+        type=TEXT,
+        metavar="NAME",
+        help="Name under which this node saved: only its part comes. Default: all of a step in a DIR; in HOST:DIR what "
+        "this node's host name has there.",
+    )
+
+    def check(self) -> None:
+        """Raises ``UsageProblem``."""
+        from tunetool.checkpoint.step_fetch import checked
+
+        checked(self.step, self.tiers, self.host)
+
+
+@command.command("fetch")
+@takes(FetchOptions)
+def fetch(given: FetchOptions) -> int:
+    """Bring STEP, which is not there, from the first --from that has it whole, and check every byte.
+
+    A source that is damaged is named, and the next one is tried. STEP appears by one rename; an interrupted call is
+    continued by the next one.
+
+    Exit codes: 0 brought, or --dry-run and it fits; 2 the call was wrong, or STEP is there; 3 no --from has it whole,
+    or it does not fit.
+    """
+    given.go_on()
+    from tunetool.checkpoint.step_fetch import fetch
+    from tunetool.report.checkpoints import fetched_document, print_fetched
+    from tunetool.report.progress import best_progress
+
+    fetched = fetch(given.step, given.tiers, best_progress(), host=given.host, dry_run=given.dry_run)
+    return given.finish(
+        "fetch",
+        ExitCode.OK if fetched.fits else ExitCode.NOT_JUDGED,
+        lambda: fetched_document(fetched),
+        lambda console: print_fetched(fetched, console),
     )

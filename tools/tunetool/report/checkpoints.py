@@ -1,4 +1,4 @@
-"""Checkpoints as text and as JSON values: steps, contents, what a verification found, what differs."""
+"""Checkpoints as text and as JSON values: steps, contents, what a verification found, what differs, what came."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tunetool.checkpoint.catalogue import Catalogue, Entry
     from tunetool.checkpoint.contents import Contents, Stored
     from tunetool.checkpoint.differences import Compared
+    from tunetool.checkpoint.step_fetch import Fetched
     from tunetool.checkpoint.verification import Verification
 
 _WORDS = {ExitCode.OK: "PASS", ExitCode.FALLS_SHORT: "FAIL", ExitCode.NOT_JUDGED: "UNPROVEN"}
@@ -222,3 +223,19 @@ def differences_document(compared: Sequence[Compared]) -> dict[str, Any]:
         {name: str(value) if value == math.inf else value for name, value in asdict(each).items()} for each in compared
     ]
     return {"equal": sum(each.state == "equal" for each in compared), "names": rows}
+
+
+def print_fetched(fetched: Fetched, console: Console) -> None:
+    """Print what came and from where, or what would."""
+    what = f"{format_count(fetched.files, 'file')} of {format_size(fetched.bytes)} from `{fetched.source}`"
+    if fetched.done:
+        took = f"{format_duration(fetched.seconds)}, {format_bandwidth(fetched.bytes / fetched.seconds)}"
+        _print_line(console, f"`{fetched.step}` is there: {what}, verified, in {took}")
+        return
+    room = "there is room" if fetched.fits else "it does not fit"
+    _print_line(console, f"`{fetched.step}` would be {what}; {room}: {format_size(fetched.free)} are left")
+
+
+def fetched_document(fetched: Fetched) -> dict[str, Any]:
+    """The same as JSON values: bytes and seconds."""
+    return {**asdict(fetched), "fits": fetched.fits}
