@@ -50,8 +50,8 @@ class Rank:
         path = self.scratch / f"step_{step}"
         content = [(path / ".metadata").read_bytes() if self.rank == 0 else None]
         dist.broadcast_object_list(content)
-        if self.rank in ranks:
-            peer = self.order["peers"][self.rank]
+        if self.rank in ranks and os.environ["LOCAL_RANK"] == "0":
+            peer = self.order["peer"]
             print(
                 replicate(path, peer=peer, metadata=content[0], ssh=self.order["ssh"], **options).wait().problem or ""
             )

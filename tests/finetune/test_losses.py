@@ -40,20 +40,22 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Job:
-    """Ranks, one on each of its ``nodes``. The next node keeps the replicas of one."""
+    """Ranks on ``nodes``, each named once for each of its ranks. The next node keeps the replicas of one."""
 
     def __init__(self, cluster: Cluster, torch_s: bool = False) -> None:
         self.cluster, self.torch_s, self.bulk = cluster, torch_s, cluster.shared / "bulk"
 
     def start(self, nodes: Sequence[str], *calls: Call) -> list[subprocess.Popen[str]]:
-        peers = [*nodes[1:], nodes[0]]
-        order = {"world": len(nodes), "master": nodes[0], "peers": peers, "ssh": _SSH, "do": calls, "count": COUNT}
+        names = [*dict.fromkeys(nodes)]
+        peers = dict(zip(names, [*names[1:], names[0]], strict=True))
+        order = {"world": len(nodes), "master": nodes[0], "ssh": _SSH, "do": calls, "count": COUNT}
         order |= {"scratch": SCRATCH, "bulk": str(self.bulk), "torch_s": self.torch_s}
-        env = {"PYTHONPATH": str(ROOT / "tools"), "GLOO_SOCKET_IFNAME": "eth0"}
-        return [
-            self.cluster.start(node, [sys.executable, _PROGRAM, json.dumps({**order, "rank": rank})], env=env)
-            for rank, node in enumerate(nodes)
-        ]
+        started = []
+        for rank, node in enumerate(nodes):
+            local = {"LOCAL_RANK": str(nodes[:rank].count(node)), "GLOO_SOCKET_IFNAME": "eth0"}
+            argv = [sys.executable, _PROGRAM, json.dumps({**order, "rank": rank, "peer": peers[node]})]
+            started.append(self.cluster.start(node, argv, env={"PYTHONPATH": str(ROOT / "tools"), **local}))
+        return started
 
     def run(self, nodes: Sequence[str], *calls: Call) -> list[str]:
         """What each rank printed."""
@@ -91,8 +93,8 @@ def save(step: int, seed: int | None = None, **options: Any) -> Call:
     return "save", {"step": step, "seed": step if seed is None else seed, **options}
 
 
-def replicate(step: int, ranks: Sequence[int] = (0, 1, 2), **options: Any) -> Call:
-    return "replicate", {"step": step, "ranks": ranks, **options}
+def replicate(step: int, ranks: Sequence[int] = range(4), **options: Any) -> Call:
+    return "replicate", {"step": step, "ranks": [*ranks], **options}
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +181,18 @@ def test_what_both_nodes_lost_comes_from_shared_storage(job: Job) -> None:
     assert (ranks[0]["step"], values(ranks), ranks[0]["bytes"]) == (6, [6, 6, 6], 0)
     assert ranks[0]["path"] == str(job.bulk / "step_6")
     assert "`node1` needs shard `__0_0." in ranks[0]["skipped"][0]
+    job.sh("node3", f"rm -rf {job.bulk}")
+    (error,) = {rank["error"] for rank in job.resume("the same without shared storage: every rank gets one error", ALL)}
+    assert error.startswith("no step can be read by every rank: step 7: `node1` needs shard `__0_0.")
+
+
+def test_ranks_that_share_a_node_get_their_files_together(job: Job) -> None:
+    four = ("node1", "node1", "node2", "node2")
+    job.run(four, save(7), replicate(7))
+    job.replace("node1")
+    ranks = job.resume("two ranks on each node, one of them lost", four)
+    assert (ranks[0]["step"], values(ranks)) == (7, [7, 7, 7, 7])
+    assert 2 * PART < ranks[0]["bytes"] < 2.1 * PART
 
 
 @pytest.mark.parametrize("torch_s", [False, True])

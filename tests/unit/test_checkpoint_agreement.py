@@ -87,6 +87,31 @@ def test_ranks_in_another_order_exchange_their_files() -> None:
     }
 
 
+def test_one_rank_of_a_node_lists_files_and_all_get_theirs() -> None:
+    names = tuple(f"__{rank}_0.00ab.distcp" for rank in range(4))
+    needed = dict.fromkeys(names, MIB)
+    first, second = step(7, files(*names[:2]), metadata=True, needed=needed), step(7, files(*names[2:]))
+    # The others see their directories, and say only whether they are whole.
+    seen = {"needed": {}, "files": {}, "has_sums": False, "is_distinct": False}
+    there = [
+        survey(0, "a", first),
+        survey(1, "a", replace(first, **seen)),
+        survey(2, "b", second),
+        survey(3, "b", replace(second, **seen)),
+    ]
+    agreed = agree(there)
+    assert brought(agreed) == {"b": {"a:/step_7": [".metadata"]}}
+    kept = replica("b", 7, files(*names[2:]), needed=needed)
+    lost = [survey(0, "a", first, kept), there[1], survey(2, "new"), survey(3, "new")]
+    assert brought(agree(lost)) == {"new": {"a:/.replicas/b/step_7": [".metadata", *names[2:]]}}
+    # Ranks that change their places leave some files behind.
+    mixed = [there[0], survey(1, "b", second), survey(2, "a", replace(first, **seen)), survey(3, "b")]
+    assert brought(agree(mixed)) == {
+        "a": {"b:/step_7": [names[2]]},
+        "b": {"a:/step_7": [".metadata", names[1]]},
+    }
+
+
 def test_a_job_of_another_size_gets_all_files_everywhere() -> None:
     held = step(7, files(*NAMES), metadata=True, problem=None)
     agreed = agree([survey(0, "a", held), survey(1, "b"), survey(2, "b")])
