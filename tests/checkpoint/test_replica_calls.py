@@ -283,6 +283,18 @@ def test_the_files_of_another_save_are_kept_aside(replica: Path) -> None:
     assert names_in(aside) == [".metadata", data_of(replica)[1].name]
 
 
+def test_files_of_an_unknown_save_are_kept_aside(replica: Path) -> None:
+    own = here(replica) / "step_1"
+    own.mkdir()
+    for name in ("__5_0.distcp", data_of(replica)[0].name):
+        (own / name).write_text("of a save whose `.metadata` is gone")
+    last = latest([here(replica)], world=1, replicas=True)
+    assert last is not None
+    assert values(last.path) == (1, 1)
+    assert data_of(own) == [own / path.name for path in data_of(replica)]
+    assert len([*own.glob("*.distcp.other-save-*")]) == 2
+
+
 def test_a_file_that_a_node_lacks_is_added_to_its_own(replica: Path) -> None:
     own = here(replica) / "step_1"
     shutil.copytree(replica, own, ignore=lambda *_: [markers.MARKER])

@@ -7,7 +7,7 @@ saved, and where names do not say who wrote a file, every rank needs all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -94,6 +94,8 @@ class Agreement:
     missing: Mapping[Place, Mapping[Source, Mapping[str, CopiedFile | None]]] = field(default_factory=dict)
     """The files that must be brought to the ``paths`` of a place before its ranks read, by where they are; with their
     checksums, where a replica says them."""
+    held: Mapping[Place, Collection[str]] = field(default_factory=dict)
+    """The files of the save that are in these ``paths``."""
 
 
 def agree(surveys: Sequence[Survey], failed: Mapping[Source, str] | None = None) -> Agreement | None:
@@ -110,7 +112,9 @@ def agree(surveys: Sequence[Survey], failed: Mapping[Source, str] | None = None)
         parts = _Parts(surveys, step, digest)
         if not parts.lacking:
             passed_over = tuple(reason for number, reason in skipped.items() if number != step)
-            return Agreement(step, parts.paths, passed_over, digest, order[step, digest].time_ns, parts.missing)
+            return Agreement(
+                step, parts.paths, passed_over, digest, order[step, digest].time_ns, parts.missing, parts.held
+            )
         reasons = [*(parts.reasons or _reasons_against(step, surveys)), *_useless(step, surveys)]
         skipped.setdefault(step, f"step {step}: {'; '.join(reasons)}")
     if not order:
@@ -142,6 +146,7 @@ class _Parts:
         whole = {each.rank: _nearest_copy(each, step, digest) for each in surveys}
         self.paths = {rank: copy.path for rank, copy in whole.items() if copy is not None}
         self.missing: dict[Place, dict[Source, dict[str, CopiedFile | None]]] = {}
+        self.held: dict[Place, set[str]] = {}
         self.lacking: dict[str, str] = {}
         """The files that no node can give, with the node that needs them."""
         self.reasons: list[str] = []
@@ -196,6 +201,7 @@ class _Parts:
         here = [copy for each, copy in self._copies if each.place == place and copy.path == path]
         there = {file for copy in here for file in copy.files if self._holds(copy, file)}
         there |= {METADATA for copy in here if copy.digest == self._digest}
+        self.held[place] = there
         wanted: dict[Source, dict[str, CopiedFile | None]] = {}
         for file in [*self._files_of(ranks), METADATA]:
             if file in there:

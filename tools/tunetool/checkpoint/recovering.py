@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tunetool.checkpoint import markers
 from tunetool.checkpoint.agreement import Source
-from tunetool.checkpoint.bulk import replicas_of
+from tunetool.checkpoint.bulk import replicas_of, token_of
 from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import naming_errors
@@ -94,6 +94,7 @@ def gather(
     final: Path,
     digest: str,
     sources: Mapping[Source, Mapping[str, CopiedFile | None]],
+    held: Collection[str],
     saved_ns: int,
     *,
     here: str,
@@ -101,7 +102,8 @@ def gather(
 ) -> tuple[int, dict[Source, str]]:
     """Bring files of the save with this ``digest`` of `.metadata` into the step ``final``, beside those that are there.
 
-    ``sources``: the files by node and directory, each with its checksum where one is known; ``here``: this node.
+    ``sources``: the files by node and directory, each with its checksum where one is known; ``held``: the files of the
+    save that are in ``final``; ``here``: this node.
     Returns the bytes that came from other nodes, and the sources from which nothing can be taken, each with the reason:
     then ``final`` is as it was. `.metadata` comes last, with the time ``saved_ns`` of the save. A directory ``final``
     of another save is kept under another name. Raises ``CannotJudge`` for an error of this node.
@@ -132,7 +134,7 @@ def gather(
                 break
         if not failed:
             _keep_only(partial, {name for files in sources.values() for name in files})
-            _put(partial, final, digest, saved_ns)
+            _put(partial, final, digest, held, saved_ns)
     return count, failed
 
 
@@ -143,14 +145,20 @@ def _keep_only(partial: Path, names: Collection[str]) -> None:
             path.unlink()
 
 
-def _put(partial: Path, final: Path, digest: str, saved_ns: int) -> None:
+def _put(partial: Path, final: Path, digest: str, held: Collection[str], saved_ns: int) -> None:
     """Put what was brought into the step, which is there or not. Raises ``OSError``."""
     if (partial / METADATA).exists():
         # It came with the time of the replica.
         os.utime(partial / METADATA, ns=(saved_ns, saved_ns))
     fsync_directory(partial)
+    aside = f".other-save-{secrets.token_hex(4)}"
     if os.path.lexists(final / METADATA) and not _is_of(final, digest):
-        final.rename(final.with_name(f"{final.name}.other-save-{secrets.token_hex(4)}"))
+        final.rename(final.with_name(f"{final.name}{aside}"))
+    elif METADATA not in held:
+        # Beside `.metadata` they would pass for files of this save, if every save calls them so.
+        for path in final.glob("*.distcp"):
+            if path.name not in held and token_of(path.name) is None:
+                path.rename(path.with_name(f"{path.name}{aside}"))
     try:
         put_new_step(partial, final)
         return

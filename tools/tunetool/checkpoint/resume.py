@@ -121,7 +121,13 @@ def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Seq
 
     try:
         count, failed = gather(
-            Path(agreement.paths[rank]), str(agreement.digest), sources, agreement.saved_ns, here=place[0], ssh=ssh
+            Path(agreement.paths[rank]),
+            str(agreement.digest),
+            sources,
+            agreement.held[place],
+            agreement.saved_ns,
+            here=place[0],
+            ssh=ssh,
         )
     except TunetoolError as error:  # of this node, whatever the sources are
         return _Gathered(0, dict.fromkeys(sources, error.message))
