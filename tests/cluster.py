@@ -31,7 +31,7 @@ NODES = ("node1", "node2")
 CONTROL = "control"
 """The node of Slurm's controller, where users would log in. It is in no inventory."""
 _PROGRAM = str(Path(__file__).with_name("cluster_node.py"))
-_ADDRESSES = {CONTROL: 10, **{name: 11 + index for index, name in enumerate(NODES)}}
+_FIRST = 10
 _THIS_MACHINE = 1
 _INVENTED = "10.213"
 _PROGRAMS = ("ip", "tc", "mount", "umount", "pivot_root", "nsenter", "ssh", "ssh-keygen")
@@ -80,7 +80,11 @@ class Cluster:
 
     def address(self, name: str) -> str:
         """The IPv4 address of a node."""
-        return f"{_INVENTED}.{self._third}.{_ADDRESSES[name]}"
+        return f"{_INVENTED}.{self._third}.{self._number(name)}"
+
+    def _number(self, name: str) -> int:
+        """The last number of its address."""
+        return _FIRST + [CONTROL, *self._names].index(name)
 
     def run(
         self,
@@ -247,7 +251,7 @@ class Cluster:
             _ip(bridge, [f"link add {node.name} type veth peer name eth0 netns {node.pid}"])
             _ip(bridge, [f"link set {node.name} master eth0", f"link set {node.name} up"])
         # It is the same after a restart, since neighbours remember it.
-        inside.append(f"link set eth0 address 02:00:{self._third:02x}:00:00:{_ADDRESSES[node.name]:02x}")
+        inside.append(f"link set eth0 address 02:00:{self._third:02x}:00:00:{self._number(node.name):02x}")
         _ip(node.pid, [*inside, f"addr add {bits} dev eth0", "link set eth0 up"])
 
     def _files(self, name: str) -> dict[str, tuple[str, int]]:
@@ -257,7 +261,7 @@ class Cluster:
             accounts += "sshd:x:991:65534::/run/sshd:/usr/sbin/nologin\n"
         return {
             "/etc/hostname": (f"{name}\n", 0o644),
-            "/etc/machine-id": (f"{self._third:08x}{_ADDRESSES[name]:024x}\n", 0o444),
+            "/etc/machine-id": (f"{self._third:08x}{self._number(name):024x}\n", 0o444),
             "/etc/hosts": (hosts, 0o644),
             "/etc/passwd": (accounts, 0o644),
             "/etc/ssh/cluster_config": (_SSHD, 0o644),
@@ -338,7 +342,8 @@ def _subnet() -> Iterator[int]:
 
 def _apart() -> list[Path]:
     """Paths that a node needs and would not see: below its own memory, or on another file system than the root."""
-    wanted = {ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent}
+    # A checkout's .venv may be a link: the node sees it with ROOT, and needs what it leads to.
+    wanted = {ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix), Path(sys.executable).resolve().parent}
     wanted.add(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
     hidden = ("/tmp/", "/run/", "/dev/")
     root = Path("/").stat().st_dev

@@ -23,7 +23,17 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, differences, job, latest, markers, metadata, source
+from tunetool.checkpoint import (
+    DirectSavePlanner,
+    DirectWriter,
+    bulk,
+    differences,
+    job,
+    latest,
+    markers,
+    metadata,
+    source,
+)
 from tunetool.checkpoint.catalogue import catalogue
 from tunetool.checkpoint.verification import Verification
 from tunetool.checkpoint.verification import verify as verify_step
@@ -483,6 +493,27 @@ def test_steps_are_listed_with_what_a_job_makes_of_them(tmp_path: Path, drains: 
     assert f"A job would resume from `{scratch / 'step_2'}`" in shown
     assert f"`{scratch / 'step_3'}` is not whole: shard " in shown
     assert f"`{scratch / 'elsewhere'}`: no job resumes from it" in shown
+
+
+def test_replicas_that_a_node_keeps_are_listed(tmp_path: Path, drains: Any, run: Run) -> None:
+    scratch = tmp_path / "scratch"
+    for number in (1, 2, 3):
+        home = bulk.replicas_of(scratch, "node7")
+        copy = drains(small_steps.save(tmp_path / "node7" / f"step_{number}", number), home).wait()
+        rewrite(copy / markers.MARKER, sums=markers.OF_THE_SOURCE)
+    small_steps.data_of(home / "step_2")[0].write_bytes(b"cut")
+    (home / "step_3").rename(bulk.partial_of(home, "step_3", "0123456789abcdef"))
+    document = json.loads(run("ls", scratch, "--json", "-")[1])
+    rows = {row["step"]: row for row in document["steps"]}
+    assert {number: row["whole"] for number, row in rows.items()} == {1: True, 2: False, 3: False}
+    assert {(row["replica_of"], row["drained"], row["resumed"]) for row in rows.values()} == {("node7", False, False)}
+    assert "has 3 of " in rows[2]["problem"]
+    assert rows[3]["problem"] == "its replication did not end"
+    assert document["resumed"] is None
+    shown = " ".join(run("ls", scratch)[1].split())
+    assert "There are only replicas of other nodes" in shown
+    small_steps.save(scratch / "step_1", 1)
+    assert f"A job would resume from `{scratch / 'step_1'}`" in " ".join(run("ls", scratch)[1].split())
 
 
 def test_a_step_may_be_named_itself_and_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, markers, step_fetch
+from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.markers import Marker
-from tunetool.checkpoint.replica_receiver import replicas_of
 from tunetool.checkpoint.steps import Stamp
 from tunetool.checkpoint.transfer import digest_of
 from tunetool.checkpoint.verification import verify

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from small_steps import data_of, save, values
 
-from tunetool.checkpoint import DirectWriter, identity, markers, recover, replicate
+from tunetool.checkpoint import DirectWriter, identity, latest, markers, recover, replicate
+from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.markers import Marker
-from tunetool.checkpoint.replica_receiver import Incoming, Receiver, replicas_of
+from tunetool.checkpoint.replica_receiver import Incoming, Receiver
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.file_lock import FileLock
@@ -52,7 +54,8 @@ def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mark(step: Path, files: dict[str, CopiedFile]) -> None:
-    markers.write(step, step.name, Marker(markers.digest_of_metadata(step), files, {}))
+    sources = identity.look_at(step, files)
+    markers.write(step, step.name, Marker(markers.digest_of_metadata(step), files, {}, sources))
 
 
 def bring(replica: Path, step: Path) -> Path:
@@ -250,6 +253,101 @@ def test_a_replica_with_files_that_nothing_proves_is_refused(replica: Path, tmp_
     assert not (tmp_path / "scratch" / "step_1").exists()
 
 
+def here(replica: Path) -> Path:
+    """The tier that holds it; this job's only rank runs there now."""
+    return replica.parents[2]
+
+
+def test_latest_takes_what_a_replica_has(replica: Path) -> None:
+    digest = markers.digest_of_metadata(replica)
+    unverified = here(replica) / f".recovering-step_1-{digest}" / "__7_0.distcp"
+    unverified.parent.mkdir()
+    unverified.write_text("of an interrupted call, for another rank")
+    assert latest([here(replica)], world=1) is None
+    last = latest([here(replica)], world=1, replicas=True)
+    assert last is not None
+    assert (last.step, last.path, last.skipped, last.brought_bytes) == (1, here(replica) / "step_1", (), 0)
+    assert values(last.path) == (1, 1)
+    assert names_in(last.path) == [".metadata", *(path.name for path in data_of(replica))]
+    assert names_in(here(replica)) == [".replicas", "step_1"]
+
+
+def test_the_files_of_another_save_are_kept_aside(replica: Path) -> None:
+    own = save(here(replica) / "step_1", 2)
+    os.utime(own / ".metadata", (0, 0))
+    data_of(own)[0].unlink()
+    last = latest([here(replica)], world=1, replicas=True)
+    assert last is not None
+    assert values(last.path) == (1, 1)
+    (aside,) = here(replica).glob("step_1.other-save-*")
+    assert names_in(aside) == [".metadata", data_of(replica)[1].name]
+
+
+def test_files_of_an_unknown_save_are_kept_aside(replica: Path) -> None:
+    own = here(replica) / "step_1"
+    own.mkdir()
+    for name in ("__5_0.distcp", data_of(replica)[0].name):
+        (own / name).write_text("of a save whose `.metadata` is gone")
+    last = latest([here(replica)], world=1, replicas=True)
+    assert last is not None
+    assert values(last.path) == (1, 1)
+    assert data_of(own) == [own / path.name for path in data_of(replica)]
+    assert len([*own.glob("*.distcp.other-save-*")]) == 2
+
+
+def test_a_file_that_a_node_lacks_is_added_to_its_own(replica: Path) -> None:
+    own = here(replica) / "step_1"
+    shutil.copytree(replica, own, ignore=lambda *_: [markers.MARKER])
+    first, second = data_of(own)
+    inode = second.stat().st_ino
+    first.write_bytes(first.read_bytes()[:-1])
+    last = latest([here(replica)], world=1, replicas=True)
+    assert last is not None
+    assert values(last.path) == (1, 1)
+    assert second.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda step: flip(data_of(step)[0]), "differs from the replica that was verified"),
+        (lambda step: data_of(step)[0].write_bytes(b"cut"), "has 3 of "),
+        (lambda step: data_of(step)[0].unlink(), "is missing in "),
+        (lambda step: (step / ".metadata").unlink(), "No such file or directory"),
+        (lambda step: (step / markers.MARKER).unlink(), "it has no marker"),
+        (lambda step: (step / markers.MARKER).write_text("{"), "is damaged"),
+        (
+            lambda step: shutil.copy(step.with_name("step_1") / ".metadata", step),
+            "`.metadata` belongs to another save than the data",
+        ),
+        (lambda step: mark(step, {}), "does not cover its files"),
+    ],
+)
+def test_a_damaged_replica_is_passed_over_by_name(
+    replica: Path, tmp_path: Path, spoil: Callable[[Path], object], named: str
+) -> None:
+    newer = save(replica.with_name("step_2"), 2)
+    mark(newer, {path.name: digest_of(path) for path in data_of(newer)})
+    spoil(newer)
+    last = latest([here(replica)], world=1, replicas=True)
+    assert last is not None
+    assert values(last.path) == (1, 1)
+    (reason,) = last.skipped
+    assert reason.startswith("step 2: ")
+    assert "replica of `node1` on `" in reason
+    assert named in reason
+    shutil.rmtree(replica)
+    shutil.rmtree(last.path)
+    with pytest.raises(CannotJudge, match="no step can be read by every rank: step 2: "):
+        latest([here(replica)], world=1, replicas=True)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def receiver_of(replica: Path) -> Receiver:
     """What the peer runs for a save that is the one of ``replica``."""
     sources = identity.look_at(replica, [path.name for path in data_of(replica)])
@@ -262,6 +360,7 @@ def receiver_of(replica: Path) -> Receiver:
         metadata=None,
         needed={name: file.size for name, file in sources.items()},
         sources=identity.rows(sources),
+        now_ns=0,
         saved_ns=0,
         save=None,
         items=None,

@@ -10,7 +10,7 @@ from testinfra.host import Host
 MIB = 2**20
 
 
-@pytest.mark.parametrize("name", ["mdadm", "xfsprogs", "nvme-cli", "fio"])
+@pytest.mark.parametrize("name", ["mdadm", "xfsprogs", "nvme-cli", "fio", "rsync"])
 def test_packages(host: Host, name: str) -> None:
     assert host.package(name).is_installed
 

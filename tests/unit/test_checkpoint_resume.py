@@ -33,9 +33,9 @@ from tunetool.errors import CannotJudge, UsageProblem
 
 pytest.importorskip("xxhash")
 
+from tunetool.checkpoint.agreement import StepCopy, Survey, agree
 from tunetool.checkpoint.bulk import Delivery, lacking, writer_of
 from tunetool.checkpoint.draining import launcher_ranks
-from tunetool.checkpoint.resume import StepCopy, Survey, agree
 from tunetool.checkpoint.transfer import CopiedFile
 
 NUMBERS = st.sets(st.integers(0, 40), max_size=12)

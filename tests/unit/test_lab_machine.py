@@ -190,7 +190,7 @@ def test_the_image_key_changes_with_the_system_and_not_by_itself():
 
 
 def test_the_recipe_has_what_the_roles_install():
-    assert {"mdadm", "grub2-common", "xfsprogs", "nvme-cli", "fio", "python3-apt"} <= set(recipe.PACKAGES)
+    assert {"mdadm", "grub2-common", "xfsprogs", "nvme-cli", "fio", "rsync", "python3-apt"} <= set(recipe.PACKAGES)
 
 
 def test_the_marker_follows_from_the_serial_alone():

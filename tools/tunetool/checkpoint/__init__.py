@@ -24,7 +24,7 @@ _MODULES = {
     "Replica": "replicating",
     "Replicated": "replicating",
     "Saved": "writer",
-    "agree": "resume",
+    "agree": "agreement",
     "drain": "draining",
     "latest": "resume",
     "peer_of": "peers",

@@ -7,6 +7,9 @@
 The digest is that of the step's `.metadata`, so that two saves of one step are never mixed. A step becomes complete by
 one rename of its directory, after the marker was written as its last file.
 
+Replicas of a node's part are laid out the same way on its peer, in a directory that no reader of steps sees:
+`.replicas/<host>/step_100`.
+
 The plan, the manifests and the marker also record the identity of the source files (inode, size, times) and when the
 step was saved. Markers of earlier versions do not.
 """
@@ -47,7 +50,8 @@ _CHANGED = "changed.json"
 """The error for which a partial step must not become complete: its source changed."""
 _RANKS = "ranks"
 _PARTIAL = ".draining-"
-_WRITER = re.compile(r"__(?P<rank>\d+)_\d+(\.[0-9a-f]+)?\.distcp")
+_WRITER = re.compile(r"__(?P<rank>\d+)_\d+(\.(?P<token>[0-9a-f]+))?\.distcp")
+REPLICAS = ".replicas"
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,17 @@ def writer_of(name: str) -> int | None:
     """The rank that wrote a data file, from its name; None for names that no writer uses."""
     match = _WRITER.fullmatch(Path(name).name)
     return int(match["rank"]) if match else None
+
+
+def token_of(name: str) -> str | None:
+    """The token of the save that wrote a data file, from its name; None for a name that every save gives."""
+    match = _WRITER.fullmatch(Path(name).name)
+    return match["token"] if match else None
+
+
+def replicas_of(directory: Path, host: str) -> Path:
+    """Where the replicas of a node are, in its peer's directory of steps."""
+    return directory / REPLICAS / host
 
 
 def partial_of(bulk: Path, name: str, digest: str) -> Path:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunetool.checkpoint import bulk, markers
-from tunetool.checkpoint.resume import StepCopy, agree, copy_at, survey
+from tunetool.checkpoint.agreement import StepCopy, agree
+from tunetool.checkpoint.resume import copy_at, replicas_in, survey
 from tunetool.checkpoint.steps import number_or_none
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -31,6 +32,8 @@ class Entry:
     """Whether this save is whole on shared storage, or was."""
     resumed: bool
     """Whether a job of this node would resume from it."""
+    replica_of: str | None = None
+    """The node whose part it is, if it is a replica that this node keeps."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ def catalogue(directories: Sequence[Path]) -> Catalogue:
     except CannotJudge as error:
         obstacle = error.message
     listed = [_entry(copy, copy.step, copy.path == resumed) for copy in copies.values()]
-    return Catalogue((*listed, *(_entry(copy, None, False) for copy in others.values())), obstacle)
+    listed += [_entry(copy, None, False) for copy in others.values()]
+    kept = [copy for directory in dict.fromkeys(named) if directory in asked for copy in replicas_in(directory)]
+    return Catalogue((*listed, *(_entry(copy, copy.step, False) for copy in kept)), obstacle)
 
 
 def _named(directory: Path) -> Path:
@@ -99,7 +104,10 @@ def _entry(copy: StepCopy, step: int | None, resumed: bool) -> Entry:
     if not path.exists() and copy.digest is not None:  # its drain did not end
         path = bulk.partial_of(path.parent, path.name, copy.digest)
     saved_ns = copy.recorded.time_ns if copy.recorded is not None else copy.written_ns
-    return Entry(copy.path, step, copy.problem, _bytes_in(path), saved_ns, copy.world, copy.drained, resumed)
+    bytes_there = _bytes_in(path)
+    return Entry(
+        copy.path, step, copy.problem, bytes_there, saved_ns, copy.world, copy.drained, resumed, copy.replica_of
+    )
 
 
 def _bytes_in(directory: Path) -> int:

@@ -1,26 +1,32 @@
-"""Brings a node's part of a checkpoint back from the node that keeps its replica."""
+"""Brings a node's part of a checkpoint from other nodes: from the one that keeps its replica, or from several.
+
+What comes is read back past the page cache, and held against the checksums of the save and those of the replica.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunetool.checkpoint import markers
+from tunetool.checkpoint.agreement import Source
+from tunetool.checkpoint.bulk import replicas_of, token_of
 from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import naming_errors
-from tunetool.checkpoint.replica_receiver import replicas_of
 from tunetool.checkpoint.replica_worker import RSYNC, first_line
 from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step, same_step, same_step_error, step_number
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
-from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 from tunetool.node.common.commands import captured
 from tunetool.node.common.file_lock import FileLock
 from tunetool.regular_files import below
@@ -69,28 +75,126 @@ def recover(
     host = socket.gethostname() if host is None else host
     check_names(peer, host)
     source = replicas_of(peer_directory(final, peer_dir), host) / final.name
-    partial = partial_of(final, host)
+    with _arriving(final, host) as (partial, lock):
+        _bring(peer, source, partial, lock, ssh)
+        marker, loaded = _replica(partial)
+        _verify(partial, loaded, marker.files)
+        # It is of that save: it would speak against a later one to this directory.
+        (partial / MARKER).unlink()
+        fsync_directory(partial)
+        try:
+            put_new_step(partial, final)
+        except FileExistsError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise there_error(final) from None
+    return final
+
+
+def gather(
+    final: Path,
+    digest: str,
+    sources: Mapping[Source, Mapping[str, CopiedFile | None]],
+    held: Collection[str],
+    saved_ns: int,
+    *,
+    here: str,
+    ssh: Sequence[str],
+) -> tuple[int, dict[Source, str]]:
+    """Bring files of the save with this ``digest`` of `.metadata` into the step ``final``, beside those that are there.
+
+    ``sources``: the files by node and directory, each with its checksum where one is known; ``held``: the files of the
+    save that are in ``final``; ``here``: this node.
+    Returns the bytes that came from other nodes, and the sources from which nothing can be taken, each with the reason:
+    then ``final`` is as it was. `.metadata` comes last, with the time ``saved_ns`` of the save. A directory ``final``
+    of another save is kept under another name. Raises ``CannotJudge`` for an error of this node.
+    """
+    count, failed = 0, dict[Source, str]()
+    with _arriving(final, digest, _SILENT_SECONDS) as (partial, lock):
+        where = final
+        # `.metadata` first: the others are held against it.
+        for source, files in sorted(sources.items(), key=lambda each: METADATA not in each[1]):
+            host, directory = source
+            peer = None if host == here else host
+            try:
+                for name in files:
+                    if not _is_below(partial, name):
+                        raise CannotJudge(f"`{name}` leads out of the step", _ANOTHER)
+                _bring(peer, Path(directory), partial, lock, ssh, files)
+                if METADATA in files:
+                    where = partial
+                    _verify_metadata(partial, digest)
+                _verify(partial, _metadata_in(where), {name: files[name] for name in files if name != METADATA})
+            except TunetoolError as error:
+                failed[source] = error.message
+            except OSError as error:
+                failed[source] = f"`{error.filename or partial}`: {error.strerror}"
+            else:
+                count += sum((partial / name).stat().st_size for name in files) if peer else 0
+            if METADATA in files and failed:
+                break
+        if not failed:
+            _keep_only(partial, {name for files in sources.values() for name in files})
+            _put(partial, final, digest, held, saved_ns)
+    return count, failed
+
+
+def _keep_only(partial: Path, names: Collection[str]) -> None:
+    """Delete what an earlier call brought, and this one did not verify."""
+    for path in partial.rglob("*"):
+        if not path.is_dir() and str(path.relative_to(partial)) not in names:
+            path.unlink()
+
+
+def _put(partial: Path, final: Path, digest: str, held: Collection[str], saved_ns: int) -> None:
+    """Put what was brought into the step, which is there or not. Raises ``OSError``."""
+    if (partial / METADATA).exists():
+        # It came with the time of the replica.
+        os.utime(partial / METADATA, ns=(saved_ns, saved_ns))
+    fsync_directory(partial)
+    aside = f".other-save-{secrets.token_hex(4)}"
+    if os.path.lexists(final / METADATA) and not _is_of(final, digest):
+        final.rename(final.with_name(f"{final.name}{aside}"))
+    elif METADATA not in held:
+        # Beside `.metadata` they would pass for files of this save, if every save calls them so.
+        for path in final.glob("*.distcp"):
+            if path.name not in held and token_of(path.name) is None:
+                path.rename(path.with_name(f"{path.name}{aside}"))
+    try:
+        put_new_step(partial, final)
+        return
+    except FileExistsError:
+        names = [str(path.relative_to(partial)) for path in partial.rglob("*") if not path.is_dir()]
+    for name in sorted(names, key=METADATA.__eq__):
+        if name == METADATA:
+            fsync_directory(final)
+        (final / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).replace(final / name)
+    fsync_directory(final)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_of(step: Path, digest: str) -> bool:
+    try:
+        return markers.digest_of_metadata(step) == digest
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _arriving(final: Path, key: str, patience: float = 0) -> Iterator[tuple[Path, FileLock]]:
+    """A directory for the files that come for a step, and the lock on it. What came before an interruption is there."""
+    partial = partial_of(final, key)
     with naming_errors(partial, _AGAIN):
         sweep(final.parent, partial)
         partial.mkdir(parents=True, exist_ok=True)
         with FileLock.on(partial) as lock:
-            if not lock.take(patience=0) or not lock.is_named():
+            if not lock.take(patience=patience) or not lock.is_named():
                 raise CannotJudge(f"`{partial}` is locked: this step is being recovered", "wait until that has ended")
             try:
-                _bring(f"{peer}:{source}/", partial, lock, ssh)
-                _verify(partial)
-                # It is of that save: it would speak against a later one to this directory.
-                (partial / MARKER).unlink()
-                fsync_directory(partial)
-                put_new_step(partial, final)
-            except FileExistsError:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise there_error(final) from None
-            except (CannotJudge, OSError):
+                yield partial, lock
+            finally:
                 with contextlib.suppress(OSError):
                     partial.rmdir()  # if nothing came
-                raise
-    return final
 
 
 def partial_of(final: Path, what: str) -> Path:
@@ -112,29 +216,43 @@ def sweep(root: Path, kept: Path | None = None) -> None:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def _bring(source: str, partial: Path, lock: FileLock, ssh: Sequence[str]) -> None:
-    """Bring the files. Raises ``CannotJudge``."""
-    argv = [*RSYNC, "--recursive", "--delete", f"--timeout={_SILENT_SECONDS}", f"--rsh={shlex.join(with_limits(ssh))}"]
-    with naming_errors(Path(RSYNC[0]), "install rsync on every node"):
-        # It keeps the lock when this process dies: nothing of it may write into a step that was verified since.
-        done = captured([*argv, source, f"{partial}/"], None, pass_fds=(lock.handle,))
+def _bring(
+    peer: str | None,
+    source: Path,
+    partial: Path,
+    lock: FileLock,
+    ssh: Sequence[str],
+    names: Collection[str] | None = None,
+) -> None:
+    """Bring all files of the directory ``source`` of ``peer`` (None: of this node), or those of ``names``. Raises
+    ``CannotJudge``, ``OSError``."""
+    argv = [*RSYNC, f"--timeout={_SILENT_SECONDS}", f"--rsh={shlex.join(with_limits(ssh))}"]
+    with tempfile.NamedTemporaryFile() as listed:
+        if names is None:
+            argv += ["--recursive", "--delete"]
+        else:
+            listed.write(b"".join(os.fsencode(name) + b"\0" for name in names))
+            listed.flush()
+            argv += ["--from0", f"--files-from={listed.name}"]
+        argv += [f"{peer}:{source}/" if peer else f"{source}/", f"{partial}/"]
+        with naming_errors(Path(RSYNC[0]), "install rsync on every node"):
+            # It keeps the lock when this process dies: nothing of it may write into a step that was verified since.
+            done = captured(argv, None, pass_fds=(lock.handle,))
     if done.returncode:
-        peer, _, path = source.partition(":")
-        said = first_line(done.stderr)
-        raise CannotJudge(f"`{peer}` does not give the replica `{path.rstrip('/')}`: {said}", _AGAIN)
+        whose = (
+            f"`{peer}` does not give {'the replica ' if names is None else ''}" if peer else "this node cannot copy "
+        )
+        raise CannotJudge(f"{whose}`{source}`: {first_line(done.stderr)}", _AGAIN)
 
 
-def _verify(partial: Path) -> None:
-    """Hold everything against the marker and the save. Raises ``CannotJudge``, ``OSError``."""
-    from tunetool.checkpoint import metadata  # noqa: PLC0415  (imports torch)
-
+def _replica(partial: Path) -> tuple[Marker, Metadata]:
+    """The marker and the metadata of a replica that came, if it covers all its files. Raises ``CannotJudge``,
+    ``OSError``."""
     marker = markers.marker_of(partial)
     if marker is None or markers.digest_of_metadata(partial) != marker.digest:
         raise CannotJudge(f"`{partial}` is no whole replica: {markers.OTHER_METADATA}", _AGAIN)
-    fsync(partial / METADATA)
-    if digest_of(partial / METADATA).xxh3_64 != marker.digest:
-        raise CannotJudge(f"`{partial / METADATA}` does not hold what was written to it", _ANOTHER)
-    loaded = metadata.read(partial)
+    _verify_metadata(partial, marker.digest)
+    loaded = _metadata_in(partial)
     needed = needed_by(loaded)
     there = {name for name in needed if os.path.lexists(partial / name)}
     if not marker.files or marker.lacks(there | marker.sources.keys()):
@@ -142,16 +260,45 @@ def _verify(partial: Path) -> None:
     for name in marker.files:
         if name not in needed or not _is_below(partial, name):
             raise CannotJudge(f"`{partial / MARKER}` is damaged: it names `{name}`", _ANOTHER)
-    read = _reader(partial, marker, loaded)
-    for name, expected in marker.files.items():
-        fsync(partial / name)
+    return marker, loaded
+
+
+def _metadata_in(step: Path) -> Metadata:
+    """What `.metadata` in a step says."""
+    from tunetool.checkpoint import metadata  # noqa: PLC0415  (imports torch)
+
+    return metadata.read(step)
+
+
+def _verify_metadata(partial: Path, digest: str) -> None:
+    fsync(partial / METADATA)
+    if digest_of(partial / METADATA).xxh3_64 != digest:
+        with contextlib.suppress(OSError):
+            (partial / METADATA).unlink()
+        raise CannotJudge(f"`{partial / METADATA}` does not hold what was written to it", _ANOTHER)
+
+
+def _verify(partial: Path, loaded: Metadata, files: Mapping[str, CopiedFile | None]) -> None:
+    """Hold each file against its checksum, and against those of the save if that made any. Raises ``CannotJudge``,
+    ``OSError``."""
+    from tunetool.checkpoint.metadata_pickle import SUMS  # noqa: PLC0415  (imports torch)
+    from tunetool.checkpoint.saved_bytes import check_file, items_in  # noqa: PLC0415  (imports numpy)
+
+    sums, save = getattr(loaded, SUMS, None), getattr(loaded.storage_meta, "save_id", None)
+    items = None if sums is None else items_in(loaded, sums, files)
+    for name, expected in files.items():
+        path = partial / name
+        fsync(path)
         try:
-            if read(name) != expected:
-                raise CannotJudge(f"`{partial / name}` differs from the replica that was verified", _ANOTHER)
+            if items is None and expected is None:
+                raise CannotJudge(f"`{path}` has no checksum", _ANOTHER)
+            came = digest_of(path) if items is None else check_file(partial, name, items[name], save)
+            if expected is not None and came != expected:
+                raise CannotJudge(f"`{path}` differs from the replica that was verified", _ANOTHER)
         except CannotJudge:
             # By its size and time it would pass for the file that is to be brought.
             with contextlib.suppress(OSError):
-                (partial / name).unlink()
+                path.unlink()
             raise
 
 
@@ -161,15 +308,3 @@ def _is_below(partial: Path, name: str) -> bool:
     except UsageProblem:
         return False
     return True
-
-
-def _reader(partial: Path, marker: Marker, loaded: Metadata) -> Callable[[str], CopiedFile]:
-    """What reads a file, and holds it against the checksums of the save if that made any."""
-    from tunetool.checkpoint.metadata_pickle import SUMS  # noqa: PLC0415  (imports torch)
-    from tunetool.checkpoint.saved_bytes import check_file, items_in  # noqa: PLC0415  (imports numpy)
-
-    sums = getattr(loaded, SUMS, None)
-    if sums is None:
-        return lambda name: digest_of(partial / name)
-    items, save = items_in(loaded, sums, marker.files), getattr(loaded.storage_meta, "save_id", None)
-    return lambda name: check_file(partial, name, items[name], save)

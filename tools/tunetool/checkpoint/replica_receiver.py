@@ -5,7 +5,7 @@ the directory for the files, ``{"saving": BOOL}`` whenever that changes and as a
 whole replica, or ``{"error", "hint"}``. Once the files are there, its stdin brings a line with their digests at the
 source, if the save made no checksums. It ends with its stdin: nothing becomes whole without the other side.
 
-A node's replicas are laid out as steps on shared storage are (``bulk``), in a directory that no reader of steps sees.
+A node's replicas are laid out as steps on shared storage are (``bulk``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 from tunetool.node.common.file_lock import FileLock
 
-REPLICAS = ".replicas"
 SIGN_SECONDS = 1.0
 """Seconds between two signs of life."""
 _POLL_SECONDS = 0.1
@@ -61,6 +60,8 @@ class Incoming:
     sources: dict[str, list[int]]
     """Identity of each file on the node."""
     saved_ns: int
+    now_ns: int
+    """What the node's clock showed after that."""
     save: str | None
     items: dict[str, list[list[Any]]] | None
     """The items of each file, as ``SavedItem``; None if the save made no checksums."""
@@ -74,7 +75,7 @@ class Receiver:
 
     def __init__(self, order: Incoming) -> None:
         self.order = order
-        self.root = replicas_of(Path(order.directory), order.host)
+        self.root = bulk.replicas_of(Path(order.directory), order.host)
         self.pace = Pace(Path(order.directory), order.rate, tick=self._sign_of_life)
         self._said, self._saving = 0.0, False
 
@@ -133,7 +134,7 @@ class Receiver:
             partial = bulk.partial_of(self.root, order.step, order.digest)
             there = sum(_size(partial / name) for name in order.needed)
         need(self.root, max(0, sum(order.needed.values()) - there) + order.metadata_bytes)
-        saved = stamp_of(self.root / order.step, self.root, order.saved_ns, order.digest)
+        saved = stamp_of(self.root / order.step, self.root, order.saved_ns, order.digest, order.now_ns)
         sums = markers.OF_THE_SOURCE if order.items is None else markers.OF_THE_SAVE
         known = Identity.parse(order.metadata) if order.metadata else None
         plan = Plan(order.needed, saved, known, sums)
@@ -186,11 +187,6 @@ class Receiver:
         if saving != self._saving or now - self._said >= SIGN_SECONDS:
             self._said, self._saving = now, saving
             say(saving=saving)
-
-
-def replicas_of(directory: Path, host: str) -> Path:
-    """Where the replicas of a node are, in the peer's directory of steps."""
-    return directory / REPLICAS / host
 
 
 def _size(path: Path) -> int:

@@ -30,6 +30,7 @@ from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.pace import Pace, saving, yield_to_training
 from tunetool.checkpoint.replica_receiver import Incoming
+from tunetool.checkpoint.retention import leave_replica_note
 from tunetool.checkpoint.transfer import Changed, digest_of
 from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.measure.worker import die_with_parent
@@ -77,6 +78,7 @@ class Worker:
             lock = FileLock.on(self.step_dir)
         with lock, _Peer(self.order, self.incoming.patience) as peer:
             lock.take(shared=True)
+            leave_replica_note(self.step_dir, self.incoming.digest, self.sources, {})
             peer.send(json.dumps(asdict(self.incoming)).encode() + b"\n" + metadata)
             answer = peer.answer()
             if "ready" in answer:
@@ -85,9 +87,10 @@ class Worker:
                 if self.incoming.items is None:
                     for name in self.sources:
                         with naming_errors(self.step_dir / name, _AGAIN):
-                            digests[name] = asdict(digest_of(self.step_dir / name, self.pace.wait))
+                            digests[name] = digest_of(self.step_dir / name, self.pace.wait)
                 self._require_unchanged()
-                peer.send(json.dumps(digests).encode() + b"\n")
+                leave_replica_note(self.step_dir, self.incoming.digest, self.sources, digests)
+                peer.send(json.dumps({name: asdict(filed) for name, filed in digests.items()}).encode() + b"\n")
                 answer = peer.answer()
             return f"{self.order.peer}:{answer['path']}"
 

@@ -126,8 +126,8 @@ def replicate(
     before it fails; a dead link ends after a minute.
 
     A peer that is gone, slow or full ends in one warning on stderr, as does an error of the system here; see
-    ``Replica.wait``. The files here are never changed. Do not save to the step before `wait` returns: it fails if a
-    file has changed since this call.
+    ``Replica.wait``. The files here are never changed; a note beside them says of which
+    save they are. Do not save to the step before `wait` returns: it fails if a file has changed since this call.
 
     Raises ``UsageProblem`` for a wrong call, and for a step without files that `.metadata` names.
     """
@@ -228,6 +228,7 @@ def _incoming(
         needed={name: file.size for name, file in sources.items()},
         sources=rows(sources),
         saved_ns=known.mtime_ns if known else min(now_ns(), max(file.mtime_ns for file in sources.values())),
+        now_ns=now_ns(),
         save=getattr(loaded.storage_meta, "save_id", None),
         items=None if items is None else {name: [list(item) for item in some] for name, some in items.items()},
         rate=None if rate == "auto" else float(rate),

@@ -1,7 +1,7 @@
 """Finds the step from which a new job can resume: the last saved one that all of its ranks can read.
 
 A tier is a directory of steps, for example scratch on the node, then shared storage. ``survey`` lists what one rank can
-read; ``agree`` (pure) decides from the surveys of all ranks.
+read; ``agreement.agree`` (pure) decides from the surveys of all ranks; ``recovering.gather`` brings what a node lacks.
 """
 
 from __future__ import annotations
@@ -9,65 +9,22 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunetool.checkpoint import bulk, markers
-from tunetool.checkpoint.draining import launcher_ranks, named_by
+from tunetool.checkpoint import bulk, identity, markers
+from tunetool.checkpoint.agreement import Agreement, Source, StepCopy, Survey, agree
+from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
+from tunetool.checkpoint.draining import launcher_ranks, needed_by
 from tunetool.checkpoint.identity import look
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.os_errors import naming_errors
-from tunetool.checkpoint.retention import note_in
-from tunetool.checkpoint.steps import Stamp, now_ns, number_or_none, replaced_steps, stamps, steps_in
-from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
+from tunetool.checkpoint.retention import note_in, replica_note_in
+from tunetool.checkpoint.steps import now_ns, number_or_none, replaced_steps, steps_in
+from tunetool.errors import TunetoolError, UsageProblem
 from tunetool.regular_files import below, open_regular, read_bytes
-
-_SHOWN = 3
-"""Number of steps that an error message explains."""
-
-
-@dataclass(frozen=True)
-class StepCopy:
-    """One copy of a step, in one tier, as one rank sees it."""
-
-    step: int
-    path: str
-    digest: str | None = None
-    """Digest of its `.metadata`: steps with the same number can be different saves, which must not be mixed."""
-    problem: str | None = None
-    """Why it cannot be read here; None if it can."""
-    recorded: Stamp | None = None
-    """When it was saved, if a drain recorded it."""
-    written_ns: int = 0
-    """mtime of its `.metadata`, otherwise of its directory, in nanoseconds since 1970."""
-    world: int | None = None
-    """Number of ranks that saved it, by the names of its files; None if these say nothing."""
-    drained: bool = False
-    """Whether this save was drained, by its marker, that of a copy in another tier, or a note."""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The copies of steps that one rank sees, tier by tier, the nearest first."""
-
-    rank: int
-    host: str
-    copies: tuple[StepCopy, ...] = ()
-    now_ns: int = 0
-    """The time of the survey in nanoseconds since 1970."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The step from which all ranks resume."""
-
-    step: int
-    paths: Mapping[int, str]
-    """The directory to read, by rank."""
-    skipped: tuple[str, ...] = ()
-    """Steps that were saved later but that some rank cannot read, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +35,21 @@ class Latest:
     path: Path
     skipped: tuple[str, ...] = field(default=())
     """Steps that were saved later but cannot be read, each with the missing shard and node. Log these."""
+    brought_bytes: int = 0
+    """What all nodes together took from other nodes."""
 
 
-def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest | None:
+@dataclass(frozen=True)
+class _Gathered:
+    """What a node brought, and from where it could take nothing, each with the reason."""
+
+    bytes: int = 0
+    failed: Mapping[Source, str] = field(default_factory=dict)
+
+
+def latest(
+    tiers: Sequence[str | Path], *, world: int | None = None, replicas: bool = False, ssh: Sequence[str] = ("ssh",)
+) -> Latest | None:
     """The last saved step that every rank of this job can read, or None if no tier has any step.
 
     It has the highest step number, unless the job went back to an older step and continued from there. A drain records
@@ -90,6 +59,12 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
     every file that its `.metadata` names. ``world``: world size of this job; default: that of torch.distributed if it
     is initialised, otherwise that of the launcher. If it is more than one, torch.distributed must be initialised and
     every rank must call this: it is a collective. (Without it, call ``survey`` on each rank, then ``agree``.)
+
+    ``replicas``: also take steps of which each node has, or can get from another node of this job, the files that its
+    ranks saved, such as from a replica. Then one process of each node brings those that are missing into the first
+    tier, by rsync over ``ssh`` (the command, with options; it gets the host names of nodes), and the others wait.
+    Nothing is taken that was not verified. A rank gets its own files only: one that reads what others saved needs the
+    whole step in a tier. If the job has another number of ranks than the one that saved, every node gets all files.
 
     Raises ``CannotJudge`` naming missing shards and nodes if there are steps but none that all ranks can read: training
     must not restart from scratch by mistake.
@@ -103,41 +78,81 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
     rank = distributed.get_rank() if distributed else (from_launcher["rank"] or 0)
     try:
         with naming_errors(Path(tiers[0]) if tiers else Path(), "repair the storage, or omit the directory"):
-            this_survey: Survey | TunetoolError = survey(tiers, rank)
+            this_survey: Survey | TunetoolError = survey(tiers, rank, replicas=replicas)
     except TunetoolError as error:
         if distributed is None:
             raise
         # The other ranks wait in the collective below: they must get the error, too.
         this_survey = error
-    if ranks == 1:
-        gathered: list[Any] = [this_survey]
-    elif distributed is None:
+    if ranks > 1 and distributed is None:
         raise UsageProblem(
             f"{ranks} ranks must agree, and torch.distributed is not initialised",
             "call init_process_group first, or gather each rank's survey() and call agree(); or pass `world=1`",
         )
-    else:
-        gathered = [None] * ranks
-        distributed.all_gather_object(gathered, this_survey)
-    for received in gathered:
+
+    def gathered(mine: Any) -> list[Any]:
+        """What each rank has, by rank."""
+        received: list[Any] = [mine] * ranks
+        if ranks > 1:
+            distributed.all_gather_object(received, mine)
+        return received
+
+    surveys = gathered(this_survey)
+    for received in surveys:
         if isinstance(received, TunetoolError):
             raise received
-    agreement = agree(gathered)
-    return Latest(agreement.step, Path(agreement.paths[rank]), agreement.skipped) if agreement else None
+    brought, failed = 0, dict[Source, str]()
+    while (agreement := agree(surveys, failed)) is not None:
+        outcomes = gathered(_gather(agreement, surveys, rank, ssh)) if agreement.missing else []
+        brought += sum(outcome.bytes for outcome in outcomes)
+        if not any(outcome.failed for outcome in outcomes):
+            return Latest(agreement.step, Path(agreement.paths[rank]), agreement.skipped, brought)
+        failed |= {source: why for outcome in outcomes for source, why in outcome.failed.items()}
+    return None
 
 
-def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
-    """What this rank can read. Raises ``UsageProblem`` if a tier has two directories with the same step number."""
-    host, roots = socket.gethostname(), list(map(Path, tiers))
+def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Sequence[str]) -> _Gathered:
+    """Bring what this rank's node lacks, in the first process there."""
+    place = next(each.place for each in surveys if each.rank == rank)
+    sources = agreement.missing.get(place, {})
+    if not sources or rank != min(each.rank for each in surveys if each.place == place):
+        return _Gathered()
+    from tunetool.checkpoint.recovering import gather  # noqa: PLC0415  (imports numpy)
+
+    try:
+        count, failed = gather(
+            Path(agreement.paths[rank]),
+            str(agreement.digest),
+            sources,
+            agreement.held[place],
+            agreement.saved_ns,
+            here=place[0],
+            ssh=ssh,
+        )
+    except TunetoolError as error:  # of this node, whatever the sources are
+        return _Gathered(0, dict.fromkeys(sources, error.message))
+    return _Gathered(count, failed)
+
+
+def survey(tiers: Sequence[str | Path], rank: int = 0, *, replicas: bool = False) -> Survey:
+    """What this rank can read. With ``replicas`` also which files its node has, and which replicas of others.
+
+    Raises ``UsageProblem`` if a tier has two directories with the same step number.
+    """
+    # Absolute where other nodes read there.
+    host, roots = socket.gethostname(), [Path(tier).absolute() if replicas else Path(tier) for tier in tiers]
+    # All ranks of a node have the same files: one of them lists these.
+    with_files = replicas and not launcher_ranks(os.environ)["local_rank"]
     steps = {root: steps_in(root) for root in roots}
     partials = {root: bulk.partials(root) if root.is_dir() else [] for root in roots}
+    kept = [copy for root in roots for copy in replicas_in(root)] if with_files else []
     marked = {path: _marker_of(path) for root in roots for path in [*steps[root].values(), *partials[root]]}
     known = [marker for marker in marked.values() if marker is not None]
     # The last of equals counts: that of a drain.
     drained = {marker.digest: marker for marker in sorted(known, key=lambda marker: not marker.is_of_replica)}
     copies: list[StepCopy] = []
     for root in roots:
-        copies += [copy_at(number, path, drained) for number, path in steps[root].items()]
+        copies += [copy_at(number, path, drained, with_files=with_files) for number, path in steps[root].items()]
         copies += [copy_at(number, path, drained) for number, path in replaced_steps(root).items()]
         for partial in partials[root]:
             name, digest = bulk.name_of(partial)
@@ -152,7 +167,79 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
                 copies.append(
                     StepCopy(number, str(root / name), digest, _incomplete_drain(partial), saved, _mtime_ns(partial))
                 )
-    return Survey(rank, host, tuple(copies), now_ns())
+    return Survey(rank, host, (*copies, *kept), now_ns(), str(roots[0]) if replicas and roots else "")
+
+
+def replicas_in(root: Path) -> list[StepCopy]:
+    """The replicas of other nodes that are kept in a tier, whole or not."""
+    try:
+        homes = sorted(path for path in (root / bulk.REPLICAS).iterdir() if path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    copies = []
+    for home in homes:
+        copies += [_replica_at(number, path) for number, path in steps_in(home, ambiguous=True).items()]
+        for partial in bulk.partials(home):
+            name, digest = bulk.name_of(partial)
+            number = number_or_none(name)
+            if number is not None:
+                plan, problem = bulk.plan_of(partial), "its replication did not end"
+                when = plan.saved.time_ns if plan and plan.saved else _mtime_ns(partial)
+                torn = StepCopy(number, str(partial), digest, problem, None, when, replica_of=home.name)
+                copies.append(replace(torn, is_useless=True))
+    return copies
+
+
+def _replica_at(number: int, path: Path) -> StepCopy:
+    copy = StepCopy(number, str(path), written_ns=_mtime_ns(path), replica_of=path.parent.name)
+    try:
+        described, marker = _described(path), markers.marker_of(path)
+    except OSError as error:
+        return replace(copy, problem=f"`{error.filename or path}`: {error.strerror}", is_useless=True)
+    except TunetoolError as error:
+        return replace(copy, problem=error.message, is_useless=True)
+    if marker is None or marker.digest != described["digest"]:
+        why = "it has no marker" if marker is None else f"{markers.OTHER_METADATA} in `{path}`"
+        return replace(copy, problem=why, is_useless=True)
+    problems = [
+        f"`{name}` {problem} in `{path}`"
+        for name, filed in marker.files.items()
+        if (problem := problem_of_file(path, name, filed.size)) is not None
+    ]
+    if not marker.files or marker.lacks(marker.sources):
+        problems.append(f"`{path / markers.MARKER}` does not cover its files")
+    # The time is that of the coordinator's clock, if its `.metadata` was there.
+    when, saved = marker.saved.time_ns if marker.saved else 0, marker.saved if marker.metadata else None
+    return replace(
+        copy,
+        **described,
+        problem=problems[0] if problems else None,
+        is_useless=bool(problems),
+        recorded=saved,
+        written_ns=when,
+        files=marker.sources,
+        filed=marker.files,
+    )
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """What `.metadata` in a step says of the save, as fields of ``StepCopy``. Raises as ``copy_at`` catches it."""
+    from tunetool.checkpoint.metadata import loads  # noqa: PLC0415  (imports torch)
+    from tunetool.checkpoint.metadata_pickle import SUMS  # noqa: PLC0415  (imports torch)
+
+    metadata = path / markers.METADATA
+    content = read_bytes(metadata, markers.LARGEST_METADATA)
+    loaded = loads(content, metadata)
+    needed = needed_by(loaded)
+    ranks = [rank for rank in map(bulk.writer_of, needed) if rank is not None]
+    return {
+        "digest": digest_of_bytes(content),
+        "needed": needed,
+        "world": max(ranks) + 1 if ranks else None,
+        "has_sums": getattr(loaded, SUMS, None) is not None,
+        # Without it, `.metadata` of two saves can have the same bytes.
+        "is_distinct": getattr(loaded.storage_meta, "save_id", None) is not None,
+    }
 
 
 def _marker_of(path: Path) -> Marker | None:
@@ -170,26 +257,28 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-def copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
+def copy_at(number: int, path: Path, drained: Mapping[str, Marker], *, with_files: bool = False) -> StepCopy:
     """The copy of step ``number`` in ``path``. ``drained``: the markers of all tiers by digest."""
-    metadata = path / markers.METADATA
+    broken = StepCopy(number, str(path), written_ns=_mtime_ns(path))
     try:
-        content = read_bytes(metadata, markers.LARGEST_METADATA)
-        digest, needed = named_by(content, metadata)
+        described = _described(path)
         marker = markers.marker_of(path)
     except OSError as error:
-        return StepCopy(
-            number, str(path), None, f"`{error.filename or metadata}`: {error.strerror}", None, _mtime_ns(path)
-        )
+        metadata = path / markers.METADATA
+        problem = f"`{error.filename or metadata}`: {error.strerror}"
+        if not with_files or os.path.lexists(metadata):
+            return replace(broken, problem=problem)
+        return replace(broken, problem=problem, **_files_in(path, None))
     except TunetoolError as error:
-        return StepCopy(number, str(path), None, error.message, None, _mtime_ns(path))
+        return replace(broken, problem=error.message)
+    digest, needed = described["digest"], described["needed"]
     if marker is not None and marker.digest != digest:
         problem = f"{markers.OTHER_METADATA} in `{path}`"
-        return StepCopy(number, str(path), None, problem, marker.saved, _mtime_ns(metadata))
+        return replace(broken, problem=problem, recorded=marker.saved, written_ns=_mtime_ns(path / markers.METADATA))
     hosts = marker.hosts if marker else {}
     note = note_in(path)
     drain_record = drained.get(digest) or (note if note is not None and note.digest == digest else None)
-    problems = []
+    problems = {}
     for name, least in sorted(needed.items()):
         found = problem_of_file(path, name, marker.files[name].size if marker and name in marker.files else least)
         if found is None and marker is None and drain_record is not None:
@@ -198,22 +287,40 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
             writer = bulk.writer_of(name)
             of_rank = f" of rank {writer}" if writer is not None else ""
             node = f" from node `{hosts[name]}`" if name in hosts else ""
-            problems.append(f"shard `{name}`{of_rank}{node} {found}")
+            problems[name] = f"shard `{name}`{of_rank}{node} {found}"
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    shown = f"{problems[0]} in `{path}`{more}" if problems else None
-    saved = drain_record.saved if drain_record else None
-    ranks = [rank for rank in map(bulk.writer_of, needed) if rank is not None]
-    world = max(ranks) + 1 if ranks else None
-    return StepCopy(
-        number,
-        str(path),
-        digest,
-        shown,
-        saved,
-        _mtime_ns(metadata),
-        world,
-        any(record is not None and not record.is_of_replica for record in (marker, drain_record)),
+    copy = replace(
+        broken,
+        digest=digest,
+        problem=f"{next(iter(problems.values()))} in `{path}`{more}" if problems else None,
+        recorded=drain_record.saved if drain_record else None,
+        written_ns=_mtime_ns(path / markers.METADATA),
+        world=described["world"],
+        drained=any(record is not None and not record.is_of_replica for record in (marker, drain_record)),
     )
+    if not with_files:
+        return copy
+    return replace(copy, **described, **_files_in(path, needed.keys() - problems.keys()))
+
+
+def _files_in(path: Path, names: Collection[str] | None) -> dict[str, Any]:
+    """These files, as fields of ``StepCopy``; of a directory without `.metadata` (None) all regular ones. Those that
+    every save would call so are left out if they were written to since the note of their replication."""
+    try:
+        if names is None:
+            names = [each.name for each in os.scandir(path) if each.is_file(follow_symlinks=False)]
+        files = identity.look_at(path, names)
+    except OSError:
+        return {}
+    note = replica_note_in(path)
+    if note is None:
+        return {"files": files}
+    noted = {name for name in files if name in note.sources and files[name].as_written(note.sources[name])}
+    return {
+        "files": {name: file for name, file in files.items() if name in noted or name not in note.sources},
+        "files_digest": note.digest,
+        "filed": {name: filed for name, filed in note.files.items() if name in noted},
+    }
 
 
 def problem_of_file(step: Path, name: str, least: int) -> str | None:
@@ -278,72 +385,6 @@ def _incomplete_drain(partial: Path) -> str:
     node = f", from node `{hosts[name]}`" if name in hosts else ", from a node that has not reported"
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     return f"its drain to `{partial.parent}` did not end: shard `{name}`{of_rank}{node}, is missing{more}"
-
-
-def agree(surveys: Sequence[Survey]) -> Agreement | None:
-    """The last saved step that every rank can read, from the same save; None if no rank sees any step. Pure.
-
-    Every rank reads from its nearest copy. Raises ``CannotJudge`` if there are steps but none that all can read.
-    """
-    skipped: dict[int, str] = {}
-    order = _order(surveys)
-    for step, digest in sorted(order, key=lambda save: (order[save], save[0]), reverse=True):
-        chosen = {one_survey.rank: _nearest_copy(one_survey, step, digest) for one_survey in surveys}
-        paths = {rank: copy.path for rank, copy in chosen.items() if copy is not None}
-        if len(paths) == len(surveys):
-            return Agreement(step, paths, tuple(reason for number, reason in skipped.items() if number != step))
-        skipped.setdefault(step, f"step {step}: {'; '.join(_reasons_against(step, surveys))}")
-    if not order:
-        return None
-    lines = list(skipped.values())
-    more = f"; and {len(lines) - _SHOWN} older ones" if len(lines) > _SHOWN else ""
-    raise CannotJudge(
-        f"no step can be read by every rank: {'; '.join(lines[:_SHOWN])}{more}",
-        "bring the node with the missing shards back, or give another directory; to start from step 0, move these away",
-    )
-
-
-def _order(surveys: Sequence[Survey]) -> dict[tuple[int, str | None], Stamp]:
-    """When each save was saved. The earliest time of its copies counts: it is that of the save itself."""
-    recorded: dict[tuple[int, str | None], Stamp] = {}
-    times: dict[tuple[int, str | None], int] = {}
-    for copy in (copy for one_survey in surveys for copy in one_survey.copies):
-        save = copy.step, copy.digest
-        if copy.recorded is not None:
-            recorded[save] = max(recorded.get(save, copy.recorded), copy.recorded)
-        times[save] = min(times.get(save) or copy.written_ns, copy.written_ns or times.get(save, 0))
-    with_metadata = {step for step, digest in times if digest is not None}
-    # A copy without `.metadata` may belong to any save.
-    unrecorded = {
-        (step, digest): when
-        for (step, digest), when in times.items()
-        if (step, digest) not in recorded and (digest is not None or step not in with_metadata)
-    }
-    return stamps(recorded, unrecorded, max((one_survey.now_ns for one_survey in surveys), default=0))
-
-
-def _nearest_copy(survey: Survey, step: int, digest: str | None) -> StepCopy | None:
-    return next((p for p in survey.copies if p.step == step and p.digest == digest and p.problem is None), None)
-
-
-def _reasons_against(step: int, surveys: Sequence[Survey]) -> list[str]:
-    """Why not every rank can read ``step``: one line per reason, with the ranks that it concerns."""
-    reasons: dict[str, list[Survey]] = {}
-    for one_survey in surveys:
-        copies = [copy for copy in one_survey.copies if copy.step == step]
-        if any(copy.problem is None for copy in copies):
-            continue
-        problems = " and ".join(copy.problem or "" for copy in copies) or "it is not there"
-        reasons.setdefault(problems, []).append(one_survey)
-    lines = [f"{_ranks_and_hosts(ranks)}: {reason}" for reason, ranks in reasons.items()]
-    return lines or ["the ranks have different saves of it: its directories were saved to more than once"]
-
-
-def _ranks_and_hosts(surveys: Sequence[Survey]) -> str:
-    hosts = ", ".join(f"`{host}`" for host in dict.fromkeys(one_survey.host for one_survey in surveys))
-    ranks = [str(one_survey.rank) for one_survey in surveys]
-    shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return f"rank {shown} on {hosts}"
 
 
 def _distributed() -> Any:

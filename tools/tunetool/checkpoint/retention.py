@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tunetool.checkpoint import bulk as on_bulk
@@ -20,11 +20,12 @@ from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.identity import Identity, look
 from tunetool.checkpoint.markers import METADATA, Marker
 from tunetool.checkpoint.steps import Key, Stamp, now_ns, remove_step, stamp, stamps, steps_in, surplus, sweep
-from tunetool.checkpoint.transfer import digest_of
+from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.node.common.file_lock import FileLock
 from tunetool.node.common.files import replace_file
 
 NOTE = ".tunetool-was-drained.json"
+REPLICATED = ".tunetool-was-replicated.json"
 _DATA = "*.distcp"
 _SAVE_IN_PROGRESS = ("*.tmp", ".tunetool-save.lock")
 """Files that exist only while a save to the directory runs, or after it died."""
@@ -40,8 +41,11 @@ class Keep:
     delete_undrained: bool = False
 
 
-def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
-    """The stamp of the save in ``step_dir``: from an earlier drain of it, otherwise computed from the known saves."""
+def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str, now: int | None = None) -> Stamp:
+    """The stamp of the save in ``step_dir``: from an earlier drain of it, otherwise computed from the known saves.
+
+    ``now``: what the clock showed where it was saved, after that; default: this one's.
+    """
     earlier = on_bulk.plan_of(on_bulk.partial_of(bulk, step_dir.name, digest))
     if earlier is not None and earlier.saved is not None and earlier.saved.time_ns == saved_ns:
         return earlier.saved
@@ -58,7 +62,7 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
         if path != step_dir and (when := _mtime_ns(path / METADATA)) is not None
     ]
     # Read the clock last, so that a save since the drain was requested is not ahead of it.
-    return stamp(saved_ns, stamps_known, unstamped, now_ns())
+    return stamp(saved_ns, stamps_known, unstamped, now_ns() if now is None else now)
 
 
 def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
@@ -101,6 +105,30 @@ def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:
         metadata = document["metadata"]
         saved = Stamp.parse(document["saved"])
         return Marker(str(document["digest"]), {}, {}, sources, saved, metadata and Identity.parse(metadata))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def leave_replica_note(
+    step_dir: Path, digest: str, sources: Mapping[str, Identity], files: Mapping[str, CopiedFile]
+) -> None:
+    """Write into ``step_dir`` of which save its files are, since `.metadata` may be on another node, and their
+    checksums where the save made none. Without it, they are not known again."""
+    document = {
+        "digest": digest,
+        "sources": identity.rows(sources),
+        "files": {name: asdict(filed) for name, filed in files.items()},
+    }
+    with contextlib.suppress(OSError):
+        replace_file(str(step_dir / REPLICATED), json.dumps(document), follow=False)
+
+
+def replica_note_in(step_dir: Path) -> Marker | None:
+    """What ``leave_replica_note`` wrote; None without it."""
+    try:
+        document = markers.read_document(step_dir / REPLICATED)
+        files = {str(name): markers.copied_file(row) for name, row in document["files"].items()}
+        return Marker(str(document["digest"]), files, {}, identity.parsed(document["sources"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunetool.checkpoint import markers
+from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.checksums import Stopped
 from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
 from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.recovering import partial_of, recover, sweep, there_error
-from tunetool.checkpoint.replica_receiver import replicas_of
 from tunetool.checkpoint.replica_worker import first_line
 from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.resume import leads_out, problem_of_file

@@ -76,7 +76,8 @@ class ListOptions(_Options):
 def list_steps(given: ListOptions) -> int:
     """List the steps in every DIR, the nearest tier first, such as scratch, then shared storage.
 
-    DIR is a directory of steps, or one step. Shows whether each is whole, and from which one a job would resume.
+    DIR is a directory of steps, or one step. Shows whether each is whole, and from which one a job would resume. Also
+    lists the replicas of other nodes that are kept there.
 
     Exit codes: 0 listed; 2 the call was wrong; 3 it could not be done.
     """

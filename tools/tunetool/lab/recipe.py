@@ -40,6 +40,7 @@ PACKAGES = (
     "grub2-common",
     "grub-pc-bin",
     "nvme-cli",
+    "rsync",
     "fio",
     "ca-certificates",
     # Only for the faults, which use the tools of each format.

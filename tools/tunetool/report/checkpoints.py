@@ -84,6 +84,8 @@ def _resumes(steps: Catalogue) -> list[str]:
             f"A job would resume from {_name(resumed)}, by the files that `{host}` sees.",
             "Ranks on other nodes see others: all of a job agree on the last step that each can read.",
         ]
+    if any(each.replica_of for each in steps.entries) and steps.obstacle is None:
+        return ["There are only replicas of other nodes: `latest(..., replicas=True)` takes them to the ranks."]
     return [steps.obstacle or "There is no step: a job would begin anew."]
 
 
