@@ -22,7 +22,7 @@ from tunetool import regular_files
 from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.direct import Created
 from tunetool.checkpoint.metadata import without_sum
-from tunetool.checkpoint.os_errors import WRITING, naming_errors
+from tunetool.checkpoint.os_errors import WRITING, SystemRefused, naming_errors
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import CannotJudge, TunetoolError
 
@@ -168,8 +168,12 @@ class Saving:
                 os.fsync(stream.fileno())
             self._held.require_in_place()
             self._held.rename(temporary.name, metadata.NAME)
-        with naming_errors(self.directory, _NEW_IS_WHOLE, "holds the new checkpoint, and cannot be synced"):
-            self._held.sync()
+        try:
+            with naming_errors(self.directory, _NEW_IS_WHOLE, "holds the new checkpoint, and cannot be synced"):
+                self._held.sync()
+        except SystemRefused as error:
+            error.committed = True
+            raise
         # The save is complete; the next save removes what cannot be removed now.
         with contextlib.suppress(OSError):
             _delete_unnamed(self._held.at, committed=names)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+from tunetool.checkpoint.os_errors import SystemRefused
 from tunetool.errors import CannotJudge
 from tunetool.node.machine.memory import memory_left
 from tunetool.node.machine.mounts import mount_holding, read_mounts
@@ -22,7 +24,7 @@ def free(directory: Path) -> int:
 
 
 def need(directory: Path, count: int) -> None:
-    """Raises ``CannotJudge`` if ``count`` more bytes do not fit on the file system or, for a tmpfs, in host memory."""
+    """Raises ``SystemRefused`` if ``count`` more bytes do not fit on the file system or, of a tmpfs, in host memory."""
     available = free(directory)
     of_what = "space"
     mount = mount_holding(str(_existing(directory).resolve()), read_mounts())
@@ -31,7 +33,8 @@ def need(directory: Path, count: int) -> None:
         if memory < available:
             available, of_what = memory, f"memory, and it is a {mount.fs_type}"
     if count > available:
-        raise CannotJudge(
+        raise SystemRefused.with_number(
+            errno.ENOSPC,
             f"`{directory}` has {format_size(available)} of {of_what} left; the save needs {format_size(count)}",
             "remove old checkpoints, or save elsewhere; a new checkpoint replaces an old one only when it is complete",
         )
