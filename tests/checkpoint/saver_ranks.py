@@ -69,7 +69,8 @@ def save_steps(
         else:
             saver.save_async(state, step)
             for tensor in state.values():
-                tensor.fill_(-1)  # training goes on
+                tensor.fill_(-1)  # training goes on, with its own collectives
+                dist.all_reduce(tensor)
             saved.append(saver.wait())
         hanging.close()
         (scratch / "filler").unlink(missing_ok=True)

@@ -154,7 +154,8 @@ def test_a_drive_with_errors(tmp_path: Path, how: str) -> None:
         path = save(saver, 2, how)
         assert holds(path, 2) if path or how == "sync" else True
         said = told.one()
-        assert "Input/output error" in said
+        # ext4 says the second where it cannot read what it needs for the answer.
+        assert any(words in said for words in ("Input/output error", "Cannot allocate memory"))
         assert f"`{disk}/step_2" in said
         path = save(saver, 3, how)
         assert path == other / "step_3"

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,8 +35,7 @@ from tunetool.checkpoint.writer import DirectWriter, Saved
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 ANSWER_WITHIN = 1200.0
-"""Seconds. Longer than a save takes, and shorter than the 1800 of torch's process groups, in which the other ranks
-wait."""
+"""Seconds. Longer than a part of a save takes."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +184,14 @@ class Saver:
     are no such failures: they raise.
 
     ``places``: directories for ``step_<N>``, the preferred first; give the same to ``latest``. ``planner``: makes the
-    planner of each save. ``process_group``: as for ``dcp.save``. ``give_up_after``: so many failed saves in a row raise
-    ``CannotJudge``. ``time_limit``: seconds in which each part of a save must answer; None: no limit. ``on_failure``:
-    called on every rank with each ``FailedSave``; default: rank 0 prints it to stderr. ``on_saved``: called on every
-    rank with the directory of each step once it is saved, such as ``lambda step: drain(step, bulk)``, for
-    `save_async` in its thread; it may call no collective. ``metrics``: a file for the textfile collector of Prometheus'
-    node exporter, which rank 0 replaces after each save. ``settings``: those of ``DirectWriter``.
+    planner of each save. ``process_group``: as for ``dcp.save``, and used by the saver alone, since a collective of
+    training would mix with those of a save; default: a group of all ranks over gloo, made by the first save.
+    ``give_up_after``: so many failed saves in a row raise ``CannotJudge``. ``time_limit``: seconds in which each part
+    of a save must answer; None: no limit. ``on_failure``: called on every rank with each ``FailedSave``; default: rank
+    0 prints it to stderr. ``on_saved``: called on every rank with the directory of each step once it is saved, such as
+    ``lambda step: drain(step, bulk)``, for `save_async` in its thread; it may call no collective. ``metrics``: a file
+    for the textfile collector of Prometheus' node exporter, which rank 0 replaces after each save. ``settings``: those
+    of ``DirectWriter``.
 
     >>> saver = Saver(["/mnt/nvme_raid0/run7", "/shared/run7"])
     >>> saver.save_async(state, step)
@@ -227,6 +229,7 @@ class Saver:
     def save(self, state: dict[str, Any], step: int) -> Path | None:
         """Save the state now. Returns the directory of the step; None if no place took it."""
         self.wait()
+        self._meet()
         return self._save(state, step, None)
 
     def save_async(self, state: dict[str, Any], step: int) -> None:
@@ -237,6 +240,7 @@ class Saver:
         may have changed: the step is lost, and the next save passes the place over, if there is another.
         """
         self.wait()
+        self._meet()
         state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
         after, copied, gpu = marks(gpus(state)), threading.Event(), _gpu()
 
@@ -270,6 +274,12 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _meet(self) -> None:
+        if self._group is None and dist.is_available() and dist.is_initialized():
+            # The other ranks wait in it for the longest save.
+            timeout = timedelta(seconds=2 * max(self._limit or 0, ANSWER_WITHIN))
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
 
     def _save(
         self,
