@@ -23,6 +23,18 @@ def state_of(rank: int, step: int) -> dict[str, torch.Tensor]:
     return {f"w{rank}": torch.full((NUMBERS,), 10.0 * step + rank), "same": torch.full((1000, 130), float(step))}
 
 
+def lose_at_the_commit() -> None:
+    """The coordinator's directory is gone once every rank has written."""
+    content_of = writer_module.metadata_file.content_of
+
+    def lose_it_first(metadata: Any, ranks: Any, where: Path, *rest: Any) -> Any:
+        writer_module.metadata_file.content_of = content_of
+        where.parent.rename(where.parent.with_name("away"))
+        return content_of(metadata, ranks, where, *rest)
+
+    writer_module.metadata_file.content_of = lose_it_first
+
+
 def save_steps(
     rank: int,
     world: int,
@@ -33,7 +45,7 @@ def save_steps(
     caching: bool,
     time_limit: float = 600,
 ) -> dict[str, Any]:
-    """Save steps 1 to 5. ``faults``: what happens on rank 1 in a step. Returns where each step is, and what was said."""
+    """Save steps 1 to 5. ``faults``: what happens in a step on rank 1, or at the commit. Returns where each step is, and what was said."""
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     said: list[str] = []
     saver = Saver(
@@ -45,7 +57,10 @@ def save_steps(
     )
     scratch, sync, saved = Path(places[rank][0]), writer_module.fsync_directory, []
     for step in range(1, 6):
-        fault = faults.get(str(step), "") if rank == 1 else ""
+        fault = faults.get(str(step), "")
+        fault = fault if rank == (fault != "commit") else ""
+        if fault == "commit":
+            lose_at_the_commit()
         if fault == "full":
             with (scratch / "filler").open("wb") as stream:
                 free = os.statvfs(scratch)

@@ -425,7 +425,9 @@ def test_fifty_failed_saves_take_no_memory(tmp_path: Path, how: str, monkeypatch
 @HOWS
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize(
-    "faults", [{1: "full", 4: "late"}, {2: "late", 3: "full"}], ids=["first and fourth", "second and third"]
+    "faults",
+    [{1: "full", 4: "late"}, {2: "late", 3: "full"}, {2: "commit"}],
+    ids=["first and fourth", "second and third", "the commit"],
 )
 def test_two_ranks_of_which_one_fails(
     forks: Ask, tmp_path: Path, how: str, caching: bool, faults: dict[int, str]
@@ -443,7 +445,9 @@ def test_two_ranks_of_which_one_fails(
         values = [answer["value"] for answer in answers]
         said, other_said = ([line.partition(": ")[2] for line in value["said"]] for value in values)
         assert said == other_said
-        assert [line.partition(" `")[0] for line in said] == ["rank 1:"] * len(said)
+        assert [line.partition(" `")[0] for line in said] == [f"rank {int('commit' not in faults.values())}:"] * len(
+            said
+        )
         saved = [[path and Path(path) for path in value["saved"]] for value in values]
         for step, paths in enumerate(zip(*saved, strict=True), 1):
             fault = faults.get(step)

@@ -158,7 +158,7 @@ class Lock:
                 lock.close()
                 raise
             return cls(path, lock.handle, now.tokens)
-        raise CannotJudge(
+        raise SystemRefused(
             f"`{path}` is created and removed repeatedly", "check which other jobs save to this directory"
         )
 
@@ -197,7 +197,7 @@ def _open(path: Path) -> tuple[FileLock, bool]:
         # In a directory where others may write, the kernel itself refuses some of their links, with EACCES.
         if not path.is_symlink():
             raise
-        raise CannotJudge(f"`{path}` is a link, which no save makes", "remove it, and see who owns it") from None
+        raise SystemRefused(f"`{path}` is a link, which no save makes", "remove it, and see who owns it") from None
 
 
 def _try_lock(lock: FileLock) -> bool | None:
