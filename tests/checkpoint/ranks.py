@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from failing_ranks import save_own  # noqa: F401  forks.py calls it by name
 from loading_ranks import load_shared, memory_of_loading  # noqa: F401  forks.py calls them by name
 from returning import begin_saves  # noqa: F401  forks.py calls it by name
+from saver_ranks import save_steps  # noqa: F401  forks.py calls it by name
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard

@@ -62,6 +62,7 @@ READING = {
     "checkpoint.fetch",
     "checkpoint.host_buffers",
     "checkpoint.memory_file_system",
+    "checkpoint.os_errors",
     "checkpoint.raw_bytes",
     "checkpoint.read_loop",
     "checkpoint.regions",

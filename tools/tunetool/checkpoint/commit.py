@@ -8,6 +8,7 @@ exactly one) and syncs the directory; only then are the files deleted that no me
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -22,9 +23,9 @@ from tunetool import regular_files
 from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.direct import Created
 from tunetool.checkpoint.metadata import without_sum
-from tunetool.checkpoint.os_errors import WRITING, naming_errors
+from tunetool.checkpoint.os_errors import WRITING, SystemRefused, naming_errors
 from tunetool.checkpoint.steps import fsync_directory
-from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.errors import TunetoolError
 
 
 class HeldDirectory:
@@ -52,9 +53,10 @@ class HeldDirectory:
             return False
 
     def require_in_place(self) -> None:
-        """Raises ``CannotJudge`` unless ``path`` still leads to it."""
+        """Raises ``SystemRefused`` unless ``path`` still leads to it."""
         if not self.is_in_place():
-            raise CannotJudge(
+            raise SystemRefused.with_number(
+                errno.ESTALE,
                 f"`{self.path}` was renamed, replaced or removed during the save",
                 "nothing was changed in what is there now, and the previous checkpoint is where it was moved to; move "
                 "step directories only between saves",
@@ -168,8 +170,12 @@ class Saving:
                 os.fsync(stream.fileno())
             self._held.require_in_place()
             self._held.rename(temporary.name, metadata.NAME)
-        with naming_errors(self.directory, _NEW_IS_WHOLE, "holds the new checkpoint, and cannot be synced"):
-            self._held.sync()
+        try:
+            with naming_errors(self.directory, _NEW_IS_WHOLE, "holds the new checkpoint, and cannot be synced"):
+                self._held.sync()
+        except SystemRefused as error:
+            error.committed = True
+            raise
         # The save is complete; the next save removes what cannot be removed now.
         with contextlib.suppress(OSError):
             _delete_unnamed(self._held.at, committed=names)

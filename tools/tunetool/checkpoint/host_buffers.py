@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from tunetool.checkpoint.os_errors import SystemRefused
 from tunetool.checkpoint.raw_bytes import pages
 from tunetool.checkpoint.workers import Workers
-from tunetool.errors import CannotJudge
 
 _FEWER = "check `ulimit -l` and the available memory; reduce `buffer_bytes` or `threads`"
 
@@ -55,7 +55,8 @@ class Buffer:
         try:
             self.memory = pages(size)
         except OSError as error:
-            raise CannotJudge(f"a host buffer of {size} bytes: {error.strerror}", _FEWER) from error
+            message = f"a host buffer of {size} bytes: {error.strerror}"
+            raise SystemRefused.with_number(error.errno, message, _FEWER) from error
         self.size = size
         self.pinned = pinned
         if hasattr(self.memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -68,7 +69,7 @@ class Buffer:
             ctypes.memset(self.address, 0, size)
             status = int(torch.cuda.cudart().cudaHostRegister(self.address, size, 1))
             if status:
-                raise CannotJudge(
+                raise SystemRefused(
                     f"`cudaHostRegister` of {size} bytes failed with CUDA error {status}",
                     _FEWER,
                 )

@@ -105,6 +105,33 @@ def abandon(directory: Path, token: str) -> None:
             _abandon(directory, entry)
 
 
+def give_up(directory: Path) -> None:
+    """Abandon the unfinished save to ``directory``, if this process coordinates one, without waiting for its storage:
+    that does not answer."""
+    with _guard:
+        entry = _open.pop(directory, None)
+        if entry is not None:
+            entry.ended.set()
+            _abandoned.append(entry.saving.token)
+    if entry is not None:
+        threading.Thread(target=entry.saving.abandon, name="tunetool-abandon", daemon=True).start()
+
+
+def failed(token: str) -> None:
+    """Tell the ranks of the next save that this one, which this process coordinated, failed."""
+    with _guard:
+        _abandoned.append(token)
+
+
+def remove_handed_over(token: str) -> None:
+    """Remove the files that this rank has written for a save of another coordinator, which has failed."""
+    with _guard:
+        files = [file for entry in _handed if entry.token == token for file in entry.files]
+        _handed[:] = [entry for entry in _handed if entry.token != token]
+    for file in files:
+        file.remove()
+
+
 def abandoned(saving: commit.Saving) -> tuple[str, ...]:
     """Tokens of all saves known to have failed, for the ranks of the save that begins."""
     return tuple(dict.fromkeys((*saving.failed, *_abandoned)))

@@ -1,4 +1,4 @@
-"""What the storage refuses, as one line that names it; and the error for a data file that cannot be written."""
+"""What the storage refuses, as one line that names it: errors that a job may survive."""
 
 from __future__ import annotations
 
@@ -12,17 +12,30 @@ from tunetool.errors import CannotJudge
 WRITING = "cannot be written"
 
 
+class SystemRefused(CannotJudge):
+    """The system refused something: storage, memory, or the lock of a save. ``errno``: the kernel's error number, if
+    there is one; ``committed``: the new checkpoint is whole all the same, and what failed came after that."""
+
+    errno: int | None = None
+    committed: bool = False
+
+    @classmethod
+    def with_number(cls, number: int | None, message: str, hint: str) -> SystemRefused:
+        failure = cls(message, hint)
+        failure.errno = number
+        return failure
+
+
 @contextlib.contextmanager
 def naming_errors(path: Path, hint: str, doing: str = "") -> Iterator[None]:
-    """Raise ``CannotJudge`` for an ``OSError``, with the file that it names, else ``path``. ``doing``: such as
+    """Raise ``SystemRefused`` for an ``OSError``, with the file that it names, else ``path``. ``doing``: such as
     ``WRITING``."""
     try:
         yield
     except OSError as error:
         name = f"`{error.filename or path}`"
-        raise CannotJudge(
-            f"{name} {doing}: {error.strerror}" if doing else f"{name}: {error.strerror}", hint
-        ) from error
+        message = f"{name} {doing}: {error.strerror}" if doing else f"{name}: {error.strerror}"
+        raise SystemRefused.with_number(error.errno, message, hint) from error
 
 
 _HINTS = {
@@ -33,11 +46,8 @@ _HINTS = {
 }
 
 
-class WriteFailed(CannotJudge):
-    """A data file cannot be written. The message names the file and the reason; ``errno`` is the kernel's error
-    number."""
-
-    errno: int | None = None
+class WriteFailed(SystemRefused):
+    """A data file cannot be written. The message names the file and the reason."""
 
     @classmethod
     def of(cls, path: Path, doing: str, error: OSError) -> WriteFailed:

@@ -19,6 +19,7 @@ import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tunetool.checkpoint.os_errors import SystemRefused
 from tunetool.errors import CannotJudge
 from tunetool.measure.rundir import process_identity
 from tunetool.node.common.file_lock import FileLock
@@ -146,12 +147,18 @@ class Lock:
                 if kernel_gave is False or not (unclaimed or dead_by_rule(holder, now, silent, bool(kernel_gave))):
                     raise _busy(directory, holder, silent, now)
                 now = replace(now, tokens=(*(holder.tokens if holder else ()), token))
-                lock.sign(now.text())
+                try:
+                    lock.sign(now.text())
+                except OSError:
+                    # On a full disk an empty file can be made.
+                    if is_new:
+                        path.unlink()
+                    raise
             except BaseException:
                 lock.close()
                 raise
             return cls(path, lock.handle, now.tokens)
-        raise CannotJudge(
+        raise SystemRefused(
             f"`{path}` is created and removed repeatedly", "check which other jobs save to this directory"
         )
 
@@ -175,7 +182,7 @@ def _busy(directory: Path, holder: Holder | None, silent: float, now: Holder) ->
         hint += (
             f"; its last sign of life was {max(silent, 0):.0f} s ago, and it counts as dead after {DEAD_AFTER:.0f} s"
         )
-    return CannotJudge(f"`{directory}` is being saved to by {who}", hint)
+    return SystemRefused.with_number(errno.EBUSY, f"`{directory}` is being saved to by {who}", hint)
 
 
 def _open(path: Path) -> tuple[FileLock, bool]:
@@ -190,7 +197,7 @@ def _open(path: Path) -> tuple[FileLock, bool]:
         # In a directory where others may write, the kernel itself refuses some of their links, with EACCES.
         if not path.is_symlink():
             raise
-        raise CannotJudge(f"`{path}` is a link, which no save makes", "remove it, and see who owns it") from None
+        raise SystemRefused(f"`{path}` is a link, which no save makes", "remove it, and see who owns it") from None
 
 
 def _try_lock(lock: FileLock) -> bool | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+from tunetool.checkpoint.os_errors import SystemRefused
 from tunetool.errors import CannotJudge
 from tunetool.node.machine.memory import memory_left
 from tunetool.node.machine.mounts import mount_holding, read_mounts
@@ -33,10 +35,11 @@ def left(directory: Path) -> tuple[int, str]:
 
 
 def need(directory: Path, count: int, what: str = "the save") -> None:
-    """Raises ``CannotJudge`` if ``count`` more bytes do not fit there. ``what``: that needs them."""
+    """Raises ``SystemRefused`` if ``count`` more bytes do not fit there. ``what``: that needs them."""
     available, of_what = left(directory)
     if count > available:
-        raise CannotJudge(
+        raise SystemRefused.with_number(
+            errno.ENOSPC,
             f"`{directory}` has {format_size(available)} of {of_what} left; {what} needs {format_size(count)}",
             "remove old checkpoints, or save elsewhere; a new checkpoint replaces an old one only when it is complete",
         )

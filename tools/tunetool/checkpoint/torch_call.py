@@ -12,9 +12,10 @@ the process crashes later, anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.distributed.checkpoint import state_dict_saver
@@ -68,6 +69,16 @@ class _ThisThread(threading.local):
 
 
 _this_thread = _ThisThread()
+
+
+@contextlib.contextmanager
+def taking_part(call: TorchCall) -> Iterator[None]:
+    """This thread works for the call of another thread meanwhile."""
+    outer, _this_thread.call = _this_thread.call, call
+    try:
+        yield
+    finally:
+        _this_thread.call = outer
 
 
 class LentState(dict[str, Any]):

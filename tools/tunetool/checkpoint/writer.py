@@ -213,6 +213,8 @@ class DirectWriter(StorageWriter):
             library()
         self.last: Saved | None = None
         """Figures of this rank's last completed save."""
+        self.token: str | None = None
+        """Of this rank's last save, once it writes."""
         self._hold: Hold | None = None
         self._coordinates = False
 
@@ -300,7 +302,9 @@ class DirectWriter(StorageWriter):
             if isinstance(tables, TensorTable) and tables.is_as_planned:
                 metadata.state_dict_metadata = tables.fresh(during)
             saving.commit_content(content, names)
-        except BaseException:
+        except BaseException as error:
+            if not getattr(error, "committed", False):
+                open_saves.failed(saving.token)
             saving.abandon()
             raise
 
@@ -309,20 +313,10 @@ class DirectWriter(StorageWriter):
         references only."""
         hold = self._hold if self._hold and self._hold.is_mine() else None
         began = hold.began if hold else time.monotonic()
-        ticket = None
-        try:
-            ticket = _take_ticket(plan)
-            # Drains of older steps pause meanwhile.
-            with pace.saving(self.path.absolute().parent, make=False):
-                outcome = self._write(ticket, plan, planner, hold)
-        except BaseException:
-            if ticket is not None:
-                # The coordinator's own part failed: torch will not call `finish`.
-                open_saves.abandon(self.path.absolute(), ticket.token)
-            raise
-        finally:
-            if hold:
-                hold.release()
+        ticket = _take_ticket(plan)
+        self.token = ticket.token
+        # After a failure the loop waits on, until torch's call is over: a stager may still try again.
+        outcome = self._write(ticket, plan, planner, hold)
         seconds = time.monotonic() - began
         self.last = Saved(
             bytes=outcome.bytes,
@@ -342,6 +336,16 @@ class DirectWriter(StorageWriter):
         return done
 
     def _write(self, ticket: _Ticket, plan: SavePlan, planner: SavePlanner, hold: Hold | None) -> Outcome:
+        try:
+            # Drains of older steps pause meanwhile.
+            with pace.saving(self.path.absolute().parent, make=False):
+                return self._write_items(ticket, plan, planner, hold)
+        except BaseException:
+            # The coordinator's own part failed: torch will not call `finish`.
+            open_saves.abandon(self.path.absolute(), ticket.token)
+            raise
+
+    def _write_items(self, ticket: _Ticket, plan: SavePlan, planner: SavePlanner, hold: Hold | None) -> Outcome:
         directory = self.path.absolute()
         # If each node has its own storage, the coordinator has made and cleaned only the directory on its own node.
         with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):
