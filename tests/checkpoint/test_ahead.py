@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, compiled, release_buffers
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, Saver, compiled, release_buffers
 from tunetool.checkpoint.rank_layout import forget_layouts
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -82,6 +82,23 @@ def test_the_third_save_of_the_same_memory_begins_ahead(tmp_path: Path) -> None:
 def test_torchs_planner_may_begin_ahead_too(tmp_path: Path) -> None:
     run, state = Run(tmp_path), model()
     assert [run.save(fill(state), DefaultSavePlanner()) for _ in range(3)] == [False, False, True]
+
+
+def test_a_saver_begins_ahead_too(tmp_path: Path) -> None:
+    state, ahead = model(), []
+    with Saver([tmp_path], threads=3, buffer_bytes=MIB) as saver:
+        for step in range(4):
+            held = {name: value.clone() for name, value in fill(state).items()}
+            saver.save_async(state, step)
+            for value in state.values():
+                value.zero_()
+            saver.wait()
+            assert saver.last is not None
+            ahead.append(saver.last.ahead)
+            back = {name: torch.full_like(value, 3) for name, value in held.items()}
+            dcp.load(back, storage_reader=DirectReader(tmp_path / f"step_{step}"))
+            assert all(torch.equal(back[name], value) for name, value in held.items())
+    assert ahead == [False, False, True, True]
 
 
 def replaced(state: State) -> None:

@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tunetool.checkpoint import commit, open_saves
+from tunetool.checkpoint import ahead, commit, open_saves
 from tunetool.checkpoint.host_buffers import use_gpu
 from tunetool.checkpoint.os_errors import SystemRefused, naming_errors
 from tunetool.checkpoint.planner import DirectSavePlanner
 from tunetool.checkpoint.save_counters import Counters
-from tunetool.checkpoint.stager import Hold, gpus, marks
+from tunetool.checkpoint.stager import Hold, marks, memory_of
 from tunetool.checkpoint.torch_call import TorchCall, taking_part
 from tunetool.checkpoint.writer import DirectWriter, Saved
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
@@ -159,8 +159,9 @@ class _Writer(DirectWriter):
 class _HoldUntil(Hold):
     """Tells the training loop, too, that the tensors are copied, until this attempt is over."""
 
-    def __init__(self, after: Sequence[Any], copied: threading.Event) -> None:
+    def __init__(self, after: Sequence[Any], copied: threading.Event, memory: Mapping[int, int]) -> None:
         super().__init__(after)
+        self.ahead = ahead.begin(memory, after)
         self._copied, self._telling, self._counts = copied, threading.Lock(), True
 
     def release(self) -> None:
@@ -242,12 +243,13 @@ class Saver:
         self.wait()
         self._meet()
         state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
-        after, copied, gpu = marks(gpus(state)), threading.Event(), _gpu()
+        devices, memory = memory_of(state)
+        after, copied, gpu = marks(devices), threading.Event(), _gpu()
 
         def work() -> Path | None:
             try:
                 use_gpu(gpu)
-                return self._save(state, step, lambda: _HoldUntil(after, copied), copied)
+                return self._save(state, step, lambda: _HoldUntil(after, copied, memory), copied)
             finally:
                 copied.set()
 
