@@ -41,7 +41,7 @@ _AGAIN = "the checkpoint on this node is unchanged; replicate it again: it conti
 RSYNC = ("rsync", "--times", "--inplace", "--no-whole-file", "-s")
 """In place: what came before an interruption is what it continues with, and no other files are left."""
 _ANSWERS = {"ready", "saving", "path", "error"}
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.01
 _END_SECONDS = 10.0
 """Seconds that ssh may take to end once the other side has."""
 
