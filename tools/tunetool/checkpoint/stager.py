@@ -86,11 +86,11 @@ class Hold:
             self._call.wait()
 
 
-def memory_of(value: Any) -> tuple[set[torch.device], dict[int, int]]:
-    """The GPUs that hold a tensor of ``value``, and the memory of its plain tensors: bytes by the address of the first.
+def memory_of(value: Any) -> tuple[set[torch.device], dict[int, torch.UntypedStorage]]:
+    """The GPUs that hold a tensor of ``value``, and the memory of its plain tensors by the address of the first byte.
     Other GPUs are not used, since that would take memory on them."""
     found: set[torch.device] = set()
-    memory: dict[int, int] = {}
+    memory: dict[int, torch.UntypedStorage] = {}
     todo, seen = [value], set[int]()
     while todo:
         each = todo.pop()
@@ -101,7 +101,7 @@ def memory_of(value: Any) -> tuple[set[torch.device], dict[int, int]]:
             if type(its) in PLAIN:
                 with contextlib.suppress(RuntimeError):  # it has none
                     storage = its.untyped_storage()
-                    memory[storage.data_ptr()] = storage.nbytes()
+                    memory[storage.data_ptr()] = storage
         elif isinstance(each, dict | list | tuple) and id(each) not in seen:
             seen.add(id(each))  # a state may contain itself
             todo += each.values() if isinstance(each, dict) else each
