@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, compiled, release_buffers
 from tunetool.checkpoint.rank_layout import forget_layouts
@@ -248,6 +249,16 @@ class Late(DirectWriter):
         return super().storage_meta()
 
 
+class LateWithPlan(DirectWriter):
+    """Waits for ``go`` once it has the plan."""
+
+    go = threading.Event()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        assert self.go.wait(30)
+        return super().prepare_local_plan(plan)
+
+
 @pytest.fixture
 def interruption() -> Iterator[Callable[[], None]]:
     """A function that has the main thread interrupted soon."""
@@ -263,6 +274,12 @@ def interruption() -> Iterator[Callable[[], None]]:
     yield begin
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(30)
 
 
 def test_memory_that_an_interrupted_loop_frees_is_kept_while_it_is_read(
@@ -299,8 +316,28 @@ def test_memory_that_an_interrupted_loop_frees_is_kept_while_it_is_read(
     finally:
         go.set()
         writer.go.set()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread():
-            thread.join(30)
+    wait_for_threads()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("kind", [Late, LateWithPlan])
+def test_a_save_whose_loop_was_interrupted_is_not_one_of_two_states(
+    tmp_path: Path, interruption: Callable[[], None], kind: type[Late | LateWithPlan]
+) -> None:
+    """The loop may go on and change what is not copied yet."""
+    state: State = {"weight": torch.full((500_000,), 1.0)}
+    writer = kind(tmp_path, buffer_bytes=MIB)
+    writer.go.set()
+    dcp.save(state, storage_writer=writer, planner=DirectSavePlanner())
+    writer.go.clear()
+    state["weight"].fill_(2)
+    interruption()
+    with pytest.raises(Interrupted):
+        dcp.async_save(state, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager())
+    state["weight"].fill_(3)
+    writer.go.set()
+    wait_for_threads()
+    dcp.load(state, storage_reader=DirectReader(tmp_path))
+    assert state["weight"].unique().tolist() == [1]
+    dcp.async_save(state, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager()).result()

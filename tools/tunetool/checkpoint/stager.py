@@ -51,6 +51,14 @@ class Hold:
         """Whether the calling thread is the saving thread of this hold."""
         return self._call is not None and self._call.is_here
 
+    def copied(self) -> None:
+        """No tensor is needed any more. Raises ``CannotJudge`` if the training loop was interrupted before that: what
+        was copied may be of two states."""
+        with self._entering:
+            if self._gave_up is not None:
+                raise CannotJudge("the training loop was interrupted while it waited for the copy", "save again")
+            self.release()
+
     def release(self) -> None:
         self.drop_ahead()
         if not self._released.is_set():
@@ -70,6 +78,15 @@ class Hold:
     def wait(self) -> None:
         """Wait until ``release`` is called or the save is over (its future then has the error). Raises
         ``CannotJudge`` if the thread does not begin within ``BEGIN_WITHIN`` seconds."""
+        try:
+            self._wait()
+        except BaseException:
+            with self._entering:
+                if not self._released.is_set():
+                    self._gave_up = threading.current_thread()
+            raise
+
+    def _wait(self) -> None:
         while not self._released.wait(0.1):
             if self._call is not None and self._call.is_over:
                 return
