@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, Saver, compiled, release_buffers
 from tunetool.checkpoint.rank_layout import forget_layouts
@@ -244,3 +250,111 @@ def test_without_idle_buffers_the_plan_comes_first(tmp_path: Path) -> None:
     release_buffers()
     assert not run.save(fill(state))
     assert run.save(fill(state))
+
+
+class Interrupted(Exception):
+    """Of a signal's handler, as of Ctrl-C."""
+
+
+class Late(DirectWriter):
+    """Waits for ``go`` before the planner looks at the state."""
+
+    go = threading.Event()
+
+    def storage_meta(self) -> StorageMeta:
+        assert self.go.wait(30)
+        return super().storage_meta()
+
+
+class LateWithPlan(DirectWriter):
+    """Waits for ``go`` once it has the plan."""
+
+    go = threading.Event()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        assert self.go.wait(30)
+        return super().prepare_local_plan(plan)
+
+
+@pytest.fixture
+def interruption() -> Iterator[Callable[[], None]]:
+    """A function that has the main thread interrupted soon."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+
+    def begin() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+
+    yield begin
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(30)
+
+
+def test_memory_that_an_interrupted_loop_frees_is_kept_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Callable[[], None]
+) -> None:
+    """It may belong to nobody any more: reading it ended the process."""
+    library = compiled.library()
+    go, reads = threading.Event(), threading.Event()
+
+    class Slow:
+        def tunetool_copy_runs(self, *args: Any) -> int:
+            reads.set()
+            assert go.wait(30)
+            return int(library.tunetool_copy_runs(*args))
+
+    memory = np.zeros(500_000, np.float32)
+    gone = weakref.ref(memory)
+    state: State = {"model": {"weight": torch.from_numpy(memory)}}
+    del memory
+    for number in range(2):
+        writer = Late(tmp_path / f"step_{number}", buffer_bytes=MIB)
+        writer.go.set()
+        dcp.async_save(state, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager()).result()
+    monkeypatch.setattr(compiled, "library", Slow)
+    writer.go.clear()
+    interruption()
+    with pytest.raises(Interrupted):
+        dcp.async_save(state, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager())
+    try:
+        state["model"].clear()
+        gc.collect()
+        assert reads.is_set()
+        assert gone() is not None
+    finally:
+        go.set()
+        writer.go.set()
+    wait_for_threads()
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("kind", [Late, LateWithPlan])
+def test_a_save_whose_loop_was_interrupted_is_not_one_of_two_states(
+    tmp_path: Path, interruption: Callable[[], None], kind: type[Late | LateWithPlan]
+) -> None:
+    """The loop may go on and change what is not copied yet."""
+    state: State = {"weight": torch.full((500_000,), 1.0)}
+    writer = kind(tmp_path, buffer_bytes=MIB)
+    writer.go.set()
+    dcp.save(state, storage_writer=writer, planner=DirectSavePlanner())
+    writer.go.clear()
+    state["weight"].fill_(2)
+    interruption()
+    with pytest.raises(Interrupted):
+        dcp.async_save(state, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager())
+    state["weight"].fill_(3)
+    writer.go.set()
+    wait_for_threads()
+    dcp.load(state, storage_reader=DirectReader(tmp_path))
+    assert state["weight"].unique().tolist() == [1]
+    dcp.async_save(state, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager()).result()

@@ -257,12 +257,22 @@ def test_a_dtype_is_converted_only_when_asked(step: Path, tmp_path: Path, run: R
     assert "float32 -> bfloat16: 4 tensors\n" in printed
 
 
-def test_numbers_that_float16_cannot_hold_are_counted(tmp_path: Path, run: Run) -> None:
-    step = save(tmp_path / "step", {"w": torch.tensor([1.0, 1e6, torch.inf, -1e6])})
-    assert "2 numbers too large for float16" in run("export", step, tmp_path / "out", "--dtype", "float16")[1]
-    save_file({"w": torch.tensor([1.0, 1e6, torch.inf, -1e6])}, tmp_path / "w.safetensors")
-    words = "import", tmp_path / "w.safetensors", tmp_path / "step_1", "--dtype", "float16"
-    assert "2 numbers too large for float16" in run(*words)[1]
+@pytest.mark.parametrize(
+    ("to", "saved"),
+    [
+        ("float16", torch.tensor([1.0, 1e6, torch.inf, -1e6])),
+        ("bfloat16", torch.tensor([1.0, 3.4e38, torch.inf, -3.4e38])),
+        ("float32", torch.tensor([1.0, 1e39, torch.inf, -1e300], dtype=torch.float64)),
+    ],
+)
+def test_numbers_that_a_dtype_cannot_hold_are_counted(tmp_path: Path, run: Run, to: str, saved: torch.Tensor) -> None:
+    step = save(tmp_path / "step", {"w": saved})
+    assert f"2 numbers too large for {to}" in run("export", step, tmp_path / "out", "--dtype", to)[1]
+    save_file({"w": saved}, tmp_path / "w.safetensors")
+    assert (
+        f"2 numbers too large for {to}"
+        in run("import", tmp_path / "w.safetensors", tmp_path / "step_1", "--dtype", to)[1]
+    )
 
 
 def test_a_dtype_that_safetensors_lacks_is_refused(tmp_path: Path, run: Run) -> None:

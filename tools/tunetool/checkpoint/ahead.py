@@ -51,15 +51,15 @@ class Brought:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def is_within(self, lengths: Numbers, memory: Mapping[int, int]) -> bool:
-        """Whether ``memory``, bytes by the address of the first, holds all items; ``lengths`` are theirs."""
+    def is_within(self, lengths: Numbers, memory: Mapping[int, torch.UntypedStorage]) -> bool:
+        """Whether ``memory``, by the address of the first byte, holds all items; ``lengths`` are theirs."""
         its = self.where[: len(lengths)] >= HOST
         first, count = self.addresses[: len(lengths)][its], lengths[its]
         first, count = first[count > 0], count[count > 0]
         begins = np.array(sorted(memory), np.int64)
         if not first.size or not begins.size:
             return False
-        ends = begins + np.array([memory[begin] for begin in begins.tolist()], np.int64)
+        ends = begins + np.array([memory[begin].nbytes() for begin in begins.tolist()], np.int64)
         holding = np.searchsorted(begins, first, "right") - 1
         return bool((holding >= 0).all() and (first + count <= ends[holding]).all())
 
@@ -84,9 +84,9 @@ def remember(layout: RankLayout, brought: Brought) -> None:
     layout.seen = Seen(brought, np.array(lengths, np.int64))
 
 
-def begin(memory: Mapping[int, int], after: Sequence[Any]) -> Ahead | None:
+def begin(memory: Mapping[int, torch.UntypedStorage], after: Sequence[Any]) -> Ahead | None:
     """Begin to copy what the next save is expected to bring; None if nothing is expected of a state that holds
-    ``memory`` (bytes by the address of the first), or if there are no idle buffers for it. ``after``: CUDA events."""
+    ``memory`` (by the address of the first byte), or if there are no idle buffers for it. ``after``: CUDA events."""
     if compiled.library() is None:
         return None
     expected = [
@@ -102,14 +102,23 @@ def begin(memory: Mapping[int, int], after: Sequence[Any]) -> Ahead | None:
     if seen.brought.gpus and (seen.brought.gpu is None or filling.driver() is None):
         return None
     buffers = POOL.take_idle(layout.buffers, seen.brought.buffer_bytes, pinned=seen.brought.gpu is not None)
-    return Ahead(layout, seen, buffers, after) if buffers else None
+    return Ahead(layout, seen, buffers, after, [*memory.values()]) if buffers else None
 
 
 class Ahead:
     """A copy under way: the n-th of the ``buffers`` gets what the n-th block of the layout has of known addresses."""
 
-    def __init__(self, layout: RankLayout, seen: Seen, buffers: list[Buffer], after: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        layout: RankLayout,
+        seen: Seen,
+        buffers: list[Buffer],
+        after: Sequence[Any],
+        held: Sequence[torch.UntypedStorage],
+    ) -> None:
         self._buffers = buffers
+        self._held = held
+        """The memory that is read: the training loop may be interrupted while it waits, and free its tensors."""
         self.streams: list[Any] = []
         """CUDA streams that read tensors."""
         self.copied: list[Any] = []
@@ -171,4 +180,5 @@ class Ahead:
         self._workers.wait()
         for stream in self.streams:
             stream.synchronize()
+        self._held = ()
         POOL.give_back(self.take())

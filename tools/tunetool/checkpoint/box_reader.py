@@ -46,7 +46,7 @@ class BoxReader:
         self._reader.set_up_storage_reader(self.described, True)
         self.entries: dict[str, Any] = self.described.state_dict_metadata
         self.overflows = 0
-        """Numbers that were read so far and have become infinite in a target of float16."""
+        """Numbers that were read so far and have become infinite in a target of a dtype that ends earlier."""
         self._whole: set[str] = set()
 
     def read(self, boxes: Sequence[Box], targets: Sequence[Any] | None = None) -> list[Any]:
@@ -87,6 +87,13 @@ class BoxReader:
             yield replace(item, dest_index=at)
 
 
+def overflows(saved: Any, converted: Any) -> int:
+    """How many numbers are infinite only once they are converted."""
+    if saved.dtype == converted.dtype or torch.finfo(converted.dtype).max >= torch.finfo(saved.dtype).max:
+        return 0
+    return int((converted.isinf() & ~saved.isinf()).sum())
+
+
 class _Into:
     """Takes what a reader reads, by the number in the index of its destination; a planner, as far as it needs one."""
 
@@ -115,8 +122,7 @@ class _Into:
         if target is None:
             return
         target.copy_(tensor)
-        if target.dtype == torch.float16 != tensor.dtype:
-            self.overflows += int((target.isinf() & ~tensor.isinf()).sum())
+        self.overflows += overflows(tensor, target)
 
     def load_bytes(self, item: ReadItem, value: Any) -> None:
         """Keep the pickle as it is."""

@@ -52,7 +52,7 @@ class FileWriter:
 
     @property
     def overflows(self) -> int:
-        """Numbers that became infinite in float16."""
+        """Numbers that became infinite by a conversion."""
         return sum(reader.overflows for reader in self._readers)
 
     def write(self, file: File, tick: Callable[[int], bool]) -> None:

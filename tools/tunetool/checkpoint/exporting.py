@@ -69,7 +69,7 @@ class Export:
     memory: int
     processes: int
     overflows: int = 0
-    """Numbers that float16 cannot hold, and that are infinite in the files."""
+    """Numbers that their new dtype cannot hold, and that are infinite in the files."""
     seconds: float = 0.0
 
     @property

@@ -51,6 +51,14 @@ class Hold:
         """Whether the calling thread is the saving thread of this hold."""
         return self._call is not None and self._call.is_here
 
+    def copied(self) -> None:
+        """No tensor is needed any more. Raises ``CannotJudge`` if the training loop was interrupted before that: what
+        was copied may be of two states."""
+        with self._entering:
+            if self._gave_up is not None:
+                raise CannotJudge("the training loop was interrupted while it waited for the copy", "save again")
+            self.release()
+
     def release(self) -> None:
         self.drop_ahead()
         if not self._released.is_set():
@@ -70,6 +78,15 @@ class Hold:
     def wait(self) -> None:
         """Wait until ``release`` is called or the save is over (its future then has the error). Raises
         ``CannotJudge`` if the thread does not begin within ``BEGIN_WITHIN`` seconds."""
+        try:
+            self._wait()
+        except BaseException:
+            with self._entering:
+                if not self._released.is_set():
+                    self._gave_up = threading.current_thread()
+            raise
+
+    def _wait(self) -> None:
         while not self._released.wait(0.1):
             if self._call is not None and self._call.is_over:
                 return
@@ -86,11 +103,11 @@ class Hold:
             self._call.wait()
 
 
-def memory_of(value: Any) -> tuple[set[torch.device], dict[int, int]]:
-    """The GPUs that hold a tensor of ``value``, and the memory of its plain tensors: bytes by the address of the first.
+def memory_of(value: Any) -> tuple[set[torch.device], dict[int, torch.UntypedStorage]]:
+    """The GPUs that hold a tensor of ``value``, and the memory of its plain tensors by the address of the first byte.
     Other GPUs are not used, since that would take memory on them."""
     found: set[torch.device] = set()
-    memory: dict[int, int] = {}
+    memory: dict[int, torch.UntypedStorage] = {}
     todo, seen = [value], set[int]()
     while todo:
         each = todo.pop()
@@ -101,7 +118,7 @@ def memory_of(value: Any) -> tuple[set[torch.device], dict[int, int]]:
             if type(its) in PLAIN:
                 with contextlib.suppress(RuntimeError):  # it has none
                     storage = its.untyped_storage()
-                    memory[storage.data_ptr()] = storage.nbytes()
+                    memory[storage.data_ptr()] = storage
         elif isinstance(each, dict | list | tuple) and id(each) not in seen:
             seen.add(id(each))  # a state may contain itself
             todo += each.values() if isinstance(each, dict) else each

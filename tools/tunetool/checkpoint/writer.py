@@ -373,7 +373,7 @@ class DirectWriter(StorageWriter):
                 )
                 if hold and not job.ahead:
                     hold.drop_ahead()
-        outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
+        outcome = job.run(hold.after if hold else marks(job.devices), hold.copied if hold else lambda: None)
         try:
             with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):
                 fsync_directory(directory)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, space
+from tunetool.checkpoint.box_reader import overflows
 from tunetool.checkpoint.exporting import CONVERTED
 from tunetool.checkpoint.new_directory import need_new
 from tunetool.checkpoint.raw_bytes import ITEM_SIZES
@@ -138,7 +139,7 @@ def _state(
     done: Import, listing: Listing, maps: Mapping[str, mmap.mmap], asked: str | None
 ) -> tuple[dict[str, Any], int]:
     """The tensors, and how many numbers became infinite."""
-    state, overflows = {}, 0
+    state, infinite = {}, 0
     for old, new in done.names.items():
         stored = listing.tensors[old]
         dtype = getattr(torch, stored.dtype)
@@ -151,8 +152,7 @@ def _state(
         to = _dtype_of(stored.dtype, asked)
         if to != stored.dtype:
             state[new] = tensor.to(getattr(torch, to))
-            if to == "float16":
-                overflows += int((state[new].isinf() & ~tensor.isinf()).sum())
+            infinite += overflows(tensor, state[new])
         else:
             state[new] = tensor
-    return state, overflows
+    return state, infinite

@@ -55,7 +55,8 @@ def _first(what: str, where: str, is_plan: bool, count: int, seconds: float) -> 
 def _changes(converted: Mapping[str, int], left_out: Mapping[str, Sequence[str]], overflows: int) -> list[str]:
     lines = [f"{dtypes}: {format_count(count, 'tensor')}" for dtypes, count in converted.items()]
     if overflows:
-        lines.append(f"{format_count(overflows, 'number')} too large for float16: infinite in what was written")
+        to = next(iter(converted)).rpartition(" ")[2]
+        lines.append(f"{format_count(overflows, 'number')} too large for {to}: infinite in what was written")
     if left_out:
         lines.append(f"Left out: {', '.join(f'{len(names)} {reason}' for reason, names in left_out.items())}")
     return lines
