@@ -18,12 +18,13 @@ pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
 import torch
 import torch.distributed.checkpoint as dcp
-from small_steps import data_of, save, values
+from small_steps import data_of, overwrite, save, values
 
 from tunetool.checkpoint import DirectWriter, identity, latest, markers, recover, replicate
 from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.replica_receiver import Incoming, Receiver
+from tunetool.checkpoint.retention import leave_replica_note
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.file_lock import FileLock
@@ -305,6 +306,26 @@ def test_a_file_that_a_node_lacks_is_added_to_its_own(replica: Path) -> None:
     assert last is not None
     assert values(last.path) == (1, 1)
     assert second.stat().st_ino == inode
+
+
+def test_a_file_that_was_written_to_since_its_replication_is_brought_back(replica: Path, tmp_path: Path) -> None:
+    own = here(replica) / "step_1"
+    shutil.copytree(replica, own, ignore=lambda *_: [markers.MARKER])
+    sources = identity.look_at(own, [path.name for path in data_of(own)])
+    leave_replica_note(own, markers.digest_of_metadata(own), sources, {}, identity.look(own / ".metadata"))
+    copied = shutil.copytree(own, tmp_path / "copied" / "step_1", copy_function=shutil.copyfile)
+    assert values(latest_of(copied.parent)) == (1, 1)
+    # By a save that died before it wrote `.metadata`.
+    overwrite(data_of(own)[0], data_of(save(tmp_path / "step_1", 2))[0])
+    with pytest.raises(CannotJudge, match="was written to after it was replicated"):
+        latest([own.parent], world=1)
+    assert values(latest_of(own.parent)) == (1, 1)
+
+
+def latest_of(tier: Path) -> Path:
+    last = latest([tier], world=1, replicas=True)
+    assert last is not None
+    return last.path
 
 
 @pytest.mark.parametrize(

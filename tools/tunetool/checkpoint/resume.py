@@ -276,13 +276,17 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker], *, with_file
         problem = f"{markers.OTHER_METADATA} in `{path}`"
         return replace(broken, problem=problem, recorded=marker.saved, written_ns=_mtime_ns(path / markers.METADATA))
     hosts = marker.hosts if marker else {}
-    note = note_in(path)
+    note, replicated = note_in(path), replica_note_in(path)
     drain_record = drained.get(digest) or (note if note is not None and note.digest == digest else None)
+    if replicated is not None and replicated.digest != digest:
+        replicated = None
     problems = {}
     for name, least in sorted(needed.items()):
         found = problem_of_file(path, name, marker.files[name].size if marker and name in marker.files else least)
-        if found is None and marker is None and drain_record is not None:
-            found = _overwritten(path, name, drain_record)
+        if found is None and marker is None:
+            found = _overwritten(path, name, drain_record, "drained") or _overwritten(
+                path, name, replicated, "replicated"
+            )
         if found:
             writer = bulk.writer_of(name)
             of_rank = f" of rank {writer}" if writer is not None else ""
@@ -328,14 +332,15 @@ def problem_of_file(step: Path, name: str, least: int) -> str | None:
     return leads_out(step, name) or _unreadable(step / name, least)
 
 
-def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
-    """The problem of a file that was written after the step was drained from here; None if it was not."""
-    source = drained.sources.get(name)
-    if source is None or drained.metadata is None:
+def _overwritten(path: Path, name: str, record: Marker | None, done: str) -> str | None:
+    """The problem of a file that was written after the step was ``done`` from here, by a save of the same step that did
+    not get to its `.metadata`; None if it was not."""
+    source = record.sources.get(name) if record is not None else None
+    if record is None or source is None or record.metadata is None:
         return None
     try:
-        same = look(path / markers.METADATA) == drained.metadata
-        return "was written to after it was drained" if same and not look(path / name).as_written(source) else None
+        same = look(path / markers.METADATA) == record.metadata
+        return f"was written to after it was {done}" if same and not look(path / name).as_written(source) else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 
