@@ -4,6 +4,7 @@ brings. tests/finetune has real peers."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -326,6 +327,16 @@ def latest_of(tier: Path) -> Path:
     last = latest([tier], world=1, replicas=True)
     assert last is not None
     return last.path
+
+
+@pytest.mark.parametrize("name", ["__9\0.distcp", "__9\ud800.distcp"])
+def test_a_marker_that_names_what_no_file_can_be_called_is_passed_over(replica: Path, name: str) -> None:
+    newer = save(replica.with_name("step_2"), 2)
+    mark(newer, {path.name: digest_of(path) for path in data_of(newer)})
+    document = json.loads((newer / markers.MARKER).read_text())
+    document["files"][name] = document["files"][data_of(newer)[0].name]
+    (newer / markers.MARKER).write_text(json.dumps(document))
+    assert values(latest_of(here(replica))) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,10 @@ def _files_in(path: Path, names: Collection[str] | None) -> dict[str, Any]:
 
 def problem_of_file(step: Path, name: str, least: int) -> str | None:
     """Why a file of a step, of at least ``least`` bytes, cannot be read whole; None if it can."""
-    return leads_out(step, name) or _unreadable(step / name, least)
+    try:
+        return leads_out(step, name) or _unreadable(step / name, least)
+    except ValueError:  # NUL, or half a character
+        return "has a name that no file can have"
 
 
 def _overwritten(path: Path, name: str, record: Marker | None, done: str) -> str | None:
