@@ -7,8 +7,13 @@ import errno
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -440,3 +445,30 @@ def test_a_recovery_that_got_nothing_leaves_nothing(replica: Path, tmp_path: Pat
     with pytest.raises(CannotJudge, match=f"`node2` does not give the replica `{replica}`"):
         bring(replica, tmp_path / "scratch" / "step_1")
     assert names_in(tmp_path / "scratch") == []
+
+
+def test_what_ssh_leaves_running_is_not_waited_for(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEANWHILE", f"sleep {3 * PATIENCE} & echo $! > {tmp_path}/left")
+    began = time.monotonic()
+    try:
+        assert bring(replica, tmp_path / "scratch" / "step_1").is_dir()
+    finally:
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_what_brings_files_ends_with_its_process(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    monkeypatch.setenv("MEANWHILE", f"exec 9> {fifo}; echo >&9; exec sleep {3 * PATIENCE}")
+    code = "import sys; from tunetool.checkpoint import recover; recover(sys.argv[1], peer='n', peer_dir=sys.argv[2], host='node1')"
+    argv = [sys.executable, "-c", code, str(tmp_path / "scratch" / "step_1"), str(replica.parents[2])]
+    with subprocess.Popen(argv) as process, fifo.open("rb") as alive:
+        assert alive.readline() == b"\n"
+        process.kill()
+        assert select.select([alive], [], [], PATIENCE)[0]
+        assert alive.read() == b""
