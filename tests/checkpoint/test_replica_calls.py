@@ -334,6 +334,21 @@ def latest_of(tier: Path) -> Path:
     return last.path
 
 
+def test_the_note_of_an_older_save_says_nothing_against_a_file(replica: Path) -> None:
+    newer = save(replica.with_name("step_2"), 2)
+    own = shutil.copytree(newer, here(replica) / "step_2")
+    first, second = data_of(own)
+    (newer / first.name).unlink()
+    mark(newer, {second.name: digest_of(newer / second.name)})
+    second.unlink()
+    leave_replica_note(own, "0" * 16, {first.name: identity.look(first)._replace(mtime_ns=1)}, {}, None)
+    assert values(latest_of(here(replica))) == (2, 2)
+    # But a file that is as that save left it is none of this one.
+    second.unlink()
+    leave_replica_note(own, "0" * 16, {first.name: identity.look(first)}, {}, None)
+    assert values(latest_of(here(replica))) == (1, 1)
+
+
 @pytest.mark.parametrize("name", ["__9\0.distcp", "__9\ud800.distcp"])
 def test_a_marker_that_names_what_no_file_can_be_called_is_passed_over(replica: Path, name: str) -> None:
     newer = save(replica.with_name("step_2"), 2)

@@ -268,7 +268,7 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker], *, with_file
         problem = f"`{error.filename or metadata}`: {error.strerror}"
         if not with_files or os.path.lexists(metadata):
             return replace(broken, problem=problem)
-        return replace(broken, problem=problem, **_files_in(path, None))
+        return replace(broken, problem=problem, **_files_in(path, None, None))
     except TunetoolError as error:
         return replace(broken, problem=error.message)
     digest, needed = described["digest"], described["needed"]
@@ -304,12 +304,13 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker], *, with_file
     )
     if not with_files:
         return copy
-    return replace(copy, **described, **_files_in(path, needed.keys() - problems.keys()))
+    return replace(copy, **described, **_files_in(path, needed.keys() - problems.keys(), digest))
 
 
-def _files_in(path: Path, names: Collection[str] | None) -> dict[str, Any]:
+def _files_in(path: Path, names: Collection[str] | None, digest: str | None) -> dict[str, Any]:
     """These files, as fields of ``StepCopy``; of a directory without `.metadata` (None) all regular ones. Those that
-    every save would call so are left out if they were written to since the note of their replication."""
+    every save would call so are left out if they were written to since the note of their replication, or, beside a
+    later `.metadata` with this ``digest``, if they were not."""
     try:
         if names is None:
             names = [each.name for each in os.scandir(path) if each.is_file(follow_symlinks=False)]
@@ -320,6 +321,8 @@ def _files_in(path: Path, names: Collection[str] | None) -> dict[str, Any]:
     if note is None:
         return {"files": files}
     noted = {name for name in files if name in note.sources and files[name].as_written(note.sources[name])}
+    if digest not in (None, note.digest):
+        return {"files": {name: file for name, file in files.items() if name not in noted}}
     return {
         "files": {name: file for name, file in files.items() if name in noted or name not in note.sources},
         "files_digest": note.digest,
