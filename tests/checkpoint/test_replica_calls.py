@@ -4,10 +4,16 @@ brings. tests/finetune has real peers."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
+import select
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +24,13 @@ pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
 import torch
 import torch.distributed.checkpoint as dcp
-from small_steps import data_of, save, values
+from small_steps import data_of, overwrite, save, values
 
 from tunetool.checkpoint import DirectWriter, identity, latest, markers, recover, replicate
 from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.replica_receiver import Incoming, Receiver
+from tunetool.checkpoint.retention import leave_replica_note
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.file_lock import FileLock
@@ -307,6 +314,51 @@ def test_a_file_that_a_node_lacks_is_added_to_its_own(replica: Path) -> None:
     assert second.stat().st_ino == inode
 
 
+def test_a_file_that_was_written_to_since_its_replication_is_brought_back(replica: Path, tmp_path: Path) -> None:
+    own = here(replica) / "step_1"
+    shutil.copytree(replica, own, ignore=lambda *_: [markers.MARKER])
+    sources = identity.look_at(own, [path.name for path in data_of(own)])
+    leave_replica_note(own, markers.digest_of_metadata(own), sources, {}, identity.look(own / ".metadata"))
+    copied = shutil.copytree(own, tmp_path / "copied" / "step_1", copy_function=shutil.copyfile)
+    assert values(latest_of(copied.parent)) == (1, 1)
+    # By a save that died before it wrote `.metadata`.
+    overwrite(data_of(own)[0], data_of(save(tmp_path / "step_1", 2))[0])
+    with pytest.raises(CannotJudge, match="was written to after it was replicated"):
+        latest([own.parent], world=1)
+    assert values(latest_of(own.parent)) == (1, 1)
+
+
+def latest_of(tier: Path) -> Path:
+    last = latest([tier], world=1, replicas=True)
+    assert last is not None
+    return last.path
+
+
+def test_the_note_of_an_older_save_says_nothing_against_a_file(replica: Path) -> None:
+    newer = save(replica.with_name("step_2"), 2)
+    own = shutil.copytree(newer, here(replica) / "step_2")
+    first, second = data_of(own)
+    (newer / first.name).unlink()
+    mark(newer, {second.name: digest_of(newer / second.name)})
+    second.unlink()
+    leave_replica_note(own, "0" * 16, {first.name: identity.look(first)._replace(mtime_ns=1)}, {}, None)
+    assert values(latest_of(here(replica))) == (2, 2)
+    # But a file that is as that save left it is none of this one.
+    second.unlink()
+    leave_replica_note(own, "0" * 16, {first.name: identity.look(first)}, {}, None)
+    assert values(latest_of(here(replica))) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["__9\0.distcp", "__9\ud800.distcp"])
+def test_a_marker_that_names_what_no_file_can_be_called_is_passed_over(replica: Path, name: str) -> None:
+    newer = save(replica.with_name("step_2"), 2)
+    mark(newer, {path.name: digest_of(path) for path in data_of(newer)})
+    document = json.loads((newer / markers.MARKER).read_text())
+    document["files"][name] = document["files"][data_of(newer)[0].name]
+    (newer / markers.MARKER).write_text(json.dumps(document))
+    assert values(latest_of(here(replica))) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
@@ -408,3 +460,30 @@ def test_a_recovery_that_got_nothing_leaves_nothing(replica: Path, tmp_path: Pat
     with pytest.raises(CannotJudge, match=f"`node2` does not give the replica `{replica}`"):
         bring(replica, tmp_path / "scratch" / "step_1")
     assert names_in(tmp_path / "scratch") == []
+
+
+def test_what_ssh_leaves_running_is_not_waited_for(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEANWHILE", f"sleep {3 * PATIENCE} & echo $! > {tmp_path}/left")
+    began = time.monotonic()
+    try:
+        assert bring(replica, tmp_path / "scratch" / "step_1").is_dir()
+    finally:
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_what_brings_files_ends_with_its_process(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    monkeypatch.setenv("MEANWHILE", f"exec 9> {fifo}; echo >&9; exec sleep {3 * PATIENCE}")
+    code = "import sys; from tunetool.checkpoint import recover; recover(sys.argv[1], peer='n', peer_dir=sys.argv[2], host='node1')"
+    argv = [sys.executable, "-c", code, str(tmp_path / "scratch" / "step_1"), str(replica.parents[2])]
+    with subprocess.Popen(argv) as process, fifo.open("rb") as alive:
+        assert alive.readline() == b"\n"
+        process.kill()
+        assert select.select([alive], [], [], PATIENCE)[0]
+        assert alive.read() == b""

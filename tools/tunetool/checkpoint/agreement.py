@@ -182,8 +182,18 @@ class _Parts:
             for file in (*given, *(file for file in copy.files if self._gives(copy, file))):
                 self._holders.setdefault(file, []).append((each.host, copy.path))
         name = next(name for _, copy in self._copies if number_or_none(name := Path(copy.path).name) == step)
-        for place in dict.fromkeys(each.place for each in incomplete):
-            self._complete(place, [each.rank for each in incomplete if each.place == place], step, name)
+        self._writers = {name: writer_of(name) for name in self._needed}
+        self._at: dict[Place, list[Survey]] = {}
+        for each in surveys:
+            self._at.setdefault(each.place, []).append(each)
+        self._copies_at: dict[tuple[Place, str], list[StepCopy]] = {}
+        for each, copy in self._copies:
+            self._copies_at.setdefault((each.place, copy.path), []).append(copy)
+        ranks: dict[Place, list[int]] = {}
+        for each in incomplete:
+            ranks.setdefault(each.place, []).append(each.rank)
+        for place, theirs in ranks.items():
+            self._complete(place, theirs, step, name)
         if self.lacking:
             file, host = next(iter(self.lacking.items()))
             writer = writer_of(file)
@@ -195,10 +205,10 @@ class _Parts:
         """Find every file that these ranks of a place need."""
         host, root = place
         # Also where it has the files of another save.
-        theirs = (Path(copy.path) for each in self._surveys if each.place == place for copy in each.copies)
+        theirs = (Path(copy.path) for each in self._at[place] for copy in each.copies if copy.step == step)
         named = (path for path in theirs if str(path.parent) == root and number_or_none(path.name) == step)
         path = str(next(named, Path(root, name)))
-        here = [copy for each, copy in self._copies if each.place == place and copy.path == path]
+        here = self._copies_at.get((place, path), [])
         there = {file for copy in here for file in copy.files if self._holds(copy, file)}
         there |= {METADATA for copy in here if copy.digest == self._digest}
         self.held[place] = there
@@ -216,7 +226,7 @@ class _Parts:
         self.paths |= dict.fromkeys(ranks, path)
 
     def _files_of(self, ranks: Sequence[int]) -> list[str]:
-        writers = {name: writer_of(name) for name in self._needed}
+        writers = self._writers
         world = 1 + max((writer for writer in writers.values() if writer is not None), default=-1)
         if world != len(self._surveys):
             return sorted(writers)

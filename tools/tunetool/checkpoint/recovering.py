@@ -11,6 +11,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ from tunetool.checkpoint.replicating import check_names, peer_directory, with_li
 from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step, same_step, same_step_error, step_number
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
-from tunetool.node.common.commands import captured
+from tunetool.measure.worker import die_with_parent
+from tunetool.node.common.commands import in_c_locale
 from tunetool.node.common.file_lock import FileLock
 from tunetool.regular_files import below
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 _PARTIAL = ".recovering-"
 _SILENT_SECONDS = 120
 """Seconds without a byte from the peer before it fails."""
+_LONGEST = 500
+"""Bytes of what the peer says that an error repeats."""
 _ANOTHER = (
     "look at the health of the drives on both nodes: `tunetool verify`; resume from another step, or from a drain"
 )
@@ -227,7 +231,7 @@ def _bring(
     """Bring all files of the directory ``source`` of ``peer`` (None: of this node), or those of ``names``. Raises
     ``CannotJudge``, ``OSError``."""
     argv = [*RSYNC, f"--timeout={_SILENT_SECONDS}", f"--rsh={shlex.join(with_limits(ssh))}"]
-    with tempfile.NamedTemporaryFile() as listed:
+    with tempfile.NamedTemporaryFile() as listed, tempfile.TemporaryFile() as said:
         if names is None:
             argv += ["--recursive", "--delete"]
         else:
@@ -236,13 +240,25 @@ def _bring(
             argv += ["--from0", f"--files-from={listed.name}"]
         argv += [f"{peer}:{source}/" if peer else f"{source}/", f"{partial}/"]
         with naming_errors(Path(RSYNC[0]), "install rsync on every node"):
+            # Into a file: a pipe ends only with all that ssh has left, such as a master of its connections.
             # It keeps the lock when this process dies: nothing of it may write into a step that was verified since.
-            done = captured(argv, None, pass_fds=(lock.handle,))
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                env=in_c_locale(os.environ),
+                check=False,
+                pass_fds=(lock.handle,),
+                preexec_fn=die_with_parent,  # else the next call waits for that lock, and gives up
+            )
+        said.seek(0)
+        line = first_line(said.read(_LONGEST).decode(errors="replace"))
     if done.returncode:
         whose = (
             f"`{peer}` does not give {'the replica ' if names is None else ''}" if peer else "this node cannot copy "
         )
-        raise CannotJudge(f"{whose}`{source}`: {first_line(done.stderr)}", _AGAIN)
+        raise CannotJudge(f"{whose}`{source}`: {line}", _AGAIN)
 
 
 def _replica(partial: Path) -> tuple[Marker, Metadata]:

@@ -78,7 +78,8 @@ class Worker:
             lock = FileLock.on(self.step_dir)
         with lock, _Peer(self.order, self.incoming.patience) as peer:
             lock.take(shared=True)
-            leave_replica_note(self.step_dir, self.incoming.digest, self.sources, {})
+            known = Identity.parse(self.incoming.metadata) if self.incoming.metadata is not None else None
+            leave_replica_note(self.step_dir, self.incoming.digest, self.sources, {}, known)
             peer.send(json.dumps(asdict(self.incoming)).encode() + b"\n" + metadata)
             answer = peer.answer()
             if "ready" in answer:
@@ -89,7 +90,7 @@ class Worker:
                         with naming_errors(self.step_dir / name, _AGAIN):
                             digests[name] = digest_of(self.step_dir / name, self.pace.wait)
                 self._require_unchanged()
-                leave_replica_note(self.step_dir, self.incoming.digest, self.sources, digests)
+                leave_replica_note(self.step_dir, self.incoming.digest, self.sources, digests, known)
                 peer.send(json.dumps({name: asdict(filed) for name, filed in digests.items()}).encode() + b"\n")
                 answer = peer.answer()
             return f"{self.order.peer}:{answer['path']}"

@@ -268,7 +268,7 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker], *, with_file
         problem = f"`{error.filename or metadata}`: {error.strerror}"
         if not with_files or os.path.lexists(metadata):
             return replace(broken, problem=problem)
-        return replace(broken, problem=problem, **_files_in(path, None))
+        return replace(broken, problem=problem, **_files_in(path, None, None))
     except TunetoolError as error:
         return replace(broken, problem=error.message)
     digest, needed = described["digest"], described["needed"]
@@ -276,13 +276,17 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker], *, with_file
         problem = f"{markers.OTHER_METADATA} in `{path}`"
         return replace(broken, problem=problem, recorded=marker.saved, written_ns=_mtime_ns(path / markers.METADATA))
     hosts = marker.hosts if marker else {}
-    note = note_in(path)
+    note, replicated = note_in(path), replica_note_in(path)
     drain_record = drained.get(digest) or (note if note is not None and note.digest == digest else None)
+    if replicated is not None and replicated.digest != digest:
+        replicated = None
     problems = {}
     for name, least in sorted(needed.items()):
         found = problem_of_file(path, name, marker.files[name].size if marker and name in marker.files else least)
-        if found is None and marker is None and drain_record is not None:
-            found = _overwritten(path, name, drain_record)
+        if found is None and marker is None:
+            found = _overwritten(path, name, drain_record, "drained") or _overwritten(
+                path, name, replicated, "replicated"
+            )
         if found:
             writer = bulk.writer_of(name)
             of_rank = f" of rank {writer}" if writer is not None else ""
@@ -300,12 +304,13 @@ def copy_at(number: int, path: Path, drained: Mapping[str, Marker], *, with_file
     )
     if not with_files:
         return copy
-    return replace(copy, **described, **_files_in(path, needed.keys() - problems.keys()))
+    return replace(copy, **described, **_files_in(path, needed.keys() - problems.keys(), digest))
 
 
-def _files_in(path: Path, names: Collection[str] | None) -> dict[str, Any]:
+def _files_in(path: Path, names: Collection[str] | None, digest: str | None) -> dict[str, Any]:
     """These files, as fields of ``StepCopy``; of a directory without `.metadata` (None) all regular ones. Those that
-    every save would call so are left out if they were written to since the note of their replication."""
+    every save would call so are left out if they were written to since the note of their replication, or, beside a
+    later `.metadata` with this ``digest``, if they were not."""
     try:
         if names is None:
             names = [each.name for each in os.scandir(path) if each.is_file(follow_symlinks=False)]
@@ -316,6 +321,8 @@ def _files_in(path: Path, names: Collection[str] | None) -> dict[str, Any]:
     if note is None:
         return {"files": files}
     noted = {name for name in files if name in note.sources and files[name].as_written(note.sources[name])}
+    if digest not in (None, note.digest):
+        return {"files": {name: file for name, file in files.items() if name not in noted}}
     return {
         "files": {name: file for name, file in files.items() if name in noted or name not in note.sources},
         "files_digest": note.digest,
@@ -325,17 +332,21 @@ def _files_in(path: Path, names: Collection[str] | None) -> dict[str, Any]:
 
 def problem_of_file(step: Path, name: str, least: int) -> str | None:
     """Why a file of a step, of at least ``least`` bytes, cannot be read whole; None if it can."""
-    return leads_out(step, name) or _unreadable(step / name, least)
+    try:
+        return leads_out(step, name) or _unreadable(step / name, least)
+    except ValueError:  # NUL, or half a character
+        return "has a name that no file can have"
 
 
-def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
-    """The problem of a file that was written after the step was drained from here; None if it was not."""
-    source = drained.sources.get(name)
-    if source is None or drained.metadata is None:
+def _overwritten(path: Path, name: str, record: Marker | None, done: str) -> str | None:
+    """The problem of a file that was written after the step was ``done`` from here, by a save of the same step that did
+    not get to its `.metadata`; None if it was not."""
+    source = record.sources.get(name) if record is not None else None
+    if record is None or source is None or record.metadata is None:
         return None
     try:
-        same = look(path / markers.METADATA) == drained.metadata
-        return "was written to after it was drained" if same and not look(path / name).as_written(source) else None
+        same = look(path / markers.METADATA) == record.metadata
+        return f"was written to after it was {done}" if same and not look(path / name).as_written(source) else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 

@@ -110,7 +110,11 @@ def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:
 
 
 def leave_replica_note(
-    step_dir: Path, digest: str, sources: Mapping[str, Identity], files: Mapping[str, CopiedFile]
+    step_dir: Path,
+    digest: str,
+    sources: Mapping[str, Identity],
+    files: Mapping[str, CopiedFile],
+    metadata: Identity | None,
 ) -> None:
     """Write into ``step_dir`` of which save its files are, since `.metadata` may be on another node, and their
     checksums where the save made none. Without it, they are not known again."""
@@ -118,6 +122,7 @@ def leave_replica_note(
         "digest": digest,
         "sources": identity.rows(sources),
         "files": {name: asdict(filed) for name, filed in files.items()},
+        "metadata": metadata and metadata.row(),
     }
     with contextlib.suppress(OSError):
         replace_file(str(step_dir / REPLICATED), json.dumps(document), follow=False)
@@ -128,7 +133,9 @@ def replica_note_in(step_dir: Path) -> Marker | None:
     try:
         document = markers.read_document(step_dir / REPLICATED)
         files = {str(name): markers.copied_file(row) for name, row in document["files"].items()}
-        return Marker(str(document["digest"]), files, {}, identity.parsed(document["sources"]))
+        metadata = document.get("metadata")
+        sources = identity.parsed(document["sources"])
+        return Marker(str(document["digest"]), files, {}, sources, None, metadata and Identity.parse(metadata))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
