@@ -382,6 +382,21 @@ def test_a_saved_step_is_handed_on(tmp_path: Path, how: str) -> None:
     assert saver.last.bytes > 4 * NUMBERS
 
 
+@pytest.mark.parametrize("how", ["full", "closed", "none"])
+def test_a_line_that_cannot_be_written_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """stderr often leads to the disk that is full."""
+    with Path("/dev/full").open("w", buffering=1, encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stderr", None if how == "none" else full)
+        if how == "closed":
+            with contextlib.suppress(OSError):
+                full.close()
+        saver = Saver([blocked(tmp_path / "a"), tmp_path / "b"])
+        assert saver.save(state(1), 1) == tmp_path / "b/step_1"
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
 def test_counters_for_prometheus(tmp_path: Path) -> None:
     bad, good, text = blocked(tmp_path / "a"), tmp_path / 'b"', tmp_path / "saves.prom"
     saver = Saver([bad, good], on_failure=Told().append, metrics=text)

@@ -370,8 +370,10 @@ class Saver:
         return values
 
     def _print(self, failed: FailedSave) -> None:
-        if _rank(self._group) == 0:
-            sys.stderr.write(f"warning: {failed}\n")
+        # Where stderr leads may be full as well.
+        with contextlib.suppress(OSError, ValueError):
+            if _rank(self._group) == 0 and sys.stderr is not None:
+                sys.stderr.write(f"warning: {failed}\n")
 
 
 def _drop_frames(error: BaseException | None) -> None:
