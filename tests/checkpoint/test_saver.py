@@ -418,6 +418,18 @@ def test_counters_for_prometheus(tmp_path: Path) -> None:
     assert saver.save(state(30), 30) == good / "step_30"
 
 
+def test_counters_of_a_place_that_is_no_utf_8_in_a_relative_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter refuses a whole file for one such byte; and a job may change its directory."""
+    monkeypatch.chdir(tmp_path)
+    saver = Saver([tmp_path / "a\udcff"], metrics="saves.prom")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert saver.save(state(1), 1)
+    assert f'saves_total{{place="{tmp_path}/a\\\\xff"}} 1\n' in (tmp_path / "saves.prom").read_text("utf-8")
+
+
 def resident() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
