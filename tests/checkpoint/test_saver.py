@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, FailedSave, Saver, latest
 from tunetool.checkpoint import writer as writer_module
+from tunetool.checkpoint.job import Job
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import until
 
@@ -428,6 +431,22 @@ def test_counters_of_a_place_that_is_no_utf_8_in_a_relative_file(
     monkeypatch.chdir(tmp_path / "other")
     assert saver.save(state(1), 1)
     assert f'saves_total{{place="{tmp_path}/a\\\\xff"}} 1\n' in (tmp_path / "saves.prom").read_text("utf-8")
+
+
+def test_an_interruption_waits_until_the_tensors_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever catches it may change them."""
+    saver, mine, run_job = Saver([tmp_path]), state(1), Job._run
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        return run_job(*arguments)
+
+    monkeypatch.setattr(Job, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        saver.save_async(mine, 1)
+    mine["model"]["w"].fill_(-1)
+    assert holds(saver.wait(), 1)
 
 
 def resident() -> int:

@@ -259,7 +259,12 @@ class Saver:
         executor = futures.ThreadPoolExecutor(1, "tunetool-saver")
         self._saving = executor.submit(work)
         executor.shutdown(wait=False)
-        copied.wait()
+        try:
+            copied.wait()
+        except BaseException:
+            # Whoever catches an interruption may change the tensors.
+            copied.wait()
+            raise
 
     def wait(self) -> Path | None:
         """Wait for the last `save_async`. Returns the directory of its step; None if there was none, or no place took
