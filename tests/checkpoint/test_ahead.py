@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,8 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, Saver, compiled, release_buffers
+from tunetool.checkpoint.ahead import Ahead
+from tunetool.checkpoint.host_buffers import POOL
 from tunetool.checkpoint.rank_layout import forget_layouts
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -105,6 +109,30 @@ def test_a_saver_begins_ahead_too(tmp_path: Path) -> None:
             dcp.load(back, storage_reader=DirectReader(tmp_path / f"step_{step}"))
             assert all(torch.equal(back[name], value) for name, value in held.items())
     assert ahead == [False, False, True, True]
+
+
+def test_no_copy_goes_on_once_its_save_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training may free the tensors then; and the buffers are kept for the next save."""
+    lost, state, copying = tmp_path / "lost", model(), set[threading.Thread]()
+    saver = Saver([lost], threads=3, buffer_bytes=MIB, on_failure=lambda _: None)
+    for step in range(3):
+        saver.save_async(state, step)
+        saver.wait()
+    idle = POOL.idle_bytes(MIB, pinned=False)
+    copy = Ahead._copy
+
+    def slow(*arguments: Any) -> None:
+        copying.add(threading.current_thread())
+        time.sleep(0.3)
+        copy(*arguments)
+
+    monkeypatch.setattr(Ahead, "_copy", slow)
+    shutil.rmtree(lost)
+    saver.save_async(fill(state), 3)
+    assert copying
+    assert not any(thread.is_alive() for thread in copying)
+    assert saver.wait() is None
+    assert POOL.idle_bytes(MIB, pinned=False) == idle > 0
 
 
 def replaced(state: State) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, FailedSave, Saver, latest
 from tunetool.checkpoint import writer as writer_module
+from tunetool.checkpoint.job import Job
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import until
 
@@ -382,6 +385,21 @@ def test_a_saved_step_is_handed_on(tmp_path: Path, how: str) -> None:
     assert saver.last.bytes > 4 * NUMBERS
 
 
+@pytest.mark.parametrize("how", ["full", "closed", "none"])
+def test_a_line_that_cannot_be_written_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """stderr often leads to the disk that is full."""
+    with Path("/dev/full").open("w", buffering=1, encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stderr", None if how == "none" else full)
+        if how == "closed":
+            with contextlib.suppress(OSError):
+                full.close()
+        saver = Saver([blocked(tmp_path / "a"), tmp_path / "b"])
+        assert saver.save(state(1), 1) == tmp_path / "b/step_1"
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
 def test_counters_for_prometheus(tmp_path: Path) -> None:
     bad, good, text = blocked(tmp_path / "a"), tmp_path / 'b"', tmp_path / "saves.prom"
     saver = Saver([bad, good], on_failure=Told().append, metrics=text)
@@ -401,6 +419,34 @@ def test_counters_for_prometheus(tmp_path: Path) -> None:
     text.unlink()
     text.mkdir()
     assert saver.save(state(30), 30) == good / "step_30"
+
+
+def test_counters_of_a_place_that_is_no_utf_8_in_a_relative_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter refuses a whole file for one such byte; and a job may change its directory."""
+    monkeypatch.chdir(tmp_path)
+    saver = Saver([tmp_path / "a\udcff"], metrics="saves.prom")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert saver.save(state(1), 1)
+    assert f'saves_total{{place="{tmp_path}/a\\\\xff"}} 1\n' in (tmp_path / "saves.prom").read_text("utf-8")
+
+
+def test_an_interruption_waits_until_the_tensors_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever catches it may change them."""
+    saver, mine, run_job = Saver([tmp_path]), state(1), Job._run
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        return run_job(*arguments)
+
+    monkeypatch.setattr(Job, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        saver.save_async(mine, 1)
+    mine["model"]["w"].fill_(-1)
+    assert holds(saver.wait(), 1)
 
 
 def resident() -> int:

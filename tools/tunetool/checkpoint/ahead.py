@@ -9,6 +9,7 @@ the very same addresses; otherwise it copies what the plan says, as every save d
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,7 @@ class Ahead:
         """CUDA events after which all is in the buffers."""
         self._layout, self._seen, self._after = layout, seen, after
         self._failed = False
+        self._taking = threading.Lock()
         works: list[Callable[[], None]] = []
         for number, device in enumerate((None, *seen.brought.gpus)):
             rows = self._rows(number)
@@ -172,7 +174,9 @@ class Ahead:
 
     def take(self) -> list[Buffer]:
         """The buffers, which are the caller's from now on."""
-        buffers, self._buffers = self._buffers, []
+        # An attempt to save that was given up may still come to this.
+        with self._taking:
+            buffers, self._buffers = self._buffers, []
         return buffers
 
     def drop(self) -> None:

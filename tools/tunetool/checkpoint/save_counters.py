@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tunetool.node.common.files import replace_file
+from tunetool.node.common.files import printable, replace_file
 
 _HELP = {
     "saves_total": "counter Saves that succeeded",
@@ -24,7 +24,7 @@ class Counters:
     save."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._path = path and path.absolute()
         self._values: Counter[tuple[str, str]] = Counter()
 
     @contextlib.contextmanager
@@ -59,4 +59,4 @@ class Counters:
 
 
 def _escaped(path: Path) -> str:
-    return str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return str(printable(str(path))).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

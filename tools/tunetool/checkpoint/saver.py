@@ -171,9 +171,11 @@ class _HoldUntil(Hold):
                 self._copied.set()
 
     def give_up(self) -> None:
-        """A thread that hangs may copy later, while the next attempt needs the tensors."""
+        """A thread that hangs may copy later, while the next attempt needs the tensors. What reads them by address ends
+        here: training, which may free them, goes on after a failure."""
         with self._telling:
             self._counts = False
+        self.drop_ahead()
 
 
 class Saver:
@@ -257,7 +259,12 @@ class Saver:
         executor = futures.ThreadPoolExecutor(1, "tunetool-saver")
         self._saving = executor.submit(work)
         executor.shutdown(wait=False)
-        copied.wait()
+        try:
+            copied.wait()
+        except BaseException:
+            # Whoever catches an interruption may change the tensors.
+            copied.wait()
+            raise
 
     def wait(self) -> Path | None:
         """Wait for the last `save_async`. Returns the directory of its step; None if there was none, or no place took
@@ -297,8 +304,12 @@ class Saver:
             hold = None if holding is None else holding()
             if hold is not None:
                 writer.hold(hold)
-            with self._counters.timing():
-                failed = self._failure(state, step, place, writer)
+            try:
+                with self._counters.timing():
+                    failed = self._failure(state, step, place, writer)
+            finally:
+                if hold is not None:
+                    hold.give_up()
             if failed is None:
                 self._failures = place.failures = 0
                 self.last = writer.last
@@ -307,8 +318,6 @@ class Saver:
                 if self._on_saved is not None:
                     self._on_saved(writer.path)
                 return writer.path
-            if hold is not None:
-                hold.give_up()
             place.failures += 1
             went_on = copied is not None and any(self._gathered(copied.is_set(), step))
             if went_on or failed.errno == errno.ETIMEDOUT:
@@ -366,8 +375,10 @@ class Saver:
         return values
 
     def _print(self, failed: FailedSave) -> None:
-        if _rank(self._group) == 0:
-            sys.stderr.write(f"warning: {failed}\n")
+        # Where stderr leads may be full as well.
+        with contextlib.suppress(OSError, ValueError):
+            if _rank(self._group) == 0 and sys.stderr is not None:
+                sys.stderr.write(f"warning: {failed}\n")
 
 
 def _drop_frames(error: BaseException | None) -> None:
