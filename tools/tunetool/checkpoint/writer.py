@@ -234,6 +234,7 @@ class DirectWriter(StorageWriter):
         open_saves.end_overdue()
         if self._hold is not None:
             self._hold.join()
+            self._hold.drop_ahead()  # torch may never have started its thread
         self._hold = hold
 
     @property
