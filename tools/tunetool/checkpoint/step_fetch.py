@@ -140,14 +140,13 @@ def fetch(
     Raises ``UsageProblem`` for a wrong call and if the step is there, ``CannotJudge`` if no tier has it, or if it does
     not fit.
     """
-    began = time.monotonic()
     final, parsed = checked(step_dir, tiers, host)
     passed: list[str] = []
     for tier in parsed:
         try:
             with naming_errors(tier.directory, _ANOTHER_TIER):
                 found = _at_peer(tier, final, host, ssh) if tier.peer else _here(tier, final, host)
-                taken = _taken(found, final, progress, began, passed, dry_run)
+                taken = _taken(found, final, progress, passed, dry_run)
                 return replace(taken, step=str(step_dir))
         except _NoMore:
             raise
@@ -181,9 +180,8 @@ def _checked(tier: Tier, final: Path, host: str | None) -> Tier:
     return tier
 
 
-def _taken(
-    found: _Found, final: Path, progress: MovingProgress, began: float, passed: Sequence[str], dry_run: bool
-) -> Fetched:
+def _taken(found: _Found, final: Path, progress: MovingProgress, passed: Sequence[str], dry_run: bool) -> Fetched:
+    began = time.monotonic()
     total = sum(found.sizes.values())
     if not dry_run and passed:
         sweep(final.parent, found.partial)  # what a tier left that was damaged takes room
