@@ -343,6 +343,8 @@ def test_what_exists_is_not_replaced(step: Path, tmp_path: Path, run: Run) -> No
                 run(*words)
     with pytest.raises(UsageProblem, match="is not a directory"):
         run("export", step, tmp_path / "missing" / "out")
+    with pytest.raises(UsageProblem, match="is in the step that is exported"):
+        run("export", step, step / "out")
 
 
 def test_a_full_disk_is_known_before_anything_is_written(

@@ -366,7 +366,12 @@ def test_what_no_other_place_could_save_is_raised(tmp_path: Path, how: str) -> N
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"places": []}, "is no list"), ({"places": "a"}, "is no list"), ({"give_up_after": 0}, "would never save")],
+    [
+        ({"places": []}, "is no list"),
+        ({"places": "a"}, "is no list"),
+        ({"give_up_after": 0}, "would never save"),
+        ({"time_limit": 0}, "would fail every save"),
+    ],
 )
 def test_wrong_calls(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageProblem, match=words):

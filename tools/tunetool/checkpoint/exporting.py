@@ -89,6 +89,8 @@ def plan(request: Request) -> tuple[Export, BoxReader]:
     Raises ``UsageProblem`` if the call is wrong, ``CannotJudge`` if the metadata is damaged or there is no room.
     """
     need_new(request.out)
+    if request.step.resolve() in request.out.resolve().parents:
+        raise UsageProblem(f"`{request.out}` is in the step that is exported", "name a directory beside it")
     small_files = _small_files(request.config)
     reader = BoxReader(request.step)
     saved = {name: about for name, about in reader.entries.items() if isinstance(about, TensorStorageMetadata)}

@@ -217,6 +217,8 @@ class Saver:
             raise UsageProblem(f"`places={places}` is no list of directories", "give at least one, as a list")
         if give_up_after < 1:
             raise UsageProblem(f"`give_up_after={give_up_after}` would never save", "give 1 or more")
+        if time_limit is not None and not time_limit > 0:
+            raise UsageProblem(f"`time_limit={time_limit}` would fail every save", "give seconds, or None")
         self._places = [_Place(Path(place).absolute()) for place in places]
         self._planner, self._group, self._give_up_after = planner, process_group, give_up_after
         self._limit, self._settings = time_limit, settings
