@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.checkpoint import bulk, identity, markers
-from tunetool.checkpoint.agreement import Agreement, Source, StepCopy, Survey, agree
+from tunetool.checkpoint.agreement import Agreement, Failures, StepCopy, Survey, agree
 from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
 from tunetool.checkpoint.draining import launcher_ranks, needed_by
 from tunetool.checkpoint.identity import look
@@ -41,10 +41,10 @@ class Latest:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """What a node brought, and from where it could take nothing, each with the reason."""
+    """What a node brought, and what it tried in vain."""
 
     bytes: int = 0
-    failed: Mapping[Source, str] = field(default_factory=dict)
+    failures: Failures = field(default_factory=Failures)
 
 
 def latest(
@@ -101,13 +101,14 @@ def latest(
     for received in surveys:
         if isinstance(received, TunetoolError):
             raise received
-    brought, failed = 0, dict[Source, str]()
-    while (agreement := agree(surveys, failed)) is not None:
+    brought, failures = 0, Failures()
+    while (agreement := agree(surveys, failures)) is not None:
         outcomes = gathered(_gather(agreement, surveys, rank, ssh)) if agreement.missing else []
         brought += sum(outcome.bytes for outcome in outcomes)
-        if not any(outcome.failed for outcome in outcomes):
+        if not any(outcome.failures for outcome in outcomes):
             return Latest(agreement.step, Path(agreement.paths[rank]), agreement.skipped, brought)
-        failed |= {source: why for outcome in outcomes for source, why in outcome.failed.items()}
+        for outcome in outcomes:
+            failures |= outcome.failures
     return None
 
 
@@ -120,7 +121,7 @@ def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Seq
     from tunetool.checkpoint.recovering import gather  # noqa: PLC0415  (imports numpy)
 
     try:
-        count, failed = gather(
+        count, failures = gather(
             Path(agreement.paths[rank]),
             str(agreement.digest),
             sources,
@@ -130,8 +131,8 @@ def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Seq
             ssh=ssh,
         )
     except TunetoolError as error:  # of this node, whatever the sources are
-        return _Gathered(0, dict.fromkeys(sources, error.message))
-    return _Gathered(count, failed)
+        return _Gathered(0, Failures(unable={(place, agreement.step, agreement.digest): error.message}))
+    return _Gathered(count, failures)
 
 
 def survey(tiers: Sequence[str | Path], rank: int = 0, *, replicas: bool = False) -> Survey:
