@@ -4,6 +4,7 @@ brings. tests/finetune has real peers."""
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import re
@@ -30,10 +31,11 @@ from thread_ranks import ThreadRanks
 from tunetool.checkpoint import DirectWriter, identity, latest, markers, recover, replicate
 from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.markers import Marker
+from tunetool.checkpoint.os_errors import SystemRefused
 from tunetool.checkpoint.replica_receiver import Incoming, Receiver
 from tunetool.checkpoint.retention import leave_replica_note
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
-from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.errors import CannotJudge, Unforeseen, UsageProblem
 from tunetool.node.common.file_lock import FileLock
 from waiting import PATIENCE
 
@@ -487,6 +489,33 @@ def test_a_lock_on_a_node_takes_no_source_from_others(three: list[Path], monkeyp
     assert message.endswith(
         f"step 1: `a` cannot take what it lacks: `{partial}` is locked: this step is being recovered"
     )
+
+
+@pytest.mark.parametrize("name", ["tunetool.checkpoint.resume.survey", "tunetool.checkpoint.recovering.gather"])
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (MemoryError(), "rank 2 on `c` failed: `MemoryError`"),
+        (KeyError("what"), "rank 2 on `c` failed: `KeyError`: 'what'"),
+        (OSError("of no number"), "of no number"),
+    ],
+)
+def test_what_nobody_foresaw_ends_all_ranks(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, named: str
+) -> None:
+    module, _, function = name.rpartition(".")
+    real = getattr(importlib.import_module(module), function)
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if socket.gethostname() == "c":
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(name, failing)
+    outcomes = on_three(three, monkeypatch)
+    assert {type(each) for each in outcomes} <= {CannotJudge, SystemRefused, Unforeseen}
+    (message,) = {each.message for each in outcomes}
+    assert named in message
 
 
 def receiver_of(replica: Path) -> Receiver:
