@@ -424,9 +424,11 @@ def on_three(scratch: list[Path], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ranks.run(lambda rank: latest([scratch[rank]], replicas=True), monkeypatch)
 
 
+@pytest.mark.parametrize("short", [1, 16])
 def test_a_node_keeps_its_own_step_that_another_could_not_take(
-    three: list[Path], monkeypatch: pytest.MonkeyPatch
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, short: int
 ) -> None:
+    monkeypatch.setattr("tunetool.checkpoint.survey_exchange._SHORT", short)  # the two files are many, or few
     monkeypatch.setenv("MEANWHILE", failing_for('"$source" == b:*', "ssh: connect to host b: No route to host", 255))
     size = sum(path.stat().st_size for path in (three[1] / "step_1").iterdir())
     for scratch, last in zip(three, on_three(three, monkeypatch), strict=True):

@@ -21,8 +21,6 @@ class ThreadRanks:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts, self._own = hosts, threading.local()
         self._barrier, self._sent = threading.Barrier(len(hosts)), [b""] * len(hosts)
-        self.longest = 0
-        """Bytes of the largest object that a rank has sent."""
 
     def get_world_size(self) -> int:
         return len(self.hosts)
@@ -33,9 +31,13 @@ class ThreadRanks:
     def all_gather_object(self, received: list[Any], mine: Any) -> None:
         self._sent[self.get_rank()] = pickle.dumps(mine)
         self._barrier.wait(PATIENCE)
-        self.longest = max(self.longest, *map(len, self._sent))
         received[:] = map(pickle.loads, self._sent)
         self._barrier.wait(PATIENCE)
+
+    def broadcast_object_list(self, sent: list[Any], src: int) -> None:
+        received: list[Any] = []
+        self.all_gather_object(received, sent)
+        sent[:] = received[src]
 
     def run(self, work: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         """What ``work`` returns on each rank, or the exception that it raises there."""

@@ -24,6 +24,7 @@ from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.retention import note_in, replica_note_in
 from tunetool.checkpoint.steps import now_ns, number_or_none, replaced_steps, steps_in
+from tunetool.checkpoint.survey_exchange import Packed, Tables, packed, unpacked
 from tunetool.errors import TunetoolError, Unforeseen, UsageProblem
 from tunetool.regular_files import below, open_regular, read_bytes
 
@@ -86,7 +87,9 @@ def latest(
         )
 
     on_all = functools.partial(_on_all, rank, ranks, distributed)
-    surveys = on_all(functools.partial(_surveyed, tiers, rank, replicas))
+    tables = Tables()
+    every = on_all(functools.partial(_surveyed, tiers, rank, replicas, tables))
+    surveys = unpacked(every, tables, functools.partial(_broadcast, ranks, distributed))
     brought, failures = 0, Failures()
     while (agreement := agree(surveys, failures)) is not None:
         outcomes = on_all(functools.partial(_gather, agreement, surveys, rank, ssh)) if agreement.missing else []
@@ -124,9 +127,20 @@ def _for_all(error: Exception, rank: int) -> TunetoolError:
     return Unforeseen(f"rank {rank} on `{socket.gethostname()}` failed: {what}", "look at what that rank printed")
 
 
-def _surveyed(tiers: Sequence[str | Path], rank: int, replicas: bool) -> Survey:
+def _surveyed(tiers: Sequence[str | Path], rank: int, replicas: bool, tables: Tables) -> Packed:
+    """What this rank can read, and in ``tables`` what of that need not come from each rank."""
     with naming_errors(Path(tiers[0]) if tiers else Path(), "repair the storage, or omit the directory"):
-        return survey(tiers, rank, replicas=replicas)
+        seen, long = packed(survey(tiers, rank, replicas=replicas))
+    tables |= long
+    return seen
+
+
+def _broadcast(ranks: int, distributed: Any, giver: int, given: Tables) -> Tables:
+    if ranks == 1:
+        return given
+    sent = [given]
+    distributed.broadcast_object_list(sent, src=giver)
+    return sent[0]
 
 
 def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Sequence[str]) -> _Gathered:
