@@ -429,7 +429,9 @@ def test_a_node_keeps_its_own_step_that_another_could_not_take(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, short: int
 ) -> None:
     monkeypatch.setattr("tunetool.checkpoint.survey_exchange._SHORT", short)  # the two files are many, or few
-    monkeypatch.setenv("MEANWHILE", failing_for('"$source" == b:*', "ssh: connect to host b: No route to host", 255))
+    monkeypatch.setenv(
+        "MEANWHILE", failing_for('"$source" == b:*', "rsync: [receiver] read error: Connection reset by peer (104)", 12)
+    )
     size = sum(path.stat().st_size for path in (three[1] / "step_1").iterdir())
     for scratch, last in zip(three, on_three(three, monkeypatch), strict=True):
         assert last.path == scratch / "step_1"
@@ -451,12 +453,12 @@ def test_what_is_damaged_for_another_node_is_not_loaded_at_home(
         assert values(last.path) == (1, 1)
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("before", "code"), [(True, 11), (False, 12)])
 def test_a_node_that_is_full_takes_no_source_from_others(
-    three: list[Path], monkeypatch: pytest.MonkeyPatch, before: bool
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, before: bool, code: int
 ) -> None:
     full = 'rsync: [receiver] write failed on \\"x\\": No space left on device (28)'
-    monkeypatch.setenv("MEANWHILE", failing_for('"$target" == */a/.recovering*', full, 11))
+    monkeypatch.setenv("MEANWHILE", failing_for('"$target" == */a/.recovering*', full, code))
     if before:
         older = save(three[0] / "step_0", 0)
         os.utime(older / ".metadata", (1, 1))

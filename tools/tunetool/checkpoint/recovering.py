@@ -46,10 +46,9 @@ _ANOTHER = (
     "look at the health of the drives on both nodes: `tunetool verify`; resume from another step, or from a drain"
 )
 _AGAIN = "recover it again: it continues with what came"
-_OWN_FAULT = re.compile(r"^rsync: \[(?:receiver|Receiver|generator)\] .*\(\d+\)", re.MULTILINE)
-"""What rsync says where the system refuses it something on the side that gets the files, with the error's number."""
-_OWN_CODES = {11, 23}
-"""Its exit codes for errors of files. Those of a broken connection are others, with messages of the same form."""
+_OWN_FAULT = re.compile(r'^rsync: \[(?:receiver|Receiver|generator)\] .*".*\(\d+\)', re.MULTILINE)
+"""What rsync says where the system refuses it a file on the side that gets them: with its name and the error's number.
+Those of a broken connection name no file. The exit code may be that of the connection, which ends then."""
 
 
 class _Refused(CannotJudge):
@@ -269,7 +268,7 @@ def _bring(
         text = said.read(_LONGEST).decode(errors="replace")
         line = first_line(text)
     own = _OWN_FAULT.search(text)
-    if own and done.returncode in _OWN_CODES:
+    if own and done.returncode:
         raise CannotJudge(f"`{partial}`: {own[0]}", "look at the free space and the health of the drives here")
     if done.returncode:
         whose = (
