@@ -4,6 +4,7 @@ brings. tests/finetune has real peers."""
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import re
@@ -25,14 +26,16 @@ pytest.importorskip("torch", reason="the checkpoints are torch's own")
 import torch
 import torch.distributed.checkpoint as dcp
 from small_steps import data_of, overwrite, save, values
+from thread_ranks import ThreadRanks
 
 from tunetool.checkpoint import DirectWriter, identity, latest, markers, recover, replicate
 from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.markers import Marker
+from tunetool.checkpoint.os_errors import SystemRefused
 from tunetool.checkpoint.replica_receiver import Incoming, Receiver
 from tunetool.checkpoint.retention import leave_replica_note
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
-from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.errors import CannotJudge, Unforeseen, UsageProblem
 from tunetool.node.common.file_lock import FileLock
 from waiting import PATIENCE
 
@@ -398,6 +401,125 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def failing_for(condition: str, said: str, code: int) -> str:
+    """What the stand-in for rsync does for some sources or targets, once it has copied."""
+    return f'if [[ {condition} ]]; then echo "{said}" >&2; exit {code}; fi'
+
+
+@pytest.fixture
+def three(replica: Path, tmp_path: Path) -> list[Path]:
+    """The scratch of three nodes: `a` is blank, `b` has the whole step, and `c` a replica of it."""
+    scratch = [tmp_path / "nodes" / name for name in "abc"]
+    for each in scratch:
+        each.mkdir(parents=True)
+    shutil.copytree(replica, scratch[1] / "step_1", ignore=lambda *_: [markers.MARKER])
+    shutil.copytree(replica, replicas_of(scratch[2], "b") / "step_1")
+    return scratch
+
+
+def on_three(scratch: list[Path], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    ranks = ThreadRanks("abc")
+    return ranks.run(lambda rank: latest([scratch[rank]], replicas=True), monkeypatch)
+
+
+@pytest.mark.parametrize("short", [1, 16])
+def test_a_node_keeps_its_own_step_that_another_could_not_take(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, short: int
+) -> None:
+    monkeypatch.setattr("tunetool.checkpoint.survey_exchange._SHORT", short)  # the two files are many, or few
+    monkeypatch.setenv(
+        "MEANWHILE", failing_for('"$source" == b:*', "rsync: [receiver] read error: Connection reset by peer (104)", 12)
+    )
+    size = sum(path.stat().st_size for path in (three[1] / "step_1").iterdir())
+    for scratch, last in zip(three, on_three(three, monkeypatch), strict=True):
+        assert last.path == scratch / "step_1"
+        assert values(last.path) == (1, 1)
+        # To `a` alone.
+        assert last.brought_bytes == size
+
+
+def test_what_is_damaged_for_another_node_is_not_loaded_at_home(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = three[1] / "step_1"
+    file = data_of(own)[0]
+    before = file.stat()
+    flip(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for scratch, last in zip(three, on_three(three, monkeypatch), strict=True):
+        assert last.path == scratch / "step_1"
+        assert values(last.path) == (1, 1)
+
+
+@pytest.mark.parametrize(("before", "code"), [(True, 11), (False, 12)])
+def test_a_node_that_is_full_takes_no_source_from_others(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, before: bool, code: int
+) -> None:
+    full = 'rsync: [receiver] write failed on \\"x\\": No space left on device (28)'
+    monkeypatch.setenv("MEANWHILE", failing_for('"$target" == */a/.recovering*', full, code))
+    if before:
+        older = save(three[0] / "step_0", 0)
+        os.utime(older / ".metadata", (1, 1))
+        for scratch in three[1:]:
+            shutil.copytree(older, scratch / "step_0")
+    outcomes = on_three(three, monkeypatch)
+    why = "step 1: `a` cannot take what it lacks: `"
+    for scratch, outcome in zip(three, outcomes, strict=True):
+        if before:
+            assert outcome.path == scratch / "step_0"
+            (reason,) = outcome.skipped
+        else:
+            assert isinstance(outcome, CannotJudge)
+            reason = outcome.message.removeprefix("no step can be read by every rank: ")
+        assert reason.startswith(why)
+        assert reason.endswith(
+            ".recovering-step_1-"
+            + markers.digest_of_metadata(three[1] / "step_1")
+            + '`: rsync: [receiver] write failed on "x": No space left on device (28)'
+        )
+
+
+def test_a_lock_on_a_node_takes_no_source_from_others(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunetool.checkpoint.recovering._SILENT_SECONDS", 0)
+    partial = three[0] / f".recovering-step_1-{markers.digest_of_metadata(three[1] / 'step_1')}"
+    partial.mkdir()
+    with FileLock.on(partial) as lock:
+        assert lock.take(patience=0)
+        outcomes = on_three(three, monkeypatch)
+    assert {type(each) for each in outcomes} == {CannotJudge}
+    (message,) = {each.message for each in outcomes}
+    assert message.endswith(
+        f"step 1: `a` cannot take what it lacks: `{partial}` is locked: this step is being recovered"
+    )
+
+
+@pytest.mark.parametrize("name", ["tunetool.checkpoint.resume.survey", "tunetool.checkpoint.recovering.gather"])
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (MemoryError(), "rank 2 on `c` failed: `MemoryError`"),
+        (KeyError("what"), "rank 2 on `c` failed: `KeyError`: 'what'"),
+        (OSError("of no number"), "of no number"),
+    ],
+)
+def test_what_nobody_foresaw_ends_all_ranks(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, named: str
+) -> None:
+    module, _, function = name.rpartition(".")
+    real = getattr(importlib.import_module(module), function)
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if socket.gethostname() == "c":
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(name, failing)
+    outcomes = on_three(three, monkeypatch)
+    assert {type(each) for each in outcomes} <= {CannotJudge, SystemRefused, Unforeseen}
+    (message,) = {each.message for each in outcomes}
+    assert named in message
 
 
 def receiver_of(replica: Path) -> Receiver:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("xxhash")
 
-from tunetool.checkpoint.agreement import Agreement, StepCopy, Survey, agree
+from tunetool.checkpoint.agreement import Agreement, Failures, StepCopy, Survey, agree
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.transfer import CopiedFile
 from tunetool.errors import CannotJudge
@@ -160,7 +160,7 @@ def test_a_damaged_replica_still_says_what_was_saved() -> None:
     surveys = [survey(0, "a", overwritten), survey(1, "b", own, kept, of_torch(replica("b", 7, files(TORCH_S[1]))))]
     assert brought(agree(surveys))["a"] == {"b:/.replicas/a/step_7": [TORCH_S[0]]}
     with pytest.raises(CannotJudge, match=f"`a` needs shard `{TORCH_S[0]}` of rank 0"):
-        agree(surveys, {("b", kept.path): "it rotted"})
+        agree(surveys, Failures({("b", kept.path): "it rotted"}))
 
 
 def test_a_file_without_checksums_does_not_travel() -> None:
@@ -199,7 +199,7 @@ def test_where_nothing_can_be_taken_the_next_one_is_chosen() -> None:
     own = [step(number, files(NAMES[1])) for number in (6, 7)]
     surveys = [survey(0, "new"), survey(1, "b", *own, old, new)]
     failed = {("b", new.path): "`weight` is damaged"}
-    agreed = agree(surveys, failed)
+    agreed = agree(surveys, Failures(failed))
     assert agreed is not None
     assert agreed.step == 6
     (reason,) = agreed.skipped
@@ -207,11 +207,70 @@ def test_where_nothing_can_be_taken_the_next_one_is_chosen() -> None:
     assert reason.endswith("; replica of `a` on `b`: `weight` is damaged")
     # Another source of the same step comes first.
     third = survey(2, "c", step(7, files(NAMES[0])), step(7, {}, metadata=True))
-    more = agree([*surveys[:1], replace(surveys[1], copies=(*own, old, new)), third], failed)
+    more = agree([*surveys[:1], replace(surveys[1], copies=(*own, old, new)), third], Failures(failed))
     assert more is not None
     assert more.step == 7
     with pytest.raises(CannotJudge, match="replica of `a` on `b`: `weight` is damaged"):
-        agree(surveys, {**failed, ("b", old.path): "it is gone"})
+        agree(surveys, Failures({**failed, ("b", old.path): "it is gone"}))
+
+
+def test_a_directory_that_gives_a_node_nothing_counts_for_its_own_node() -> None:
+    first, second = survey(0, "a", step(7, {})), survey(1, "b", step(7, files(*NAMES), metadata=True))
+    third = survey(2, "c", replica("a", 7, files(NAMES[0])))
+    wide = {"needed": dict.fromkeys([*NAMES, "__2_0.00ab.distcp"], MIB)}
+    surveys = [
+        first,
+        replace(second, copies=(replace(second.copies[0], **wide),)),
+        replace(third, copies=(replace(third.copies[0], **wide), step(7, files("__2_0.00ab.distcp"), metadata=True))),
+    ]
+    assert brought(agree(surveys)) == {"a": {"b:/step_7": [".metadata", NAMES[0]]}}
+    refused = {("a", ("b", "/scratch/step_7")): "ssh ends"}
+    # Another source for it, and nothing is brought to the node that gave nothing.
+    assert brought(agree(surveys, Failures(refused=refused))) == {
+        "a": {"c:/.replicas/a/step_7": [".metadata", NAMES[0]]}
+    }
+    refused["a", ("c", "/scratch/.replicas/a/step_7")] = "c is off"
+    with pytest.raises(CannotJudge) as lost:
+        agree(surveys, Failures(refused=refused))
+    assert f"`a` needs shard `{NAMES[0]}` of rank 0" in lost.value.message
+    assert "`/scratch/step_7` on `b`, for `a`: ssh ends; replica of `a` on `c`, for `a`: c is off" in lost.value.message
+    # Wrong bytes are wrong at home, too.
+    with pytest.raises(CannotJudge, match=f"`b` needs shard `{NAMES[1]}` of rank 1"):
+        agree([surveys[1], first, surveys[2]], Failures({("b", "/scratch/step_7"): "it rotted"}))
+
+
+def test_a_directory_that_refuses_one_node_still_gives_to_another() -> None:
+    wide = {"needed": dict.fromkeys([*NAMES, "__2_0.00ab.distcp"], MIB)}
+    held = step(7, files(*wide["needed"]), metadata=True, **wide)
+    surveys = [survey(0, "a"), survey(1, "b", held), survey(2, "c"), survey(3, "d")]
+    kept = replace(replica("b", 7, files(*wide["needed"])), **wide)
+    refused = {("a", ("b", held.path)): "ssh ends"}
+    agreed = agree([*surveys[:3], survey(3, "d", kept)], Failures(refused=refused))
+    assert {host: list(sources) for host, sources in brought(agreed).items()} == {
+        "a": ["d:/.replicas/b/step_7"],
+        "c": ["b:/step_7"],
+        "d": ["d:/.replicas/b/step_7"],
+    }
+
+
+def test_a_node_that_cannot_take_a_step_has_the_one_before() -> None:
+    saves = [replica("a", number, files(NAMES[0]), written_ns=number) for number in (6, 7)]
+    held = step(6, files(NAMES[0]), metadata=True, problem=None, written_ns=6)
+    own = [step(number, files(NAMES[1]), metadata=True) for number in (6, 7)]
+    surveys = [survey(0, "a", replace(held, needed=dict.fromkeys(NAMES, MIB))), survey(1, "b", *own, *saves)]
+    unable = {(("a", ROOT), 7, "d7"): "`/scratch`: No space left on device"}
+    agreed = agree(surveys, Failures(unable=unable))
+    assert agreed is not None
+    assert (agreed.step, agreed.missing) == (6, {})
+    assert agreed.skipped == ("step 7: `a` cannot take what it lacks: `/scratch`: No space left on device",)
+    # Nor has it any other, and nothing is said against the node that would have given it.
+    with pytest.raises(CannotJudge) as lost:
+        agree([survey(0, "a"), surveys[1]], Failures(unable={**unable, (("a", ROOT), 6, "d6"): "it is full"}))
+    assert "`a` cannot take what it lacks: it is full" in lost.value.message
+    assert "replica" not in lost.value.message
+    # What it has needs no room.
+    whole = step(7, files(NAMES[0]), metadata=True)
+    assert brought(agree([survey(0, "a", whole), surveys[1]], Failures(unable=unable))) == {}
 
 
 def test_files_go_to_the_name_that_the_step_has_there() -> None:

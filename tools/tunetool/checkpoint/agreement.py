@@ -98,24 +98,44 @@ class Agreement:
     """The files of the save that are in these ``paths``."""
 
 
-def agree(surveys: Sequence[Survey], failed: Mapping[Source, str] | None = None) -> Agreement | None:
+@dataclass(frozen=True)
+class Failures:
+    """What was tried in vain, each with the reason."""
+
+    damaged: Mapping[Source, str] = field(default_factory=dict)
+    """Directories that gave other bytes than were saved: nothing in them counts, on their own node neither."""
+    refused: Mapping[tuple[str, Source], str] = field(default_factory=dict)
+    """Nodes that got nothing from a directory. It says nothing against what that holds for its own node, or others."""
+    unable: Mapping[tuple[Place, int, str | None], str] = field(default_factory=dict)
+    """Places to which nothing of a save can be brought, whatever the source: a full file system, a lock."""
+
+    def __bool__(self) -> bool:
+        return bool(self.damaged or self.refused or self.unable)
+
+    def __or__(self, other: Failures) -> Failures:
+        return Failures(
+            {**self.damaged, **other.damaged}, {**self.refused, **other.refused}, {**self.unable, **other.unable}
+        )
+
+
+def agree(surveys: Sequence[Survey], failures: Failures | None = None) -> Agreement | None:
     """The step that was saved last among those that every rank can read; None if no tier has any step. Pure.
 
-    Every rank reads from its nearest copy. ``failed``: directories from which nothing can be taken, each with the
-    reason. Raises ``CannotJudge`` if there are steps but none that all can read.
+    Every rank reads from its nearest copy. ``failures``: what was tried since the surveys. Raises ``CannotJudge`` if
+    there are steps but none that all can read.
     """
-    failed = failed or {}
-    surveys = [_without(each, failed) for each in surveys]
+    failures = failures or Failures()
+    surveys = [_without(each, failures.damaged) for each in surveys]
     skipped: dict[int, str] = {}
     order = _order(surveys)
     for step, digest in sorted(order, key=lambda save: (order[save], save[0]), reverse=True):
-        parts = _Parts(surveys, step, digest)
+        parts = _Parts(surveys, step, digest, failures)
         if not parts.lacking:
             passed_over = tuple(reason for number, reason in skipped.items() if number != step)
             return Agreement(
                 step, parts.paths, passed_over, digest, order[step, digest].time_ns, parts.missing, parts.held
             )
-        reasons = [*(parts.reasons or _reasons_against(step, surveys)), *_useless(step, surveys)]
+        reasons = [*(parts.reasons or _reasons_against(step, surveys)), *_useless(step, surveys, failures.refused)]
         skipped.setdefault(step, f"step {step}: {'; '.join(reasons)}")
     if not order:
         return None
@@ -127,11 +147,11 @@ def agree(surveys: Sequence[Survey], failed: Mapping[Source, str] | None = None)
     )
 
 
-def _without(survey: Survey, failed: Mapping[Source, str]) -> Survey:
+def _without(survey: Survey, damaged: Mapping[Source, str]) -> Survey:
     """The same, but that nothing can be taken from these directories."""
     copies = tuple(
         copy
-        if (reason := failed.get((survey.host, copy.path))) is None
+        if (reason := damaged.get((survey.host, copy.path))) is None
         else replace(copy, problem=reason, is_useless=True)
         for copy in survey.copies
     )
@@ -141,8 +161,8 @@ def _without(survey: Survey, failed: Mapping[Source, str]) -> Survey:
 class _Parts:
     """Where the files of one save are, and which each place still needs."""
 
-    def __init__(self, surveys: Sequence[Survey], step: int, digest: str | None) -> None:
-        self._surveys, self._digest = surveys, digest
+    def __init__(self, surveys: Sequence[Survey], step: int, digest: str | None, failures: Failures) -> None:
+        self._surveys, self._digest, self._failures = surveys, digest, failures
         whole = {each.rank: _nearest_copy(each, step, digest) for each in surveys}
         self.paths = {rank: copy.path for rank, copy in whole.items() if copy is not None}
         self.missing: dict[Place, dict[Source, dict[str, CopiedFile | None]]] = {}
@@ -194,7 +214,7 @@ class _Parts:
             ranks.setdefault(each.place, []).append(each.rank)
         for place, theirs in ranks.items():
             self._complete(place, theirs, step, name)
-        if self.lacking:
+        if self.lacking and not self.reasons:
             file, host = next(iter(self.lacking.items()))
             writer = writer_of(file)
             of_rank = f" of rank {writer}" if writer is not None else ""
@@ -223,6 +243,10 @@ class _Parts:
                 wanted.setdefault(source, {})[file] = self._filed.get(file)
         if wanted:
             self.missing[place] = wanted
+            why = self._failures.unable.get((place, step, self._digest))
+            if why is not None:
+                self.lacking.setdefault(next(iter(next(iter(wanted.values())))), host)
+                self.reasons.append(f"`{host}` cannot take what it lacks: {why}")
         self.paths |= dict.fromkeys(ranks, path)
 
     def _files_of(self, ranks: Sequence[int]) -> list[str]:
@@ -234,7 +258,8 @@ class _Parts:
 
     def _source(self, host: str, file: str, chosen: Mapping[Source, object]) -> Source | None:
         """Where a file comes from: from this node if it can, then from where others come."""
-        able = self._holders.get(file, ())
+        refused = self._failures.refused
+        able = (source for source in self._holders.get(file, ()) if (host, source) not in refused)
         return min(able, key=lambda source: (source[0] != host, source not in chosen), default=None)
 
     def _has_metadata(self, copy: StepCopy) -> bool:
@@ -255,14 +280,24 @@ class _Parts:
         return self._digest in (copy.digest, copy.files_digest) or token_of(file) is not None
 
 
-def _useless(step: int, surveys: Sequence[Survey]) -> list[str]:
+def _useless(step: int, surveys: Sequence[Survey], refused: Mapping[tuple[str, Source], str]) -> list[str]:
     """The replicas and other directories of a step from which nothing can be taken, each with the reason."""
     lines = []
+    takers: dict[Source, list[str]] = {}
+    for host, source in refused:
+        takers.setdefault(source, []).append(host)
     for each in surveys:
         for copy in each.copies:
-            if copy.step == step and copy.is_useless:
-                what = f"replica of `{copy.replica_of}`" if copy.replica_of else f"`{copy.path}`"
+            if copy.step != step:
+                continue
+            what = f"replica of `{copy.replica_of}`" if copy.replica_of else f"`{copy.path}`"
+            source = each.host, copy.path
+            if copy.is_useless:
                 lines.append(f"{what} on `{each.host}`: {copy.problem}")
+            elif source in takers:
+                first, *others = takers[source]
+                more = f" and {len(others)} more" if others else ""
+                lines.append(f"{what} on `{each.host}`, for `{first}`{more}: {refused[first, source]}")
     return list(dict.fromkeys(lines))
 
 

@@ -34,7 +34,8 @@ def naming_errors(path: Path, hint: str, doing: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         name = f"`{error.filename or path}`"
-        message = f"{name} {doing}: {error.strerror}" if doing else f"{name}: {error.strerror}"
+        why = error.strerror or error
+        message = f"{name} {doing}: {why}" if doing else f"{name}: {why}"
         raise SystemRefused.with_number(error.errno, message, hint) from error
 
 

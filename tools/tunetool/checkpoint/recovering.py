@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -18,16 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunetool.checkpoint import markers
-from tunetool.checkpoint.agreement import Source
+from tunetool.checkpoint.agreement import Failures, Source
 from tunetool.checkpoint.bulk import replicas_of, token_of
 from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
-from tunetool.checkpoint.os_errors import naming_errors
+from tunetool.checkpoint.os_errors import SystemRefused, naming_errors
 from tunetool.checkpoint.replica_worker import RSYNC, first_line
 from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step, same_step, same_step_error, step_number
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
-from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.worker import die_with_parent
 from tunetool.node.common.commands import in_c_locale
 from tunetool.node.common.file_lock import FileLock
@@ -45,6 +46,17 @@ _ANOTHER = (
     "look at the health of the drives on both nodes: `tunetool verify`; resume from another step, or from a drain"
 )
 _AGAIN = "recover it again: it continues with what came"
+_OWN_FAULT = re.compile(r'^rsync: \[(?:receiver|Receiver|generator)\] .*".*\(\d+\)', re.MULTILINE)
+"""What rsync says where the system refuses it a file on the side that gets them: with its name and the error's number.
+Those of a broken connection name no file. The exit code may be that of the connection, which ends then."""
+
+
+class _Refused(CannotJudge):
+    """A source does not give what was asked of it."""
+
+
+class _Damaged(CannotJudge):
+    """A source gave other bytes than were saved."""
 
 
 def recover(
@@ -103,16 +115,16 @@ def gather(
     *,
     here: str,
     ssh: Sequence[str],
-) -> tuple[int, dict[Source, str]]:
+) -> tuple[int, Failures]:
     """Bring files of the save with this ``digest`` of `.metadata` into the step ``final``, beside those that are there.
 
     ``sources``: the files by node and directory, each with its checksum where one is known; ``held``: the files of the
     save that are in ``final``; ``here``: this node.
-    Returns the bytes that came from other nodes, and the sources from which nothing can be taken, each with the reason:
-    then ``final`` is as it was. `.metadata` comes last, with the time ``saved_ns`` of the save. A directory ``final``
-    of another save is kept under another name. Raises ``CannotJudge`` for an error of this node.
+    Returns the bytes that came from other nodes, and the sources from which nothing came, or not what was saved: then
+    ``final`` is as it was. `.metadata` comes last, with the time ``saved_ns`` of the save. A directory ``final`` of
+    another save is kept under another name. Raises ``CannotJudge`` for an error of this node, which is no source's.
     """
-    count, failed = 0, dict[Source, str]()
+    count, damaged, refused = 0, dict[Source, str](), dict[tuple[str, Source], str]()
     with _arriving(final, digest, _SILENT_SECONDS) as (partial, lock):
         where = final
         # `.metadata` first: the others are held against it.
@@ -128,18 +140,18 @@ def gather(
                     where = partial
                     _verify_metadata(partial, digest)
                 _verify(partial, _metadata_in(where), {name: files[name] for name in files if name != METADATA})
-            except TunetoolError as error:
-                failed[source] = error.message
-            except OSError as error:
-                failed[source] = f"`{error.filename or partial}`: {error.strerror}"
+            except _Damaged as error:
+                damaged[source] = error.message
+            except _Refused as error:
+                refused[here, source] = error.message
             else:
                 count += sum((partial / name).stat().st_size for name in files) if peer else 0
-            if METADATA in files and failed:
+            if METADATA in files and (damaged or refused):
                 break
-        if not failed:
+        if not damaged and not refused:
             _keep_only(partial, {name for files in sources.values() for name in files})
             _put(partial, final, digest, held, saved_ns)
-    return count, failed
+    return count, Failures(damaged, refused)
 
 
 def _keep_only(partial: Path, names: Collection[str]) -> None:
@@ -229,7 +241,7 @@ def _bring(
     names: Collection[str] | None = None,
 ) -> None:
     """Bring all files of the directory ``source`` of ``peer`` (None: of this node), or those of ``names``. Raises
-    ``CannotJudge``, ``OSError``."""
+    ``_Refused``, and ``CannotJudge`` or ``OSError`` for an error of this node."""
     argv = [*RSYNC, f"--timeout={_SILENT_SECONDS}", f"--rsh={shlex.join(with_limits(ssh))}"]
     with tempfile.NamedTemporaryFile() as listed, tempfile.TemporaryFile() as said:
         if names is None:
@@ -253,12 +265,20 @@ def _bring(
                 preexec_fn=die_with_parent,  # else the next call waits for that lock, and gives up
             )
         said.seek(0)
-        line = first_line(said.read(_LONGEST).decode(errors="replace"))
+        text = said.read(_LONGEST).decode(errors="replace")
+        line = first_line(text)
+    own = _OWN_FAULT.search(text)
+    if own and done.returncode:
+        raise CannotJudge(f"`{partial}`: {own[0]}", "look at the free space and the health of the drives here")
     if done.returncode:
         whose = (
             f"`{peer}` does not give {'the replica ' if names is None else ''}" if peer else "this node cannot copy "
         )
-        raise CannotJudge(f"{whose}`{source}`: {line}", _AGAIN)
+        raise _Refused(f"{whose}`{source}`: {line}", _AGAIN)
+    # rsync passes over what is no regular file.
+    gone = next((name for name in names or () if not os.path.lexists(partial / name)), None)
+    if gone is not None:
+        raise _Refused(f"{f'`{peer}`' if peer else 'this node'} gave no `{gone}` of `{source}`", _AGAIN)
 
 
 def _replica(partial: Path) -> tuple[Marker, Metadata]:
@@ -291,12 +311,12 @@ def _verify_metadata(partial: Path, digest: str) -> None:
     if digest_of(partial / METADATA).xxh3_64 != digest:
         with contextlib.suppress(OSError):
             (partial / METADATA).unlink()
-        raise CannotJudge(f"`{partial / METADATA}` does not hold what was written to it", _ANOTHER)
+        raise _Damaged(f"`{partial / METADATA}` does not hold what was written to it", _ANOTHER)
 
 
 def _verify(partial: Path, loaded: Metadata, files: Mapping[str, CopiedFile | None]) -> None:
-    """Hold each file against its checksum, and against those of the save if that made any. Raises ``CannotJudge``,
-    ``OSError``."""
+    """Hold each file against its checksum, and against those of the save if that made any. Raises ``_Damaged``,
+    and ``SystemRefused`` or ``OSError`` for an error of this node."""
     from tunetool.checkpoint.metadata_pickle import SUMS  # noqa: PLC0415  (imports torch)
     from tunetool.checkpoint.saved_bytes import check_file, items_in  # noqa: PLC0415  (imports numpy)
 
@@ -305,17 +325,19 @@ def _verify(partial: Path, loaded: Metadata, files: Mapping[str, CopiedFile | No
     for name, expected in files.items():
         path = partial / name
         fsync(path)
+        if items is None and expected is None:
+            raise CannotJudge(f"`{path}` has no checksum", _ANOTHER)
         try:
-            if items is None and expected is None:
-                raise CannotJudge(f"`{path}` has no checksum", _ANOTHER)
             came = digest_of(path) if items is None else check_file(partial, name, items[name], save)
             if expected is not None and came != expected:
                 raise CannotJudge(f"`{path}` differs from the replica that was verified", _ANOTHER)
-        except CannotJudge:
+        except SystemRefused:
+            raise
+        except CannotJudge as error:
             # By its size and time it would pass for the file that is to be brought.
             with contextlib.suppress(OSError):
                 path.unlink()
-            raise
+            raise _Damaged(error.message, error.hint) from error
 
 
 def _is_below(partial: Path, name: str) -> bool:

@@ -6,16 +6,17 @@ read; ``agreement.agree`` (pure) decides from the surveys of all ranks; ``recove
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tunetool.checkpoint import bulk, identity, markers
-from tunetool.checkpoint.agreement import Agreement, Source, StepCopy, Survey, agree
+from tunetool.checkpoint.agreement import Agreement, Failures, StepCopy, Survey, agree
 from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
 from tunetool.checkpoint.draining import launcher_ranks, needed_by
 from tunetool.checkpoint.identity import look
@@ -23,8 +24,11 @@ from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.retention import note_in, replica_note_in
 from tunetool.checkpoint.steps import now_ns, number_or_none, replaced_steps, steps_in
-from tunetool.errors import TunetoolError, UsageProblem
+from tunetool.checkpoint.survey_exchange import Packed, Tables, packed, unpacked
+from tunetool.errors import TunetoolError, Unforeseen, UsageProblem
 from tunetool.regular_files import below, open_regular, read_bytes
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,10 @@ class Latest:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """What a node brought, and from where it could take nothing, each with the reason."""
+    """What a node brought, and what it tried in vain."""
 
     bytes: int = 0
-    failed: Mapping[Source, str] = field(default_factory=dict)
+    failures: Failures = field(default_factory=Failures)
 
 
 def latest(
@@ -76,39 +80,67 @@ def latest(
         raise UsageProblem(f"`world={world}`, but torch.distributed has {ranks} ranks", "omit `world`")
     ranks = world if world is not None else ranks
     rank = distributed.get_rank() if distributed else (from_launcher["rank"] or 0)
-    try:
-        with naming_errors(Path(tiers[0]) if tiers else Path(), "repair the storage, or omit the directory"):
-            this_survey: Survey | TunetoolError = survey(tiers, rank, replicas=replicas)
-    except TunetoolError as error:
-        if distributed is None:
-            raise
-        # The other ranks wait in the collective below: they must get the error, too.
-        this_survey = error
     if ranks > 1 and distributed is None:
         raise UsageProblem(
             f"{ranks} ranks must agree, and torch.distributed is not initialised",
             "call init_process_group first, or gather each rank's survey() and call agree(); or pass `world=1`",
         )
 
-    def gathered(mine: Any) -> list[Any]:
-        """What each rank has, by rank."""
-        received: list[Any] = [mine] * ranks
-        if ranks > 1:
-            distributed.all_gather_object(received, mine)
-        return received
-
-    surveys = gathered(this_survey)
-    for received in surveys:
-        if isinstance(received, TunetoolError):
-            raise received
-    brought, failed = 0, dict[Source, str]()
-    while (agreement := agree(surveys, failed)) is not None:
-        outcomes = gathered(_gather(agreement, surveys, rank, ssh)) if agreement.missing else []
+    on_all = functools.partial(_on_all, rank, ranks, distributed)
+    tables = Tables()
+    every = on_all(functools.partial(_surveyed, tiers, rank, replicas, tables))
+    surveys = unpacked(every, tables, functools.partial(_broadcast, ranks, distributed))
+    brought, failures = 0, Failures()
+    while (agreement := agree(surveys, failures)) is not None:
+        outcomes = on_all(functools.partial(_gather, agreement, surveys, rank, ssh)) if agreement.missing else []
         brought += sum(outcome.bytes for outcome in outcomes)
-        if not any(outcome.failed for outcome in outcomes):
+        if not any(outcome.failures for outcome in outcomes):
             return Latest(agreement.step, Path(agreement.paths[rank]), agreement.skipped, brought)
-        failed |= {source: why for outcome in outcomes for source, why in outcome.failed.items()}
+        for outcome in outcomes:
+            failures |= outcome.failures
     return None
+
+
+def _on_all(rank: int, ranks: int, distributed: Any, work: Callable[[], _T]) -> list[_T]:
+    """What each rank's ``work`` returns, by rank. All raise an error of one: none is left waiting for another."""
+    returned, own = None, None
+    try:
+        returned = work()
+    except Exception as error:
+        if distributed is None:
+            raise
+        own = error
+    received: list[Any] = [(returned, None if own is None else _for_all(own, rank))] * ranks
+    if ranks > 1:
+        distributed.all_gather_object(received, received[0])
+    for _, told in received:
+        if told is not None:
+            raise told from (None if told is own else own)
+    return [each for each, _ in received]
+
+
+def _for_all(error: Exception, rank: int) -> TunetoolError:
+    """The error for the other ranks, too: that of a rank which nobody foresaw names it."""
+    if isinstance(error, TunetoolError):
+        return error
+    what = f"`{type(error).__name__}`: {error}" if str(error) else f"`{type(error).__name__}`"
+    return Unforeseen(f"rank {rank} on `{socket.gethostname()}` failed: {what}", "look at what that rank printed")
+
+
+def _surveyed(tiers: Sequence[str | Path], rank: int, replicas: bool, tables: Tables) -> Packed:
+    """What this rank can read, and in ``tables`` what of that need not come from each rank."""
+    with naming_errors(Path(tiers[0]) if tiers else Path(), "repair the storage, or omit the directory"):
+        seen, long = packed(survey(tiers, rank, replicas=replicas))
+    tables |= long
+    return seen
+
+
+def _broadcast(ranks: int, distributed: Any, giver: int, given: Tables) -> Tables:
+    if ranks == 1:
+        return given
+    sent = [given]
+    distributed.broadcast_object_list(sent, src=giver)
+    return sent[0]
 
 
 def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Sequence[str]) -> _Gathered:
@@ -120,7 +152,7 @@ def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Seq
     from tunetool.checkpoint.recovering import gather  # noqa: PLC0415  (imports numpy)
 
     try:
-        count, failed = gather(
+        count, failures = gather(
             Path(agreement.paths[rank]),
             str(agreement.digest),
             sources,
@@ -130,8 +162,8 @@ def _gather(agreement: Agreement, surveys: Sequence[Survey], rank: int, ssh: Seq
             ssh=ssh,
         )
     except TunetoolError as error:  # of this node, whatever the sources are
-        return _Gathered(0, dict.fromkeys(sources, error.message))
-    return _Gathered(count, failed)
+        return _Gathered(0, Failures(unable={(place, agreement.step, agreement.digest): error.message}))
+    return _Gathered(count, failures)
 
 
 def survey(tiers: Sequence[str | Path], rank: int = 0, *, replicas: bool = False) -> Survey:
