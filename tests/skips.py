@@ -166,7 +166,7 @@ ALLOWED = (
     Allowed(r"tunetool is not installed as a program here", "another Python", bare_python),
     Allowed(r"there is no wheel for this machine", "another Python, without NVIDIA's libraries", bare_python),
     Allowed(
-        r"(torch|DeepSpeed|deepspeed|Lightning|peft).* not installed|has no torch|needs DeepSpeed|checkpoints are torch's own"
+        r"(torch|DeepSpeed|deepspeed|Lightning|peft|accelerate).* not installed|has no torch|needs DeepSpeed|checkpoints are torch's own"
         r"|^DeepSpeed is an extra of the package|could not import '(torch|safetensors)'",
         "torch comes with CUDA alone for this Python, or `make check` after a set-up without DeepSpeed",
         without_deepspeed,

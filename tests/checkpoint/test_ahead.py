@@ -336,7 +336,7 @@ def wait_for_threads() -> None:
             thread.join(30)
 
 
-def test_memory_that_an_interrupted_loop_frees_is_kept_while_it_is_read(
+def test_memory_freed_by_an_interrupted_loop_is_kept_while_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Callable[[], None]
 ) -> None:
     """It may belong to nobody any more: reading it ended the process."""
@@ -376,7 +376,7 @@ def test_memory_that_an_interrupted_loop_frees_is_kept_while_it_is_read(
 
 
 @pytest.mark.parametrize("kind", [Late, LateWithPlan])
-def test_a_save_whose_loop_was_interrupted_is_not_one_of_two_states(
+def test_an_interrupted_loop_leaves_no_save_of_two_states(
     tmp_path: Path, interruption: Callable[[], None], kind: type[Late | LateWithPlan]
 ) -> None:
     """The loop may go on and change what is not copied yet."""

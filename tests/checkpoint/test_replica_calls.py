@@ -317,7 +317,7 @@ def test_a_file_that_a_node_lacks_is_added_to_its_own(replica: Path) -> None:
     assert second.stat().st_ino == inode
 
 
-def test_a_file_that_was_written_to_since_its_replication_is_brought_back(replica: Path, tmp_path: Path) -> None:
+def test_a_file_written_to_since_its_replication_is_brought_back(replica: Path, tmp_path: Path) -> None:
     own = here(replica) / "step_1"
     shutil.copytree(replica, own, ignore=lambda *_: [markers.MARKER])
     sources = identity.look_at(own, [path.name for path in data_of(own)])
@@ -353,7 +353,7 @@ def test_the_note_of_an_older_save_says_nothing_against_a_file(replica: Path) ->
 
 
 @pytest.mark.parametrize("name", ["__9\0.distcp", "__9\ud800.distcp"])
-def test_a_marker_that_names_what_no_file_can_be_called_is_passed_over(replica: Path, name: str) -> None:
+def test_a_marker_with_an_impossible_name_is_passed_over(replica: Path, name: str) -> None:
     newer = save(replica.with_name("step_2"), 2)
     mark(newer, {path.name: digest_of(path) for path in data_of(newer)})
     document = json.loads((newer / markers.MARKER).read_text())

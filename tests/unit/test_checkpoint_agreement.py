@@ -214,7 +214,7 @@ def test_where_nothing_can_be_taken_the_next_one_is_chosen() -> None:
         agree(surveys, Failures({**failed, ("b", old.path): "it is gone"}))
 
 
-def test_a_directory_that_gives_a_node_nothing_counts_for_its_own_node() -> None:
+def test_a_directory_that_gives_one_node_nothing_counts_at_home() -> None:
     first, second = survey(0, "a", step(7, {})), survey(1, "b", step(7, files(*NAMES), metadata=True))
     third = survey(2, "c", replica("a", 7, files(NAMES[0])))
     wide = {"needed": dict.fromkeys([*NAMES, "__2_0.00ab.distcp"], MIB)}
@@ -239,7 +239,7 @@ def test_a_directory_that_gives_a_node_nothing_counts_for_its_own_node() -> None
         agree([surveys[1], first, surveys[2]], Failures({("b", "/scratch/step_7"): "it rotted"}))
 
 
-def test_a_directory_that_refuses_one_node_still_gives_to_another() -> None:
+def test_a_directory_that_refuses_one_node_gives_to_another() -> None:
     wide = {"needed": dict.fromkeys([*NAMES, "__2_0.00ab.distcp"], MIB)}
     held = step(7, files(*wide["needed"]), metadata=True, **wide)
     surveys = [survey(0, "a"), survey(1, "b", held), survey(2, "c"), survey(3, "d")]

@@ -24,13 +24,11 @@ from tunetool.checkpoint.bulk import replicas_of, token_of
 from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import SystemRefused, naming_errors
-from tunetool.checkpoint.replica_worker import RSYNC, first_line
+from tunetool.checkpoint.replica_worker import RSYNC, Program, first_line
 from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step, same_step, same_step_error, step_number
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.measure.worker import die_with_parent
-from tunetool.node.common.commands import in_c_locale
 from tunetool.node.common.file_lock import FileLock
 from tunetool.regular_files import below
 
@@ -251,26 +249,19 @@ def _bring(
             listed.flush()
             argv += ["--from0", f"--files-from={listed.name}"]
         argv += [f"{peer}:{source}/" if peer else f"{source}/", f"{partial}/"]
-        with naming_errors(Path(RSYNC[0]), "install rsync on every node"):
-            # Into a file: a pipe ends only with all that ssh has left, such as a master of its connections.
-            # It keeps the lock when this process dies: nothing of it may write into a step that was verified since.
-            done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                env=in_c_locale(os.environ),
-                check=False,
-                pass_fds=(lock.handle,),
-                preexec_fn=die_with_parent,  # else the next call waits for that lock, and gives up
-            )
+        # Into a file: a pipe ends only with all that ssh has left, such as a master of its connections. rsync keeps the
+        # lock, so that nothing of it writes into a step that was verified since; it ends with this process, or else the
+        # next call would wait for that lock, and give up.
+        program = Program(argv, subprocess.DEVNULL, said, pass_fds=(lock.handle,))
+        with contextlib.closing(program):
+            status = program.process.wait()
         said.seek(0)
         text = said.read(_LONGEST).decode(errors="replace")
         line = first_line(text)
     own = _OWN_FAULT.search(text)
-    if own and done.returncode:
+    if own and status:
         raise CannotJudge(f"`{partial}`: {own[0]}", "look at the free space and the health of the drives here")
-    if done.returncode:
+    if status:
         whose = (
             f"`{peer}` does not give {'the replica ' if names is None else ''}" if peer else "this node cannot copy "
         )

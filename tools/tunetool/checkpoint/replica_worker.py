@@ -121,7 +121,7 @@ class Worker:
             listed.write(names)
             listed.seek(0)
             argv += [f"{self.step_dir}/", f"{self.order.peer}:{partial}/"]
-            with contextlib.closing(_Program(argv, listed, messages)) as program:
+            with contextlib.closing(Program(argv, listed, messages)) as program:
                 self._watch(program.process, peer)
             if program.process.returncode:
                 status, said = program.process.returncode, first_line(_text(messages))
@@ -159,7 +159,7 @@ class _Peer:
         with contextlib.ExitStack() as stack:
             self._messages = stack.enter_context(tempfile.TemporaryFile())
             argv = [*order.ssh, order.peer, shlex.join(order.receiver)]
-            program = _Program(argv, subprocess.PIPE, self._messages, subprocess.PIPE)
+            program = Program(argv, subprocess.PIPE, self._messages, subprocess.PIPE)
             stack.callback(program.close)
             self._process, self._stack = program.process, stack.pop_all()
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -238,11 +238,16 @@ class _Peer:
             self.saving = bool(answer["saving"])
 
 
-class _Program:
+class Program:
     """A program that has ended, by itself or not, once this is closed."""
 
     def __init__(
-        self, argv: Sequence[str], stdin: int | IO[bytes], stderr: IO[bytes], stdout: int = subprocess.DEVNULL
+        self,
+        argv: Sequence[str],
+        stdin: int | IO[bytes],
+        stderr: IO[bytes],
+        stdout: int = subprocess.DEVNULL,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         try:
             self.process = subprocess.Popen(
@@ -251,6 +256,7 @@ class _Program:
                 stdout=stdout,
                 stderr=stderr,
                 env=in_c_locale(os.environ),
+                pass_fds=pass_fds,
                 preexec_fn=die_with_parent,  # noqa: PLW1509  (the only other thread holds none of its locks)
             )
         except FileNotFoundError:
