@@ -93,9 +93,11 @@ class Nodes:
 
     def half_sent(self, step: str, **options: Any) -> tuple[subprocess.Popen[str], str]:
         """A replication in the middle of its data file, and that file on the peer."""
-        process = self.start(step, rate=MIB, **options)
+        process = self.start(
+            step, rate=MIB // 4, **options
+        )  # a quarter of a minute, for a machine that is slow to look
         file = f"{REPLICAS}/.draining-*/*.distcp"
-        until(lambda: int(self.sh("node2", f"stat -c %s {file} 2>/dev/null || echo 0")) > MIB, "a part of it", process)
+        until(lambda: int(self.sh("node2", f"stat -c %s {file} 2>/dev/null || echo 0")) > 0, "a part of it", process)
         return process, file
 
     def sh(self, node: str, script: str) -> str:
