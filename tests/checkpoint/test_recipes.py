@@ -59,3 +59,10 @@ def test_hugging_face_s_trainer_under_fsdp2(tmp_path: Path) -> None:
 @pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is not installed")
 def test_lightning_under_fsdp2(tmp_path: Path) -> None:
     goes_on("recipe_lightning.py", tmp_path, losses=3, TORCHELASTIC_RUN_ID="of torchrun")
+
+
+@pytest.mark.slow  # the imports of DeepSpeed, sixteen times
+@pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is not installed")
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_deepspeed(tmp_path: Path, stage: str) -> None:
+    goes_on("recipe_deepspeed.py", tmp_path, losses=3, ZERO_STAGE=stage)
