@@ -364,6 +364,14 @@ def test_what_no_other_place_could_save_is_raised(tmp_path: Path, how: str) -> N
     assert holds(save(saver, 2, how), 2)
 
 
+def test_metrics_replace_no_device(tmp_path: Path) -> None:
+    fifo = tmp_path / "metrics.prom"
+    os.mkfifo(fifo)
+    with Saver([tmp_path / "place"], metrics=fifo) as saver:
+        assert saver.save({"x": torch.ones(3)}, 1) is not None
+    assert fifo.is_fifo()
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -54,6 +54,8 @@ class Counters:
             full = f"tunetool_checkpoint_{name}"
             values = [f"{full}{labels} {value}" for (its, labels), value in self._values.items() if its == name]
             lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}", *values] if values else []
+        if self._path.exists() and not self._path.is_file():
+            return  # the rename would replace a device
         with contextlib.suppress(OSError):
             replace_file(str(self._path), "".join(f"{line}\n" for line in lines), sync=False, follow=False)
 
