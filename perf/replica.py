@@ -24,10 +24,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from entry import program
-from goals import line, status
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, Replica, replicate
 from tunetool.checkpoint.replica_worker import RSYNC
 from tunetool.node.units import parse_size
+from tunetool.tune.pairs import interval_of
 
 STALL, SHARE = 1.05, 0.8
 ALONE, BESIDE, REPLICATION, TRANSPORT = "alone", "beside a replication", "replication", "transport"
@@ -119,14 +119,16 @@ def main() -> int:
     def over(one: str, other: str) -> list[float]:
         return [a / b for a, b in zip(took[one], took[other], strict=True)]
 
-    stalls = over(f"{BESIDE}: stall", f"{ALONE}: stall")
-    durable = over(f"{BESIDE}: durable", f"{ALONE}: durable")
-    verdicts = [
-        line("stall of an async save beside a replication, x alone", stalls, STALL, at_least=False),
-        line("until it is durable, likewise", durable, STALL, at_least=False),
-        line("a replication, share of its transport's speed", over(TRANSPORT, REPLICATION), SHARE),
-    ]
-    return status(verdicts)
+    good = True
+    for what, ratios, most in (
+        ("stall of an async save beside a replication, x alone", over(f"{BESIDE}: stall", f"{ALONE}: stall"), STALL),
+        ("until it is durable, likewise", over(f"{BESIDE}: durable", f"{ALONE}: durable"), STALL),
+        ("seconds of a replication, x its transport's", over(REPLICATION, TRANSPORT), 1 / SHARE),
+    ):
+        of = interval_of(ratios)
+        print(f"{what}: {of.value:.2f} [{of.low:.2f} to {of.high:.2f}, {of.level:.0%}]; at most {most:.2f} wanted")
+        good = good and of.high <= most
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
