@@ -38,6 +38,7 @@ class Rounds:
         self.scratch, self.peer, self.ssh = scratch, peer, ssh
         self.state = {"model": {str(number): torch.randn(size // 8 // 4) for number in range(8)}}
         self.older, self.seconds = scratch / "step_0", dict[str, list[float]]()
+        self.work: Replica | None = None
         state = {"model": {str(number): torch.randn(size // 8) for number in range(8)}}
         dcp.save(state, storage_writer=DirectWriter(self.older), planner=DirectSavePlanner())
 
@@ -57,7 +58,14 @@ class Rounds:
         shutil.rmtree(path)
 
     def started(self) -> Replica:
-        return replicate(self.older, peer=self.peer, ssh=self.ssh)
+        self.work = replicate(self.older, peer=self.peer, ssh=self.ssh)
+        return self.work
+
+    def end(self) -> None:
+        """Also after Ctrl-C: nothing goes on, and nothing stays on the peer."""
+        if self.work is not None:
+            self.work.stop()
+        self.there(f"rm -rf {shlex.quote(str(self.scratch))}")
 
     def turn(self, arm: str) -> None:
         self.there(f"rm -rf {shlex.quote(str(self.scratch))} && mkdir -p {shlex.quote(str(self.scratch))}")
@@ -104,15 +112,16 @@ def main() -> int:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with tempfile.TemporaryDirectory(prefix="tunetool-replica-", dir=asked.scratch) as folder:
         rounds = Rounds(Path(folder), asked.peer, asked.ssh, asked.size)
-        for _ in range(3):
-            rounds.save("warm-up")
-        for number in range(asked.rounds):
-            for arm in drawn.sample([ALONE, BESIDE, REPLICATION, TRANSPORT], 4):
-                rounds.turn(arm)
-            print(
-                f"round {number + 1}: " + ", ".join(f"{k} {v[-1]:.3f} s" for k, v in rounds.seconds.items()), flush=True
-            )
-        rounds.there(f"rm -rf {shlex.quote(folder)}")
+        try:
+            for _ in range(3):
+                rounds.save("warm-up")
+            for number in range(asked.rounds):
+                for arm in drawn.sample([ALONE, BESIDE, REPLICATION, TRANSPORT], 4):
+                    rounds.turn(arm)
+                row = ", ".join(f"{name} {values[-1]:.3f} s" for name, values in rounds.seconds.items())
+                print(f"round {number + 1}: {row}", flush=True)
+        finally:
+            rounds.end()
     dist.destroy_process_group()
     took = rounds.seconds
 

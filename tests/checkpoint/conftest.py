@@ -56,6 +56,18 @@ def forks() -> Iterator[Ask]:
         yield ask
 
 
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """``tunetool checkpoint`` in this process: its exit code, and what it prints on standard output."""
+    from tunetool.cli.main import cli
+
+    def call(*words: object) -> tuple[int, str]:
+        code = cli.main(["checkpoint", *map(str, words)], standalone_mode=False)
+        return int(code), capsys.readouterr().out
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def compiled_read_loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled code, which no checkout has."""

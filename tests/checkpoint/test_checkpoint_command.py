@@ -37,24 +37,12 @@ from tunetool.checkpoint import (
 from tunetool.checkpoint.catalogue import catalogue
 from tunetool.checkpoint.verification import Verification
 from tunetool.checkpoint.verification import verify as verify_step
-from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.report.progress import PlainProgress
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 Run = Callable[..., tuple[int, str]]
 BLOCK = 256 << 10
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """``tunetool checkpoint`` in this process: its exit code, and what it prints on standard output."""
-
-    def call(*words: object) -> tuple[int, str]:
-        code = cli.main(["checkpoint", *map(str, words)], standalone_mode=False)
-        return int(code), capsys.readouterr().out
-
-    return call
 
 
 def save(path: Path, state: Any = None, *, seed: int = 1, **settings: Any) -> Path:

@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, export_writer, metadata, space
 from tunetool.checkpoint.exporting import Request
 from tunetool.checkpoint.exporting import run as export_step
-from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading import importing
 from tunetool.report.progress import PlainProgress
@@ -34,17 +33,6 @@ from waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """``tunetool checkpoint`` in this process: its exit code, and what it prints on standard output."""
-
-    def call(*words: object) -> tuple[int, str]:
-        code = cli.main(["checkpoint", *map(str, words)], standalone_mode=False)
-        return int(code), capsys.readouterr().out
-
-    return call
 
 
 def save(path: Path, state: Any, *, by_torch: bool = False, planner: Any = None) -> Path:

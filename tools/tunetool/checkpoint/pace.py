@@ -60,7 +60,7 @@ def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Saver:
+class RunningSave:
     """A running save, as far as its lock file describes it. ``key`` distinguishes one save from the next."""
 
     key: tuple[object, ...]
@@ -74,18 +74,18 @@ class Saver:
         return f"`{self.file}`: {self.who}{sign}"
 
 
-def savers(scratch: Path) -> list[Saver]:
+def savers(scratch: Path) -> list[RunningSave]:
     """The running saves in ``scratch``: ``saving`` is held, or DirectWriter has locked a directory below it."""
     running = []
     with contextlib.suppress(OSError), FileLock.file(scratch / FLAG, make=False) as lock:
         if not lock.take(patience=0):
-            running.append(Saver((FLAG,), scratch / FLAG, _lockers(lock.handle)))
+            running.append(RunningSave((FLAG,), scratch / FLAG, _lockers(lock.handle)))
     with contextlib.suppress(OSError):
         running += filter(None, map(_locked_by, scratch.glob(f"*/{SAVE_LOCK}")))
     return running
 
 
-def _locked_by(path: Path) -> Saver | None:
+def _locked_by(path: Path) -> RunningSave | None:
     """The running save that holds this lock file; None if its process is dead."""
     # Check its age and process, not the kernel lock: an attempt to take it could make the saver believe that another
     # process holds it.
@@ -96,9 +96,9 @@ def _locked_by(path: Path) -> Saver | None:
             return None
         holder = Holder.parse(path.read_text(encoding="utf-8", errors="replace"))
         if holder is None:
-            return Saver((path, status.st_ino), path, "a process that has just begun", silent)
+            return RunningSave((path, status.st_ino), path, "a process that has just begun", silent)
         if not holder.is_gone(Holder.this_process()):
-            return Saver((path, status.st_ino, holder.tokens[-1:]), path, str(holder), silent)
+            return RunningSave((path, status.st_ino, holder.tokens[-1:]), path, str(holder), silent)
     return None
 
 
@@ -128,7 +128,7 @@ class Pace:
         tick: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        saves: Callable[[Path], Sequence[Saver]] = savers,
+        saves: Callable[[Path], Sequence[RunningSave]] = savers,
         say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
         limit: float = PAUSE_AT_MOST,
     ) -> None:
