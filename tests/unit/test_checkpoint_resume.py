@@ -265,8 +265,8 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def saves(self, scratch: Path) -> list[pace.Saver]:
-        return [pace.Saver(("a save",), scratch / "lock", "process 7")] if self.now < self.busy_until else []
+    def saves(self, scratch: Path) -> list[pace.RunningSave]:
+        return [pace.RunningSave(("a save",), scratch / "lock", "process 7")] if self.now < self.busy_until else []
 
 
 def test_a_rate_is_kept_and_nothing_is_saved_up_for_a_burst() -> None:

@@ -25,8 +25,8 @@ from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import SystemRefused, naming_errors
 from tunetool.checkpoint.replica_worker import RSYNC, Program, first_line
-from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step, same_step, same_step_error, step_number
+from tunetool.checkpoint.tiers import check_names, peer_directory, there_error, with_limits
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.file_lock import FileLock
@@ -214,11 +214,6 @@ def _arriving(final: Path, key: str, patience: float = 0) -> Iterator[tuple[Path
 def partial_of(final: Path, what: str) -> Path:
     """Where the step is put together. ``what`` tells apart what may come for it."""
     return final.with_name(f"{_PARTIAL}{final.name}-{what}")
-
-
-def there_error(final: Path) -> UsageProblem:
-    """The error for a step that is there."""
-    return UsageProblem(f"`{final}` exists", "only a step that was lost is recovered: move it away if it is damaged")
 
 
 def sweep(root: Path, kept: Path | None = None) -> None:

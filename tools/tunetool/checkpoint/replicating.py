@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -26,13 +25,9 @@ from tunetool.checkpoint.pace import savers
 from tunetool.checkpoint.replica_receiver import Incoming
 from tunetool.checkpoint.replica_worker import Outgoing, warned
 from tunetool.checkpoint.steps import now_ns, same_step, same_step_error, step_number
+from tunetool.checkpoint.tiers import check_names, peer_directory, with_limits
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.regular_files import below
-
-_SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
-"""A dead link ends after a minute. What the caller's command says of these comes first, and counts."""
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_PEER = re.compile(rf"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?{_HOST.pattern}")
 
 
 @dataclass(frozen=True)
@@ -155,29 +150,6 @@ def replicate(
     except OSError as error:
         return Replica(Replicated(None, warned(source, peer, error).line), source, peer)
     return Replica(process, source, peer)
-
-
-def peer_directory(step_dir: Path, given: str | Path | None) -> Path:
-    """The peer's directory of steps. Raises ``UsageProblem`` for one that is not absolute."""
-    directory = Path(os.path.realpath(step_dir.parent) if given is None else given)
-    if not directory.is_absolute():
-        raise UsageProblem(f"`peer_dir={directory}` is not absolute", "name the peer's directory from `/` on")
-    return directory
-
-
-def check_names(peer: str, host: str) -> None:
-    """Raises ``UsageProblem`` for names that are none, or the same."""
-    if not _PEER.fullmatch(peer) or not _HOST.fullmatch(host):
-        raise UsageProblem(f"`peer={peer}`, `host={host}`: not a host's name", "give the name that ssh takes")
-    # Without the user, and with or without the domain.
-    short, long = sorted((peer.rpartition("@")[2].lower(), host.lower()), key=len)
-    if short == long or long.startswith(f"{short}.") or "localhost" in (short, long):
-        raise UsageProblem(f"`{peer}` is this node itself", "a replica belongs on another node: see `peer_of`")
-
-
-def with_limits(ssh: Sequence[str]) -> list[str]:
-    """The command, which asks nobody for a password and ends with a dead link."""
-    return [*ssh, *(part for option in _SSH_OPTIONS for part in ("-o", option))]
 
 
 def _incoming(

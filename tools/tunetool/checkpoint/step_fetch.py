@@ -27,23 +27,20 @@ from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
 from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
-from tunetool.checkpoint.recovering import partial_of, recover, sweep, there_error
+from tunetool.checkpoint.recovering import partial_of, recover, sweep
 from tunetool.checkpoint.replica_worker import first_line
-from tunetool.checkpoint.replicating import check_names, peer_directory, with_limits
 from tunetool.checkpoint.resume import leads_out, problem_of_file
 from tunetool.checkpoint.space import left
 from tunetool.checkpoint.steps import (
     fsync_directory,
     number_or_none,
     put_new_step,
-    same_step,
-    same_step_error,
-    step_number,
     steps_in,
 )
+from tunetool.checkpoint.tiers import Tier, checked, there_error, with_limits
 from tunetool.checkpoint.transfer import PART, CopiedFile, create, digest_of, write_all
 from tunetool.checkpoint.workers import default_threads
-from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
+from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.node.common.commands import captured
 from tunetool.node.common.documents import parse
 from tunetool.node.common.file_lock import FileLock
@@ -60,23 +57,6 @@ _OF_SSH = 255
 _AGAIN = "fetch it again: it continues with what came"
 _ANOTHER_TIER = "name another tier with `--from`, or another step: `tunetool checkpoint ls` lists them"
 _DAMAGED = "its source is damaged: `tunetool checkpoint verify` names everything that is"
-
-
-@dataclass(frozen=True)
-class Tier:
-    """A directory of steps, here or with the replicas of ``peer``."""
-
-    name: str
-    """As it was given."""
-    peer: str | None
-    directory: Path
-
-    @classmethod
-    def parse(cls, text: str) -> Tier:
-        """Of ``DIR``, or ``HOST:DIR`` as ssh and rsync have it: a colon after a slash belongs to a path."""
-        peer, colon, directory = text.partition(":")
-        remote = bool(colon) and "/" not in peer
-        return cls(text, peer if remote else None, Path(directory if remote else text))
 
 
 @dataclass(frozen=True)
@@ -156,28 +136,6 @@ def fetch(
             passed.append(f"`{tier.name}`: {error.message}")
             progress.say(f"passed over {passed[-1]}")
     raise CannotJudge(f"no tier has `{final.name}` whole: {'; '.join(passed)}", _ANOTHER_TIER)
-
-
-def checked(step_dir: Path, tiers: Sequence[str], host: str | None) -> tuple[Path, list[Tier]]:
-    """What ``fetch`` is called with. Raises ``UsageProblem`` for a wrong call."""
-    final = step_dir.absolute()
-    step_number(final.name)
-    namesake = same_step(final)
-    if namesake is not None:
-        raise same_step_error(namesake, final)
-    if os.path.lexists(final):
-        raise there_error(final)
-    return final, [_checked(Tier.parse(text), final, host) for text in tiers]
-
-
-def _checked(tier: Tier, final: Path, host: str | None) -> Tier:
-    if tier.peer is None:
-        if not tier.directory.is_dir():
-            raise UsageProblem(f"`{tier.name}` is not a directory", "name a directory of steps, or `HOST:DIR`")
-    else:
-        check_names(tier.peer, host or socket.gethostname())
-        peer_directory(final, tier.directory)
-    return tier
 
 
 def _taken(found: _Found, final: Path, progress: MovingProgress, passed: Sequence[str], dry_run: bool) -> Fetched:

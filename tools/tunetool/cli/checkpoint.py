@@ -339,7 +339,7 @@ class FetchOptions(_Options, Dry):
 
     def check(self) -> None:
         """Raises ``UsageProblem``."""
-        from tunetool.checkpoint.step_fetch import checked
+        from tunetool.checkpoint.tiers import checked
 
         checked(self.step, self.tiers, self.host)
 
