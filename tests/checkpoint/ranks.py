@@ -102,17 +102,19 @@ def save_shards(rank: int, world: int, path: str, meet: str, seed: int, writer: 
     if writer == "torch":
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path))
     else:
-        planner = DirectSavePlanner(split_above=100_000)
+        # torch's own planner does not say who holds what.
+        planner = None if writer == "unplanned" else DirectSavePlanner(split_above=100_000)
         dcp.save(state, storage_writer=DirectWriter(path, checksums=True), planner=planner)
     dist.destroy_process_group()
 
 
 def load_shards(rank: int, world: int, path: str, meet: str, seed: int) -> dict[str, Any]:
-    """Names of this rank's tensors that came back changed, and of those that were read only partly."""
+    """Names of this rank's tensors that came back changed, and of those that were read only partly. ``path`` may hold the
+    number of the rank: `{rank}`."""
     _joined(rank, world, meet)
     whole = _whole(seed)
     state = {"model": _sharded(whole, rank, world, blank=True), "step": None}
-    reader = DirectReader(path, threads=3, buffer_bytes=65536)
+    reader = DirectReader(path.format(rank=rank), threads=3, buffer_bytes=65536)
     dcp.load(state, storage_reader=reader)
     wrong = [
         name

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from tunetool.checkpoint import column_plan, metadata, planner
 from tunetool.checkpoint.columns import PackedTable, columns_of
 from tunetool.checkpoint.global_plan import check, describe, item_bytes, merged, pieces, share_out
+from tunetool.checkpoint.holders import holds
 from tunetool.checkpoint.metadata_pickle import Described
 from tunetool.checkpoint.packed import Locations, Packed, PackedItems, PackedStored, Results
 from tunetool.checkpoint.planner import DirectSavePlanner
@@ -53,7 +54,7 @@ def simply(plans: list[SavePlan], split_above: int) -> list[list[WriteItem]]:
             items.setdefault(item.index, item)
             if rank not in holders[item.index]:
                 holders[item.index].append(rank)
-    loads, shares, replicated = [0] * len(plans), [[] for _ in plans], []
+    loads, shares, shared, replicated = [0] * len(plans), [[] for _ in plans], [[] for _ in plans], []
     for index, item in items.items():
         for piece in pieces(item, split_above):
             if len(holders[index]) > 1:
@@ -63,9 +64,13 @@ def simply(plans: list[SavePlan], split_above: int) -> list[list[WriteItem]]:
                 loads[holders[index][0]] += item_bytes(piece)
     for piece, ranks in sorted(replicated, key=lambda entry: -item_bytes(entry[0])):
         rank = min(ranks, key=lambda rank: (loads[rank], rank))
-        shares[rank].append(piece)
+        shared[rank].append((piece, ranks))
         loads[rank] += item_bytes(piece)
-    return shares
+    met = [ranks for _, ranks in replicated]
+    return [
+        [*own, *(piece for piece, _ in sorted(theirs, key=lambda entry: met.index(entry[1])))]
+        for own, theirs in zip(shares, shared, strict=True)
+    ]
 
 
 @st.composite
@@ -87,7 +92,29 @@ def plans_of_ranks(draw: Any) -> list[SavePlan]:
 
 @given(plans=plans_of_ranks(), split_above=st.integers(1, 5000))
 def test_items_are_shared_out_as_by_a_look_at_every_rank(plans: list[SavePlan], split_above: int) -> None:
-    assert [share.items for share in share_out(plans, split_above)] == simply(plans, split_above)
+    shares = share_out(plans, split_above)
+    assert [share.items for share in shares] == simply(plans, split_above)
+    for rank, share in enumerate(shares):
+        numbers, ranks = share.storage_data.by_item()
+        for item, number in zip(share.items, numbers, strict=True):
+            # A piece has another offset than the item of which it is cut.
+            others = {other for other, plan in enumerate(plans) if item.index.fqn in {i.index.fqn for i in plan.items}}
+            assert others <= {rank} if not ranks[number] else all(holds(ranks[number], [other]) for other in others)
+
+
+def test_small_items_of_many_ranks_lie_on_the_first_few() -> None:
+    """So a node takes what it needs of an optimizer's counters from one other node, not from all."""
+    small = [shard(f"step{number}", (0,), (1,), (1,)) for number in range(100)]
+    large = [shard(f"norm{number}", (0,), (1 << 16,), (1 << 16,)) for number in range(40)]
+    plans = [SavePlan([*small, *large, shard("own", (rank,), (1,), (20,))]) for rank in range(20)]
+    shares = share_out(plans, 1 << 30)
+    writers = {item.index.fqn: rank for rank, share in enumerate(shares) for item in share.items}
+    assert {writers[item.index.fqn] for item in small} <= set(range(8))
+    assert {writers[item.index.fqn] for item in large} == set(range(20))
+    columns = [pickle.loads(pickle.dumps(PackedItems(plan.items))).known_columns for plan in plans]
+    found = column_plan.plan(columns, 1 << 30)
+    assert found is not None
+    assert found[2] == [share.storage_data for share in shares]
 
 
 @given(plans=plans_of_ranks(), split_above=st.integers(1, 5000))
@@ -281,6 +308,7 @@ def test_columns_are_planned_as_objects_are(plans: list[SavePlan], split_above: 
     found = column_plan.plan(columns, split_above)
     assert found is not None
     assert [with_hints(each.items()) for each in found[0]] == [with_hints(plan.items) for plan in answers]
+    assert found[2] == [plan.storage_data for plan in answers]
     assert found[1] == described.state_dict_metadata
 
 

@@ -453,6 +453,24 @@ def test_what_is_damaged_for_another_node_is_not_loaded_at_home(
         assert values(last.path) == (1, 1)
 
 
+@pytest.mark.parametrize("times", [2, 99])
+def test_a_peer_that_many_ask_at_once_is_asked_again(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    monkeypatch.setattr("tunetool.checkpoint.recovering._PAUSES", (0, 0, 0))
+    asked = tmp_path / "asked"
+    crowded = "kex_exchange_identification: Connection closed by remote host"
+    count = f"echo >> {asked}; test $(wc -l < {asked}) -gt {times}"
+    monkeypatch.setenv("MEANWHILE", f"{count} || {{ echo '{crowded}' >&2; exit 255; }}")
+    if times == 2:
+        assert values(bring(replica, tmp_path / "step_1")) == (1, 1)
+        assert len(asked.read_text().splitlines()) == 3
+    else:
+        with pytest.raises(CannotJudge, match=crowded):
+            bring(replica, tmp_path / "step_1")
+        assert len(asked.read_text().splitlines()) == 4
+
+
 @pytest.mark.parametrize(("before", "code"), [(True, 11), (False, 12)])
 def test_a_node_that_is_full_takes_no_source_from_others(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, before: bool, code: int

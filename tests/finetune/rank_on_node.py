@@ -1,6 +1,7 @@
 """A rank on a node of the tests' cluster: it saves, replicates, drains, or resumes and says what it resumed from.
 
-Each rank saves a tensor of its own, whose values follow from the step, the save's number and the rank.
+Each rank saves its shard of a tensor, whose values follow from the save's number and the rank, and what all ranks hold
+alike: an object, a tensor and the counters of an optimizer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tunetool.checkpoint import DirectReader, DirectWriter, drain, latest, replicate, replicating
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, drain, latest, replicate, replicating
 from tunetool.errors import TunetoolError
 
 
@@ -25,11 +28,33 @@ def tensor(seed: int, rank: int, count: int) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(1000 * seed + rank))
 
 
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    local, theirs = one["weight"].to_local(), other["weight"].to_local()
+    if not torch.equal(local, theirs):
+        return False
+    if "trainer" not in one:
+        return True
+    counters = zip(one["counters"].values(), other["counters"].values(), strict=True)
+    equal = torch.equal(one["norm"], other["norm"]) and all(torch.equal(*pair) for pair in counters)
+    return equal and one["trainer"] == other["trainer"]
+
+
 class Rank:
     def __init__(self, order: dict[str, Any]) -> None:
         self.rank, self.order = order["rank"], order
         self.scratch, self.count, self.clock = Path(order["scratch"]), order["count"], 0
+        copies = order.get("copies", 1)
+        self.shards = order["world"] // copies
+        self.mesh = init_device_mesh("cpu", (copies, self.shards))
         replicating.now_ns = lambda: time.time_ns() + self.clock * 10**9
+
+    def state(self, seed: int) -> dict[str, Any]:
+        values = tensor(seed, self.rank % self.shards, self.count)
+        state: dict[str, Any] = {"weight": DTensor.from_local(values, self.mesh, [Replicate(), Shard(0)])}
+        if self.order.get("shared", True):
+            counters = {str(number): torch.tensor(float(seed)) for number in range(20)}
+            state |= {"trainer": {"step": seed}, "norm": tensor(seed, 99, 1000), "counters": counters}
+        return state
 
     def save(self, step: int, seed: int, clock: int = 0) -> None:
         path = self.scratch / f"step_{step}"
@@ -38,7 +63,8 @@ class Rank:
             if self.order.get("torch_s")
             else DirectWriter(path, threads=1)
         )
-        dcp.save({f"weight{self.rank}": tensor(seed, self.rank, self.count)}, storage_writer=writer)
+        planner = None if self.order.get("torch_s") else DirectSavePlanner()
+        dcp.save(self.state(seed), storage_writer=writer, planner=planner)
         dist.barrier()
         self.clock = clock
         for file in path.iterdir():  # as if this node's clock were that wrong
@@ -70,14 +96,11 @@ class Rank:
         if last is None:
             print(json.dumps({"step": None}))
             return
-        state = {f"weight{self.rank}": torch.zeros(self.count)}
+        state = self.state(0)
         error, values = None, None
         try:
             dcp.load(state, storage_reader=DirectReader(last.path))
-            loaded = state[f"weight{self.rank}"]
-            values = next(
-                (seed for seed in range(20) if torch.equal(loaded, tensor(seed, self.rank, self.count))), None
-            )
+            values = next((seed for seed in range(1, 20) if same(state, self.state(seed))), None)
         except dcp.api.CheckpointException as raised:
             error = str(raised)
         said = {"step": last.step, "path": str(last.path), "skipped": last.skipped, "bytes": last.brought_bytes}

@@ -42,14 +42,16 @@ Call = tuple[str, dict[str, Any]]
 class Job:
     """Ranks on ``nodes``, each named once for each of its ranks. The next node keeps the replicas of one."""
 
-    def __init__(self, cluster: Cluster, torch_s: bool = False) -> None:
-        self.cluster, self.torch_s, self.bulk = cluster, torch_s, cluster.shared / "bulk"
+    def __init__(self, cluster: Cluster, torch_s: bool = False, **options: Any) -> None:
+        self.cluster, self.bulk = cluster, cluster.shared / "bulk"
+        # Of torch's writer, all files of a rank hold what others need too.
+        self.options = {"torch_s": torch_s, "shared": not torch_s, **options}
 
     def start(self, nodes: Sequence[str], *calls: Call) -> list[subprocess.Popen[str]]:
         names = [*dict.fromkeys(nodes)]
         peers = dict(zip(names, [*names[1:], names[0]], strict=True))
         order = {"world": len(nodes), "master": nodes[0], "ssh": _SSH, "do": calls, "count": COUNT}
-        order |= {"scratch": SCRATCH, "bulk": str(self.bulk), "torch_s": self.torch_s}
+        order |= {"scratch": SCRATCH, "bulk": str(self.bulk), **self.options}
         started = []
         for rank, node in enumerate(nodes):
             local = {"LOCAL_RANK": str(nodes[:rank].count(node)), "GLOO_SOCKET_IFNAME": "eth0"}
@@ -85,8 +87,8 @@ class Job:
             self.cluster.start_node(node)
 
     def flip(self, node: str, files: str) -> None:
-        (file,) = self.sh(node, f"ls {files}").split()
-        self.cluster.run(node, [sys.executable, "-c", _FLIP, file])
+        largest = self.sh(node, f"ls -S {files}").split()[0]
+        self.cluster.run(node, [sys.executable, "-c", _FLIP, largest])
 
 
 def save(step: int, seed: int | None = None, **options: Any) -> Call:
@@ -148,7 +150,7 @@ def test_a_node_lost_before_replication_loses_one_interval(job: Job) -> None:
 def test_a_node_lost_in_replication_loses_one_interval(job: Job, how: str) -> None:
     slow = replicate(7, [0], rate=2**20)
     ranks = job.start(TWO, save(6), replicate(6), save(7), slow)
-    torn = f"{SCRATCH}/.replicas/node1/.draining-step_7-*/*.distcp"
+    torn = f"{SCRATCH}/.replicas/node1/.draining-step_7-*/__0_0.*"
     until(lambda: int(job.sh("node2", f"stat -c %s {torn} 2>/dev/null || echo 0")) > 2**20, "a part of it", ranks[0])
     if how == "link":
         job.sh("node2", "ip link set eth0 down")
@@ -204,7 +206,7 @@ def test_a_replica_that_rotted_loses_one_interval(cluster: Cluster, torch_s: boo
     ranks = job.resume("a bit flipped in the replica, then the node lost", TWO)
     assert (ranks[0]["step"], values(ranks)) == (6, [6, 6])
     assert "replica of `node1` on `node2`: " in ranks[0]["skipped"][0]
-    named = "differs from the replica that was verified" if torch_s else "`weight0` is damaged"
+    named = "differs from the replica that was verified" if torch_s else "`weight` is damaged"
     assert named in ranks[0]["skipped"][0]
 
 
@@ -212,7 +214,7 @@ def test_a_bit_that_flips_on_the_node_is_never_loaded(job: Job) -> None:
     job.run(TWO, save(6), replicate(6), save(7), replicate(7))
     job.flip("node1", f"{SCRATCH}/step_7/*.distcp")
     ranks = job.run(TWO, ("resume", {}))
-    assert "`weight0` is damaged" in ranks[0]
+    assert "`weight` is damaged" in ranks[0]
     job.sh("node1", f"mv {SCRATCH}/step_7 {SCRATCH}/damaged")
     resumed = job.resume("a bit flipped on the node: the load says so; that step moved away", TWO)
     assert (resumed[0]["step"], values(resumed)) == (7, [7, 7])
@@ -251,3 +253,25 @@ def test_a_job_resumes_on_other_nodes_in_another_order(
     job.replace(*lost)
     ranks = job.resume(f"restarted on {' and '.join(nodes)}" + (", the first one lost" if lost else ""), nodes)
     assert (ranks[0]["step"], values(ranks)) == (7, [7, 7])
+
+
+def test_torchs_files_come_where_any_rank_may_need_them(cluster: Cluster) -> None:
+    job = Job(cluster, torch_s=True, shared=True)
+    job.run(TWO, save(7), replicate(7))
+    job.replace("node1")
+    ranks = job.resume("a node lost, what all ranks hold in files of torch's writer", TWO)
+    assert (ranks[0]["step"], values(ranks)) == (7, [7, 7])
+
+
+def test_copies_of_a_shard_come_from_whoever_wrote_it(cluster: Cluster) -> None:
+    """As with hybrid sharding: each node holds the whole model, and one of them wrote it."""
+    job, four = Job(cluster, copies=2), ("node1", "node1", "node2", "node2")
+    job.run(four, save(7), replicate(7))
+    ranks = job.resume("nothing lost, two copies of the model", four)
+    assert (ranks[0]["step"], values(ranks)) == (7, [7, 7, 7, 7])
+    # The other one has taken it from the replica that it keeps.
+    assert ranks[0]["bytes"] == 0
+    job.replace("node1")
+    ranks = job.resume("a node lost, two copies of the model", four)
+    assert (ranks[0]["step"], values(ranks)) == (7, [7, 7, 7, 7])
+    assert 2 * PART < ranks[0]["bytes"] < 2.2 * PART

@@ -112,6 +112,24 @@ def test_one_rank_of_a_node_lists_files_and_all_get_theirs() -> None:
     }
 
 
+def test_a_rank_also_gets_what_it_holds_and_another_wrote() -> None:
+    shared = ("__0_1.00ab.distcp", "__1_1.00ab.distcp")
+    needed, held = dict.fromkeys([*NAMES, *shared], MIB), {shared[0]: "*", shared[1]: "1,5"}
+    first = step(7, files(NAMES[0], shared[0]), metadata=True, needed=needed, holders=held)
+    second = step(7, files(NAMES[1], shared[1]), metadata=True, needed=needed, holders=held)
+    agreed = agree([survey(0, "a", first), survey(1, "b", second)])
+    assert brought(agreed) == {"b": {"a:/step_7": [shared[0]]}}
+    # Both are lost, and each has the replica of the other: all ranks need the files of rank 0.
+    kept = {"needed": needed, "holders": held}
+    lost = [
+        survey(0, "a", replica("b", 7, files(NAMES[1], shared[1]), **kept)),
+        survey(1, "b", replica("a", 7, files(NAMES[0], shared[0]), **kept)),
+    ]
+    comes = brought(agree(lost))
+    assert comes["a"]["b:/.replicas/a/step_7"][-2:] == [NAMES[0], shared[0]]
+    assert {name for names in comes["b"].values() for name in names} == {".metadata", NAMES[1], *shared}
+
+
 def test_a_job_of_another_size_gets_all_files_everywhere() -> None:
     held = step(7, files(*NAMES), metadata=True, problem=None)
     agreed = agree([survey(0, "a", held), survey(1, "b"), survey(2, "b")])

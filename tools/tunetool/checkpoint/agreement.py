@@ -1,7 +1,8 @@
 """Decides from what all ranks see from which step they resume, and what each node must bring for it. Pure.
 
 A rank takes a whole copy of the step where there is one. Otherwise its node needs the files of its ranks, which lie on
-itself, on another node of the job, or in a replica on one. Of a job with another number of ranks than the one that
+itself, on another node of the job, or in a replica on one; and the files with what its ranks hold too, but others
+wrote. Of a job with another number of ranks than the one that
 saved, and where names do not say who wrote a file, every rank needs all.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunetool.checkpoint.bulk import token_of, writer_of
+from tunetool.checkpoint.holders import files_of
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.markers import METADATA
 from tunetool.checkpoint.steps import Stamp, number_or_none, stamps
@@ -48,6 +50,8 @@ class StepCopy:
     """The node whose part it is, if it is a replica."""
     needed: Mapping[str, int] = field(default_factory=dict)
     """The least bytes of each file that its `.metadata` names. This and the rest only where replicas count."""
+    holders: Mapping[str, str] = field(default_factory=dict)
+    """The ranks that hold the items of a file too, see ``holders``."""
     is_distinct: bool = False
     """Whether no other save can have the same digest."""
     has_sums: bool = False
@@ -180,9 +184,9 @@ class _Parts:
             for copy in each.copies
             if copy.step == step and copy.digest in (digest, None) and (copy.digest or not copy.replica_of)
         ]
-        self._needed: Mapping[str, int] = next(
-            (copy.needed for _, copy in self._copies if copy.digest == digest and copy.is_distinct), {}
-        )
+        described = (copy for _, copy in self._copies if copy.digest == digest and copy.is_distinct)
+        known = next(described, StepCopy(step, ""))
+        self._needed, self._held_by = known.needed, known.holders
         if not self._needed or digest is None or not all(each.root for each in incomplete):
             self.lacking[METADATA] = incomplete[0].host
             return
@@ -254,7 +258,7 @@ class _Parts:
         world = 1 + max((writer for writer in writers.values() if writer is not None), default=-1)
         if world != len(self._surveys):
             return sorted(writers)
-        return sorted(name for name, writer in writers.items() if writer is None or writer in ranks)
+        return files_of(ranks, writers, self._held_by)
 
     def _source(self, host: str, file: str, chosen: Mapping[Source, object]) -> Source | None:
         """Where a file comes from: from this node if it can, then from where others come."""

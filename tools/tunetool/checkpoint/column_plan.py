@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from tunetool.checkpoint import global_plan
 from tunetool.checkpoint.columns import SHARD, Columns, Form, Numbers, Structure, narrow, runs, structure_of
+from tunetool.checkpoint.holders import Groups, HolderSets
 from tunetool.checkpoint.tensor_table import TensorTable
 
 _LARGEST = 1 << 62
@@ -43,13 +44,13 @@ class _All:
     """Equal for the same part of the same tensor, and only then."""
 
 
-def plan(asked: Sequence[Columns], split_above: int) -> tuple[list[Columns], TensorTable] | None:
-    """What each rank writes, and the table of tensors. None for plans that ``global_plan`` must judge: those that
-    torch refuses, and those whose ranks disagree about a tensor."""
+def plan(asked: Sequence[Columns], split_above: int) -> tuple[list[Columns], TensorTable, list[Groups]] | None:
+    """What each rank writes, the table of tensors, and by rank who holds what it writes. None for plans that
+    ``global_plan`` must judge: those that torch refuses, and those whose ranks disagree about a tensor."""
     try:
         together = _together(asked)
-        source, rank, first, rows = _shared_out(together, len(asked), split_above)
-        return _described(asked, together, source, rank, first, rows)
+        source, rank, first, rows, groups = _shared_out(together, len(asked), split_above)
+        return *_described(asked, together, source, rank, first, rows), groups
     except _Unusual:
         return None
 
@@ -162,9 +163,9 @@ def _together(asked: Sequence[Columns]) -> _All:
     )
 
 
-def _shared_out(every: _All, ranks: int, split_above: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+def _shared_out(every: _All, ranks: int, split_above: int) -> tuple[Numbers, Numbers, Numbers, Numbers, list[Groups]]:
     """As ``global_plan.share_out``, for every piece in the order of the ranks: the item of which it is, the rank that
-    writes it, its first row within that item, and its number of rows (-1: it is the item)."""
+    writes it, its first row within that item, and its number of rows (-1: it is the item); and the ranks' groups."""
     order = np.argsort(every.key, kind="stable")
     ordered = every.key[order]
     new = np.ones(len(ordered), bool)
@@ -176,14 +177,17 @@ def _shared_out(every: _All, ranks: int, split_above: int) -> tuple[Numbers, Num
     several = every.rank[order[stops - 1]] != every.rank[winners] if len(starts) else np.zeros(0, bool)
     alone, _, first, rows = _cut(every, np.sort(winners[~several]), split_above)
     rank = every.rank[alone]
+    sets = HolderSets()
+    own = np.bincount(rank, minlength=ranks).tolist()
     if not several.any():
-        return alone, rank, first, rows
+        return alone, rank, first, rows, [sets.groups(count, ()) for count in own]
     by_appearance = np.argsort(winners[several])
     shared = np.flatnonzero(several)[by_appearance]
     holders = [
         tuple(dict.fromkeys(every.rank[order[start:stop]].tolist()))
         for start, stop in zip(starts[shared].tolist(), stops[shared].tolist(), strict=True)
     ]
+    numbers = np.array([sets.number(each) for each in holders], np.int64)
     source, of, low, count = _cut(every, winners[shared], split_above)
     weights = _bytes(every, source, count)
     held = np.zeros(ranks, np.int64)
@@ -193,16 +197,20 @@ def _shared_out(every: _All, ranks: int, split_above: int) -> tuple[Numbers, Num
     largest_first = np.argsort(-weights, kind="stable")
     chosen = []
     for which, size in zip(of[largest_first].tolist(), weights[largest_first].tolist(), strict=True):
-        to = lightest.of(holders[which])
+        to = lightest.of(global_plan.takers(holders[which], size))
         chosen.append(to)
         loads[to] += size
     rank = np.concatenate([rank, np.array(chosen, np.int64)])
-    arranged = np.argsort(rank, kind="stable")
+    group = np.concatenate([np.full(len(alone), -1), numbers[of[largest_first]]])
+    arranged = np.lexsort((group, rank))
     joined = [
         np.concatenate([ours, theirs[largest_first]])[arranged]
         for ours, theirs in ((alone, source), (first, low), (rows, count))
     ]
-    return joined[0], rank[arranged], joined[1], joined[2]
+    rank, group = rank[arranged], group[arranged]
+    theirs = np.split(group, np.searchsorted(rank, np.arange(1, ranks)))
+    groups = [sets.groups(count, each[count:].tolist()) for count, each in zip(own, theirs, strict=True)]
+    return joined[0], rank, joined[1], joined[2], groups
 
 
 def _bytes(every: _All, source: Numbers, rows: Numbers) -> Numbers:

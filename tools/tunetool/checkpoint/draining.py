@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
+from tunetool.checkpoint import bulk
 from tunetool.checkpoint.drain_worker import Order, order_text
+from tunetool.checkpoint.holders import EVERY, HOLDERS
 from tunetool.checkpoint.identity import Identity, look_at, rows
 from tunetool.checkpoint.markers import METADATA
 from tunetool.checkpoint.pace import savers
@@ -230,6 +232,23 @@ def needed_by(metadata: Metadata) -> dict[str, int]:
     for stored in (metadata.storage_data or {}).values():
         needed[stored.relative_path] = max(needed.get(stored.relative_path, 0), stored.offset + stored.length)
     return needed
+
+
+def holders_in(metadata: Metadata) -> Mapping[str, str]:
+    """The files with items that other ranks hold too, with these ranks. Where a save of several ranks does not say so,
+    any rank may need an object and a whole tensor."""
+    said: Mapping[str, str] | None = getattr(metadata, HOLDERS, None)
+    if said is not None:
+        return said
+    if len(set(map(bulk.writer_of, needed_by(metadata)))) < 2:
+        return {}
+    shards = {
+        name
+        for name, described in metadata.state_dict_metadata.items()
+        if (chunks := getattr(described, "chunks", None)) and chunks[0].sizes != described.size
+    }
+    stored = (metadata.storage_data or {}).items()
+    return {where.relative_path: EVERY for index, where in stored if index.fqn not in shards}
 
 
 def launcher_ranks(environment: Mapping[str, str]) -> dict[str, int | None]:

@@ -24,7 +24,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from tunetool.checkpoint.holders import EVERY, ByItem, Groups, HolderSets
+
 _LONGEST_MESSAGE = 500
+_SMALL, _FEW = 64 << 10, 8
+"""Bytes, and as many ranks as most nodes have."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a chunk."""
 
@@ -60,7 +64,9 @@ def _part(item: WriteItem, data: TensorWriteData, first: int, last: int) -> Writ
 
 def share_out(plans: Sequence[SavePlan], split_above: int) -> list[SavePlan]:
     """Assign every item to one rank: an item that only one rank holds stays there; then the replicated pieces, the
-    largest first, each go to the rank with the fewest bytes among those that hold it (the lowest of equals)."""
+    largest first, each go to the rank with the fewest bytes among those that hold it (the lowest of equals), small ones
+    among the first few of these. Replicated pieces follow a rank's own, by who holds them: ``holders.Groups`` in the
+    plan's ``storage_data``, if that is free."""
     held: dict[tuple[str, Any], tuple[WriteItem, list[int]]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
@@ -74,7 +80,9 @@ def share_out(plans: Sequence[SavePlan], split_above: int) -> list[SavePlan]:
                 entry[1].append(rank)
     loads = [0] * len(plans)
     shares: list[list[WriteItem]] = [[] for _ in plans]
-    replicated: list[tuple[int, WriteItem, tuple[int, ...]]] = []
+    shared: list[list[tuple[int, WriteItem]]] = [[] for _ in plans]
+    replicated: list[tuple[int, WriteItem, tuple[int, ...], int]] = []
+    sets = HolderSets()
     for item, ranks in held.values():
         size = item_bytes(item)
         cut = (
@@ -82,17 +90,42 @@ def share_out(plans: Sequence[SavePlan], split_above: int) -> list[SavePlan]:
         )
         if len(ranks) > 1:
             holders = tuple(ranks)
-            replicated += [(size, piece, holders) for piece, size in cut]
+            number = sets.number(holders)
+            replicated += [(size, piece, takers(holders, size), number) for piece, size in cut]
         else:
             for piece, size in cut:
                 shares[ranks[0]].append(piece)
                 loads[ranks[0]] += size
     lightest = Lightest(loads)
-    for size, piece, holders in sorted(replicated, key=lambda entry: -entry[0]):
-        rank = lightest.of(holders)
-        shares[rank].append(piece)
+    for size, piece, able, number in sorted(replicated, key=lambda entry: -entry[0]):
+        rank = lightest.of(able)
+        shared[rank].append((number, piece))
         loads[rank] += size
-    return [dataclasses.replace(plan, items=share) for plan, share in zip(plans, shares, strict=True)]
+    answers = []
+    for plan, own, theirs in zip(plans, shares, shared, strict=True):
+        theirs.sort(key=lambda entry: entry[0])
+        groups = sets.groups(len(own), (number for number, _ in theirs))
+        answers.append(with_groups(plan, [*own, *(piece for _, piece in theirs)], groups))
+    return answers
+
+
+def takers(holders: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Those of an item's holders that may write it. The many small items of an optimizer, which every rank needs, then
+    lie on one node, and not on all."""
+    return holders[:_FEW] if size <= _SMALL else holders
+
+
+def with_groups(plan: SavePlan, items: Any, groups: Groups | None) -> SavePlan:
+    """The plan with these items and, where no writer has put anything there, their groups."""
+    return dataclasses.replace(
+        plan, items=items, storage_data=groups if plan.storage_data is None else plan.storage_data
+    )
+
+
+def by_wholeness(items: Sequence[WriteItem]) -> ByItem:
+    """Groups where nobody knows who holds what: every rank may need an object, and a tensor that one item is."""
+    whole = [item.tensor_data is None or item.tensor_data.chunk.sizes == item.tensor_data.size for item in items]
+    return ByItem([*map(int, whole)], ("", EVERY))
 
 
 class Lightest:

@@ -19,6 +19,7 @@ from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import Numbers
 from tunetool.checkpoint.direct import Created, DataFile, Target
 from tunetool.checkpoint.filling import HOST, Contents, Filling
+from tunetool.checkpoint.holders import ByItem
 from tunetool.checkpoint.host_buffers import POOL
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.layout import Block
@@ -30,8 +31,6 @@ from tunetool.checkpoint.raw_bytes import BLOCK
 if TYPE_CHECKING:
     from tunetool.checkpoint.gpu_sums import GpuSums
 
-FILE_BYTES = 32 << 20
-"""Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
 _NOTHING = np.zeros(0, np.int64)
 _MEMORY_SHARE = 0.9
 """Fraction of the available host memory that a save may use if it copies everything before it writes."""
@@ -166,6 +165,7 @@ class Job:
 
     ``ahead``: is used if it copies just that. ``copy_first``: use host buffers for all of the data, if the memory
     suffices, so that ``on_copied`` is called before the storage has the data. ``save``: the token of the save.
+    ``groups``: who holds the items; each group has files of its own.
     """
 
     def __init__(
@@ -177,6 +177,7 @@ class Job:
         copy_first: bool,
         save: str = "",
         ahead: Ahead | None = None,
+        groups: ByItem | None = None,
     ) -> None:
         self.items, self.settings, self.save = items, settings, save
         total = sum(items.lengths)
@@ -184,12 +185,14 @@ class Job:
         self.target = Target(directory)
         self.buffer_bytes = _size_of_buffers(settings.buffer_bytes, settings.threads, total)
         asked = Asked(
-            max(1, min(settings.files_per_rank, -(-total // FILE_BYTES))),
+            settings.files_per_rank,
             self.buffer_bytes,
             [len(content) if isinstance(content, bytes) else content for content in items.contents],
             [] if copy_first else self._zero_copy(),
             settings.checksums,
+            groups.numbers if groups else [],
         )
+        self.groups = groups
         self.layout = layout_for(asked, items.lengths)
         self.devices = [device for device in items.gpus if device.type == "cuda"]
         self.gpu = min(self.devices, key=str, default=None)
@@ -266,6 +269,7 @@ class Job:
                 self.layout.stored(self.items.writes),
                 tuple(path.name for path in self.paths),
                 self.items.sums() if self.settings.checksums else None,
+                self.groups and tuple(self.groups.ranks[group] for group in self.layout.groups),
             ),
             bytes=sum(self.layout.sizes),
             files=len(files),

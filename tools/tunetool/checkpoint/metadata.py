@@ -29,6 +29,7 @@ from tunetool import regular_files
 from tunetool.checkpoint import metadata_opcodes, metadata_pickle, pickled
 from tunetool.checkpoint.checksums import Sums, hasher
 from tunetool.checkpoint.collections_off import without_collections
+from tunetool.checkpoint.holders import HOLDERS, is_text
 from tunetool.checkpoint.metadata_opcodes import Unusual
 from tunetool.checkpoint.metadata_pickle import SUMS, Content, Described
 from tunetool.checkpoint.packed import Results
@@ -126,6 +127,9 @@ def _extras_problem(loaded: Any) -> str | None:
     sums = getattr(loaded, SUMS, {})
     if type(sums) is not dict or not all(type(each) is str for each in sums.values()):
         return "its table of checksums holds something else"
+    held = getattr(loaded, HOLDERS, {})
+    if type(held) is not dict or not all(type(name) is str and is_text(ranks) for name, ranks in held.items()):
+        return "its table of ranks holds something else"
     return None
 
 
@@ -191,7 +195,7 @@ def content_of(
 
     Raises ``UsageProblem`` as ``loads`` does.
     """
-    tables, sums = metadata.state_dict_metadata, sums_of(results)
+    tables, sums, held = metadata.state_dict_metadata, sums_of(results), holders_of(results)
     try:
         if not metadata_opcodes.FIELDS_KNOWN:
             raise Unusual
@@ -199,7 +203,7 @@ def content_of(
             raise Unusual
         with without_collections():
             described = kept[0] if kept else Described(tables, metadata.planner_data)
-            content = metadata_pickle.write(described, results, metadata.storage_meta, metadata.version, sums)
+            content = metadata_pickle.write(described, results, metadata.storage_meta, metadata.version, sums, held)
         if kept is not None:
             kept[:] = [described]
         return with_sum(content)
@@ -208,6 +212,8 @@ def content_of(
         described_by_torch = replace(metadata, storage_data=stored)
         if sums is not None:
             setattr(described_by_torch, SUMS, sums)
+        if held is not None:
+            setattr(described_by_torch, HOLDERS, held)
         return [dumps(described_by_torch, path)]
 
 
@@ -218,6 +224,16 @@ def sums_of(results: Sequence[Results]) -> Sums | None:
         if rank.sums is None:
             return None
         together |= rank.sums
+    return together
+
+
+def holders_of(results: Sequence[Results]) -> dict[str, str] | None:
+    """Who else holds the items of each file, where others do; None for one rank, and unless every rank knows it."""
+    together: dict[str, str] = {}
+    for rank in results:
+        if rank.holders is None or len(results) == 1:
+            return None
+        together |= {name: ranks for name, ranks in zip(rank.names, rank.holders, strict=True) if ranks}
     return together
 
 

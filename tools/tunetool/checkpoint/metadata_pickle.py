@@ -14,7 +14,7 @@ else, ``Unusual`` is raised, and the caller lets Python's pickler write it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from tunetool.checkpoint.checksums import Sums
 from tunetool.checkpoint.columns import Columns, Numbers
+from tunetool.checkpoint.holders import HOLDERS
 from tunetool.checkpoint.metadata_opcodes import (
     BATCH,
     BEGIN,
@@ -369,7 +370,12 @@ def _columns_of(result: Results) -> tuple[Columns, tuple[Numbers, Numbers, Numbe
 
 
 def write(
-    described: Described, results: Sequence[Results], meta: Any, version: str | None, sums: Sums | None = None
+    described: Described,
+    results: Sequence[Results],
+    meta: Any,
+    version: str | None,
+    sums: Sums | None = None,
+    holders: Mapping[str, str] | None = None,
 ) -> Content:
     """The content of `.metadata` in parts. Raises ``Unusual``."""
     names = [name for result in results for name in result.names]
@@ -390,6 +396,7 @@ def write(
         text_of("storage_data"),
         *tables,
         b"" if sums is None else text_of(SUMS) + _sums(sums),
+        b"" if holders is None else text_of(HOLDERS) + _holders(holders),
         text_of("version") + (b"N" if version is None else text_of(version)),
         # Last: `save_id_at_end` looks for it there.
         text_of("storage_meta") + _meta(meta) + b"ub.",
@@ -402,6 +409,10 @@ def _sums(sums: Sums) -> bytes:
         at = b"N" if offset is None else tuple_of([integer(each) for each in offset])
         entries.append(tuple_of([text_of(name), at]) + text_of(digest))
     return b"}" + _batches(entries, b"u")
+
+
+def _holders(holders: Mapping[str, str]) -> bytes:
+    return b"}" + _batches([text_of(name) + text_of(ranks) for name, ranks in holders.items()], b"u")
 
 
 def _meta(meta: Any) -> bytes:

@@ -195,16 +195,23 @@ class Results(Sequence[WriteResult]):
     """What a rank has written. From save to save only the names of the files and the checksums change as long as the
     plan does not.
 
-    ``sums``: of the items that are no plain tensors; None if no checksums were asked for.
+    ``sums``: of the items that are no plain tensors; None if no checksums were asked for. ``holders``: of each file the
+    ranks that hold its items too, see ``holders.text_of``; None if that is not known.
     """
 
-    __slots__ = ("names", "stored", "sums")
+    __slots__ = ("holders", "names", "stored", "sums")
 
-    def __init__(self, stored: Packed[Stored], names: tuple[str, ...], sums: Sums | None = None) -> None:
-        self.stored, self.names, self.sums = stored, names, sums
+    def __init__(
+        self,
+        stored: Packed[Stored],
+        names: tuple[str, ...],
+        sums: Sums | None = None,
+        holders: tuple[str, ...] | None = None,
+    ) -> None:
+        self.stored, self.names, self.sums, self.holders = stored, names, sums, holders
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Results, (self.stored, self.names, self.sums)
+        return Results, (self.stored, self.names, self.sums, self.holders)
 
     def infos(self) -> Iterator[tuple[MetadataIndex, _StorageInfo]]:
         """Index and location of every item."""

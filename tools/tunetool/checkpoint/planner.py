@@ -22,6 +22,7 @@ from tunetool.checkpoint import column_plan, global_plan, loadable
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.global_plan import share_out
+from tunetool.checkpoint.holders import Groups
 from tunetool.checkpoint.metadata_pickle import Described
 from tunetool.checkpoint.packed import PackedItems
 from tunetool.checkpoint.state_shape import PLAIN, StateShape, leaves_of, values_of
@@ -73,6 +74,8 @@ class _GlobalPlan:
     metadata: Metadata
     size: int
     """Number of items."""
+    groups: list[Groups | None]
+    """By rank: who holds what it writes."""
     described: list[Described] = field(default_factory=list)
     """The metadata's tables as bytes, once they were written."""
 
@@ -274,16 +277,17 @@ class DirectSavePlanner(DefaultSavePlanner):
                 plan.items if isinstance(plan.items, PackedItems) else PackedItems(plan.items) for plan in plans
             ]
             size = sum(map(len, answered))
-            known = _GlobalPlan(self.split_above, asked, answered, metadata, size)
+            groups = [plan.storage_data if isinstance(plan.storage_data, Groups) else None for plan in plans]
+            known = _GlobalPlan(self.split_above, asked, answered, metadata, size, groups)
         for items in (*(items for items, _ in known.asked), *known.answered):
             items.forget_parts()
         _global_plans = _within_memory(_with(_global_plans, known))
         # Tables of its own, so that a caller who changes them changes no other save.
         tables = known.metadata.state_dict_metadata
         tables = tables.fresh() if isinstance(tables, TensorTable) else dict(tables)
-        answers = zip(all_plans, known.answered, strict=True)
+        answers = zip(all_plans, known.answered, known.groups, strict=True)
         return (
-            [dataclasses.replace(plan, items=items) for plan, items in answers],
+            [global_plan.with_groups(*answer) for answer in answers],
             dataclasses.replace(known.metadata, state_dict_metadata=tables),
         )
 
@@ -294,10 +298,10 @@ class DirectSavePlanner(DefaultSavePlanner):
             columns = [each for each in asked if each is not None]
             planned = column_plan.plan(columns, self.split_above) if len(columns) == len(asked) else None
         if planned is not None:
-            answers, tables = planned
+            answers, tables, groups = planned
             shares = [
-                dataclasses.replace(plan, items=PackedItems(None, None, answer))
-                for plan, answer in zip(all_plans, answers, strict=True)
+                global_plan.with_groups(plan, PackedItems(None, None, answer), held)
+                for plan, answer, held in zip(all_plans, answers, groups, strict=True)
             ]
             return shares, Metadata(tables)
         plans, metadata = global_plan.describe(share_out(all_plans, self.split_above))

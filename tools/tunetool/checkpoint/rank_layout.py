@@ -28,6 +28,9 @@ from tunetool.checkpoint.planner import DirectSavePlanner
 from tunetool.checkpoint.raw_bytes import BLOCK
 from tunetool.checkpoint.state_shape import PLAIN
 
+FILE_BYTES = 32 << 20
+"""Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
+
 
 class _Row(NamedTuple):
     """Of an item; see ``Items``."""
@@ -168,15 +171,16 @@ _KEPT = 4
 
 @dataclass
 class Asked:
-    """All that a layout depends on: at most ``files`` files, blocks of at most ``limit`` bytes, for each item its
-    archive or the length of an object, and the items whose memory is written without a copy. ``checksums``: whether
-    files end with a table of them."""
+    """All that a layout depends on: at most ``files`` files of each group, blocks of at most ``limit`` bytes, for each
+    item its archive or the length of an object, and the items whose memory is written without a copy. ``checksums``:
+    whether files end with a table of them; ``groups``: that of each item, where there are several."""
 
     files: int
     limit: int
     items: list[Archive | int]
     zero_copy: list[int]
     checksums: bool = False
+    groups: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -217,6 +221,8 @@ class RankLayout:
     runs: Runs = field(default_factory=lambda: cut(Tiles(*np.zeros((2, 0), np.int64)), (), BLOCK)[1])
     constants: list[bytes] = field(default_factory=list)
     tables: list[FileTable] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    """That of each file."""
     _stored: tuple[Sequence[WriteItem], Packed[Stored]] | None = None
     seen: object = None
     """What saves brought; see ``ahead``."""
@@ -283,7 +289,9 @@ def _lay_out(asked: Asked, lengths: Sequence[int]) -> RankLayout:
     layout = RankLayout(asked, [(0, Placed(0, 0, 0))] * len(asked.items))
     around = _Around(layout.constants)
     tiles: list[Numbers] = []
-    for file, share in enumerate(share_out(lengths, asked.files)):
+    shares = _shares(asked, lengths)
+    layout.groups = [group for group, _ in shares]
+    for file, (_, share) in enumerate(shares):
         contents = [asked.items[number] for number in share]
         placed, size = place(contents)
         for number, at in zip(share, placed, strict=True):
@@ -294,6 +302,19 @@ def _lay_out(asked: Asked, lengths: Sequence[int]) -> RankLayout:
     columns = np.concatenate(tiles) if tiles else np.zeros((0, 2), np.int64)
     layout.blocks, layout.runs = cut(Tiles(columns[:, 0], columns[:, 1]), layout.sizes, asked.limit, asked.zero_copy)
     return layout
+
+
+def _shares(asked: Asked, lengths: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """The group and the items of each file."""
+    by_group: dict[int, list[int]] = {}
+    for number, group in enumerate(asked.groups or [0] * len(lengths)):
+        by_group.setdefault(group, []).append(number)
+    shares = []
+    for group, numbers in sorted(by_group.items()):
+        sizes = [lengths[number] for number in numbers]
+        files = max(1, min(asked.files, -(-sum(sizes) // FILE_BYTES)))
+        shares += [(group, [numbers[at] for at in share]) for share in share_out(sizes, files)]
+    return shares
 
 
 class _Around:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import secrets
 import shlex
@@ -14,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +49,13 @@ _AGAIN = "recover it again: it continues with what came"
 _OWN_FAULT = re.compile(r'^rsync: \[(?:receiver|Receiver|generator)\] .*".*\(\d+\)', re.MULTILINE)
 """What rsync says where the system refuses it a file on the side that gets them: with its name and the error's number.
 Those of a broken connection name no file. The exit code may be that of the connection, which ends then."""
+
+
+_CROWDED = re.compile(r"(?:kex|ssh)_exchange_identification")
+"""What ssh says where sshd takes no more connections for the moment (`MaxStartups`), as when all nodes of a job ask
+one of them."""
+_PAUSES = (1, 2, 4, 8, 16)
+"""Seconds, at the most, before each further attempt: each node waits a random part of them."""
 
 
 class _Refused(CannotJudge):
@@ -244,14 +253,20 @@ def _bring(
             listed.flush()
             argv += ["--from0", f"--files-from={listed.name}"]
         argv += [f"{peer}:{source}/" if peer else f"{source}/", f"{partial}/"]
-        # Into a file: a pipe ends only with all that ssh has left, such as a master of its connections. rsync keeps the
-        # lock, so that nothing of it writes into a step that was verified since; it ends with this process, or else the
-        # next call would wait for that lock, and give up.
-        program = Program(argv, subprocess.DEVNULL, said, pass_fds=(lock.handle,))
-        with contextlib.closing(program):
-            status = program.process.wait()
-        said.seek(0)
-        text = said.read(_LONGEST).decode(errors="replace")
+        for pause in (*_PAUSES, None):
+            # Into a file: a pipe ends only with all that ssh has left, such as a master of its connections. rsync keeps
+            # the lock, so that nothing of it writes into a step that was verified since; it ends with this process, or
+            # else the next call would wait for that lock, and give up.
+            program = Program(argv, subprocess.DEVNULL, said, pass_fds=(lock.handle,))
+            with contextlib.closing(program):
+                status = program.process.wait()
+            said.seek(0)
+            text = said.read(_LONGEST).decode(errors="replace")
+            if not status or pause is None or not _CROWDED.search(text):
+                break
+            said.seek(0)
+            said.truncate()
+            time.sleep(random.uniform(0, pause))  # noqa: S311  (no secret)
         line = first_line(text)
     own = _OWN_FAULT.search(text)
     if own and status:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from tunetool.checkpoint import bulk, identity, markers
 from tunetool.checkpoint.agreement import Agreement, Failures, StepCopy, Survey, agree
 from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
-from tunetool.checkpoint.draining import launcher_ranks, needed_by
+from tunetool.checkpoint.draining import holders_in, launcher_ranks, needed_by
 from tunetool.checkpoint.identity import look
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.os_errors import naming_errors
@@ -65,10 +65,11 @@ def latest(
     every rank must call this: it is a collective. (Without it, call ``survey`` on each rank, then ``agree``.)
 
     ``replicas``: also take steps of which each node has, or can get from another node of this job, the files that its
-    ranks saved, such as from a replica. Then one process of each node brings those that are missing into the first
+    ranks need, such as from a replica: those that they saved, and those with what they hold too but another rank saved,
+    such as an object or a replicated tensor. Then one process of each node brings those that are missing into the first
     tier, by rsync over ``ssh`` (the command, with options; it gets the host names of nodes), and the others wait.
-    Nothing is taken that was not verified. A rank gets its own files only: one that reads what others saved needs the
-    whole step in a tier. If the job has another number of ranks than the one that saved, every node gets all files.
+    Nothing is taken that was not verified. If the job has another number of ranks than the one that saved, every node
+    gets all files.
 
     Raises ``CannotJudge`` naming missing shards and nodes if there are steps but none that all ranks can read: training
     must not restart from scratch by mistake.
@@ -267,6 +268,7 @@ def _described(path: Path) -> dict[str, Any]:
     return {
         "digest": digest_of_bytes(content),
         "needed": needed,
+        "holders": holders_in(loaded),
         "world": max(ranks) + 1 if ranks else None,
         "has_sums": getattr(loaded, SUMS, None) is not None,
         # Without it, `.metadata` of two saves can have the same bytes.

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunetool.checkpoint import markers
-from tunetool.checkpoint.bulk import replicas_of
+from tunetool.checkpoint.bulk import replicas_of, writer_of
 from tunetool.checkpoint.checksums import Stopped
 from tunetool.checkpoint.checksums import digest_of as digest_of_bytes
-from tunetool.checkpoint.draining import needed_by
+from tunetool.checkpoint.draining import holders_in, needed_by
+from tunetool.checkpoint.holders import holds
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.recovering import partial_of, recover, sweep
@@ -285,7 +286,10 @@ def _look_at(path: Path, host: str | None) -> _Step:
     needed = needed_by(described)
     if host is not None:
         hosts = marker.hosts if marker is not None else {}
-        needed = {name: least for name, least in needed.items() if hosts.get(name) == host}
+        own = {name for name in needed if hosts.get(name) == host}
+        ranks, held = {rank for rank in map(writer_of, own) if rank is not None}, holders_in(described)
+        theirs = {name for name in needed.keys() & held.keys() if own and holds(held[name], ranks)}
+        needed = {name: least for name, least in needed.items() if name in own | theirs}
     if not needed:
         whose = f" that came from `{host}`" if host is not None else ""
         raise CannotJudge(f"`{path}` has no file{whose}", "without `--host` all of it comes")

@@ -13,7 +13,7 @@ from typing import Any
 from tunetool.checkpoint.agreement import Survey
 from tunetool.checkpoint.checksums import digest_of
 
-_FIELDS = ("needed", "files", "filed")
+_FIELDS = ("needed", "holders", "files", "filed")
 """What of a ``StepCopy`` has an entry for each file."""
 _SHORT = 16
 """Entries of a table that stays in its survey: those of one node's ranks."""

@@ -23,6 +23,8 @@ from tunetool.checkpoint import commit, open_saves, pace
 from tunetool.checkpoint import metadata as metadata_file
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.gds import library
+from tunetool.checkpoint.global_plan import by_wholeness
+from tunetool.checkpoint.holders import ByItem, Groups
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
@@ -72,11 +74,24 @@ class _Ticket:
 
     token: str
     rank: int
+    ranks: int
     failed: tuple[str, ...] = ()
     """Tokens of earlier saves that failed and may have left files on this rank's node."""
+    groups: Groups | None = None
+    """Who holds the items of the plan, if its planner says that."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.token, self.rank, self.failed)
+        return _arrive, (self.token, self.rank, self.ranks, self.failed, self.groups)
+
+    def by_item(self, plan: SavePlan) -> ByItem | None:
+        """The groups of the plan's items; None for one rank."""
+        if self.ranks == 1:
+            return None
+        # The ticket of a plan that was kept is that of the save for which it was made.
+        kept = plan.storage_data.groups if isinstance(plan.storage_data, _Ticket) else None
+        groups = self.groups or kept
+        known = groups is not None and sum(groups.counts) == len(plan.items)
+        return groups.by_item() if groups and known else by_wholeness(plan.items)
 
 
 class _Arrived(threading.local):
@@ -89,8 +104,8 @@ _used_tickets: set[tuple[str, int]] = set()
 """Token and rank of each ticket that this process has used for writing."""
 
 
-def _arrive(token: str, rank: int, failed: tuple[str, ...]) -> _Ticket:
-    _arrived.ticket = _Ticket(token, rank, failed)
+def _arrive(*fields: Any) -> _Ticket:
+    _arrived.ticket = _Ticket(*fields)
     return _arrived.ticket
 
 
@@ -160,7 +175,7 @@ class DirectWriter(StorageWriter):
 
     ``path``: a directory, created if missing; ``checkpoint_id`` of ``dcp.save`` overrides it.
     ``threads``: threads per rank that fill host buffers and write. ``files_per_rank``: largest number of files; fewer
-    for a small state.
+    for a small state, and more where other ranks hold a part of it too, which has files of its own.
     ``buffer_bytes``: size of one host buffer in bytes, a multiple of 4096. A synchronous save uses two buffers per
     thread, whatever the size of the state; they are kept for the next save (``release_buffers`` frees them).
     ``checksums``: store the xxh3_64 of every object and of every 256 KiB of every tensor, which ``DirectReader``
@@ -278,7 +293,17 @@ class DirectWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On the coordinator, once every rank has planned: send each rank its ticket."""
         saving = open_saves.current(self.path.absolute()) or self._begin()
-        tickets = [_Ticket(saving.token, rank, open_saves.abandoned(saving)) for rank in range(len(plans))]
+        failed = open_saves.abandoned(saving)
+        tickets = [
+            _Ticket(
+                saving.token,
+                rank,
+                len(plans),
+                failed,
+                plan.storage_data if isinstance(plan.storage_data, Groups) else None,
+            )
+            for rank, plan in enumerate(plans)
+        ]
         if len(tickets) == 1:
             # With a single rank, torch does not pickle the plan.
             _arrived.ticket = tickets[0]
@@ -371,6 +396,7 @@ class DirectWriter(StorageWriter):
                     copy_first=hold is not None,
                     save=ticket.token,
                     ahead=ahead,
+                    groups=ticket.by_item(plan),
                 )
                 if hold and not job.ahead:
                     hold.drop_ahead()

@@ -333,7 +333,7 @@ class FetchOptions(_Options, Dry):
         "--host",
         type=TEXT,
         metavar="NAME",
-        help="Name under which this node saved: only its part comes. Default: all of a step in a DIR; in HOST:DIR what "
+        help="Name under which this node saved: only what its ranks need comes. Default: all of a step in a DIR; in HOST:DIR what "
         "this node's host name has there.",
     )
 
