@@ -28,10 +28,10 @@ from tunetool.checkpoint import (
     DirectWriter,
     bulk,
     differences,
-    job,
     latest,
     markers,
     metadata,
+    rank_layout,
     source,
 )
 from tunetool.checkpoint.catalogue import catalogue
@@ -182,7 +182,7 @@ def test_the_files_of_many_ranks_are_all_read(forks: Any, tmp_path: Path, run: R
 
 
 def test_swapped_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "FILE_BYTES", 1)
+    monkeypatch.setattr(rank_layout, "FILE_BYTES", 1)
     state = {f"t{number}": torch.randn(999) for number in range(2)}
     path, other = (save(tmp_path / name, state, threads=2) for name in ("step_1", "step_2"))
     first, second = sorted(path.glob("*.distcp"))

@@ -123,7 +123,7 @@ def test_torchs_reader_finds_what_was_saved(
     planner: int | None,
     checksums: bool,
 ) -> None:
-    monkeypatch.setattr("tunetool.checkpoint.job.FILE_BYTES", MIB)
+    monkeypatch.setattr("tunetool.checkpoint.rank_layout.FILE_BYTES", MIB)
     writer = DirectWriter(tmp_path / "new/step", threads=4, files_per_rank=files, buffer_bytes=MIB, checksums=checksums)
     dcp.save(state, storage_writer=writer, planner=DirectSavePlanner(split_above=planner) if planner else None)
     same(state, loaded(tmp_path / "new/step"))

@@ -24,7 +24,7 @@ from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.retention import note_in, replica_note_in
 from tunetool.checkpoint.steps import now_ns, number_or_none, replaced_steps, steps_in
-from tunetool.checkpoint.survey_exchange import Packed, Tables, packed, unpacked
+from tunetool.checkpoint.survey_exchange import SentSurvey, Tables, packed, unpacked
 from tunetool.errors import TunetoolError, Unforeseen, UsageProblem
 from tunetool.regular_files import below, open_regular, read_bytes
 
@@ -128,7 +128,7 @@ def _for_all(error: Exception, rank: int) -> TunetoolError:
     return Unforeseen(f"rank {rank} on `{socket.gethostname()}` failed: {what}", "look at what that rank printed")
 
 
-def _surveyed(tiers: Sequence[str | Path], rank: int, replicas: bool, tables: Tables) -> Packed:
+def _surveyed(tiers: Sequence[str | Path], rank: int, replicas: bool, tables: Tables) -> SentSurvey:
     """What this rank can read, and in ``tables`` what of that need not come from each rank."""
     with naming_errors(Path(tiers[0]) if tiers else Path(), "repair the storage, or omit the directory"):
         seen, long = packed(survey(tiers, rank, replicas=replicas))

@@ -112,8 +112,8 @@ def fetch(
     """Bring ``step_dir`` (named ``step_<N>``), which is not there, from the first of ``tiers`` that has it whole.
 
     A tier is a directory of steps, or ``HOST:DIR``: the replicas of this node in the directory of steps of another one.
-    ``host``: the name under which this node saved; only its part comes then, also from a directory of drained steps.
-    Default: all of it from a directory, and from replicas what this node's host name has there.
+    ``host``: the name under which this node saved; only what its ranks need comes then, also from a directory of
+    drained steps. Default: all of it from a directory, and from replicas what this node's host name has there.
 
     A tier whose step is missing, cut short or damaged is passed over, and said. An interrupted call is continued by the
     next one.

@@ -22,7 +22,7 @@ Tables = dict[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Packed:
+class SentSurvey:
     """A survey without its long tables."""
 
     survey: Survey
@@ -30,7 +30,7 @@ class Packed:
     """The digests of these, by the number of the copy, and the field."""
 
 
-def packed(survey: Survey) -> tuple[Packed, Tables]:
+def packed(survey: Survey) -> tuple[SentSurvey, Tables]:
     """The survey, and what it does not carry. Pure."""
     named: dict[tuple[int, str], str] = {}
     tables = Tables()
@@ -42,10 +42,10 @@ def packed(survey: Survey) -> tuple[Packed, Tables]:
             tables[named[number, name]] = table
         none: dict[str, Any] = {name: {} for name in long}
         copies.append(replace(copy, **none) if long else copy)
-    return Packed(replace(survey, copies=tuple(copies)), named), tables
+    return SentSurvey(replace(survey, copies=tuple(copies)), named), tables
 
 
-def unpacked(every: Sequence[Packed], own: Tables, send: Callable[[int, Tables], Tables]) -> list[Survey]:
+def unpacked(every: Sequence[SentSurvey], own: Tables, send: Callable[[int, Tables], Tables]) -> list[Survey]:
     """The surveys with all tables, from those of all ranks by rank. ``own``: those of this rank. ``send``: gives all
     ranks what the rank of that number passes; every rank calls it, in the same order."""
     givers: dict[str, int] = {}
@@ -59,7 +59,7 @@ def unpacked(every: Sequence[Packed], own: Tables, send: Callable[[int, Tables],
     return [_with(each, tables) for each in every]
 
 
-def _with(each: Packed, tables: Tables) -> Survey:
+def _with(each: SentSurvey, tables: Tables) -> Survey:
     long: dict[int, dict[str, Any]] = {}
     for (number, name), digest in each.tables.items():
         long.setdefault(number, {})[name] = tables[digest]

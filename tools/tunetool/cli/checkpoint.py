@@ -333,8 +333,8 @@ class FetchOptions(_Options, Dry):
         "--host",
         type=TEXT,
         metavar="NAME",
-        help="Name under which this node saved: only what its ranks need comes. Default: all of a step in a DIR; in HOST:DIR what "
-        "this node's host name has there.",
+        help="Name under which this node saved: only what its ranks need comes. Default: all of a step in a DIR; in "
+        "HOST:DIR what this node's host name has there.",
     )
 
     def check(self) -> None:
