@@ -245,6 +245,20 @@ def test_a_dtype_is_converted_only_when_asked(step: Path, tmp_path: Path, run: R
     assert "float32 -> bfloat16: 4 tensors\n" in printed
 
 
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize("window", [4096, 300 * 4096])
+def test_parts_of_a_tensor_are_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_torch: bool, window: int
+) -> None:
+    state = {"one": torch.ones(3), "w": torch.randn(701, 301).double(), "v": torch.arange(7)}
+    cuts = {"one": [[]], "w": [[100, 299], []], "v": [[3]]}
+    step = save(tmp_path / "step", state, by_torch=by_torch, planner=Parts(cuts))
+    monkeypatch.setattr(export_writer, "WINDOW", window)
+    export_step(Request(step, tmp_path / "out", dtype="bfloat16"), PlainProgress())
+    expected = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    assert differing(tensors_in(tmp_path / "out"), expected) == []
+
+
 @pytest.mark.parametrize(
     ("to", "saved"),
     [
@@ -286,19 +300,32 @@ def test_the_models_small_files_are_copied(step: Path, tmp_path: Path, run: Run)
 # Whole, or not there.
 
 
-def test_a_damaged_tensor_is_named_and_nothing_appears(tmp_path: Path, run: Run) -> None:
-    # In parts of columns: of a window, only some rows of each part are read.
+@pytest.mark.parametrize(("cuts", "damaged"), [([[], [30]], [0, 30]), ([[3000], []], [3000, 0])])
+def test_a_damaged_tensor_is_named_and_nothing_appears(
+    tmp_path: Path, run: Run, cuts: list[list[int]], damaged: list[int]
+) -> None:
+    # In parts of columns, of which a window has some rows of each part; and of rows, whose blocks it does not end with.
     state = {"w": torch.randn(6000, 100), "v": torch.randn(10)}
-    step = save(tmp_path / "step", state, planner=Parts({"w": [[], [30]], "v": [[]]}))
-    place = next(at for index, at in metadata.read(step).storage_data.items() if index.offset == torch.Size([0, 30]))
+    step = save(tmp_path / "step", state, planner=Parts({"w": cuts, "v": [[]]}))
+    place = next(at for index, at in metadata.read(step).storage_data.items() if index.offset == torch.Size(damaged))
     with (step / place.relative_path).open("r+b") as stream:
         stream.seek(place.offset + place.length // 2)
         stream.write(b"\xff\xff\xff\xff")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export_writer, "WINDOW", 1 << 20)
+        patch.setattr(export_writer, "WINDOW", 300 * 4096)
         with pytest.raises(CannotJudge, match="`w` is damaged"):
             run("export", step, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["step"]
+
+
+def test_a_data_file_outside_of_the_step_is_refused(tmp_path: Path, run: Run) -> None:
+    step = save(tmp_path / "step", {"w": torch.ones(10)})
+    data = next(step.glob("*.distcp"))
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CannotJudge, match="leads out of"):
+        run("export", step, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_step_that_is_written_to_meanwhile_is_noticed(
@@ -379,8 +406,8 @@ import sys, time
 from tunetool.checkpoint import export_writer
 from tunetool.cli.main import main
 
-def hang(self, file, tick):
-    (self._target.directory / file.name).touch()
+def hang(self, files, tick):
+    (self._target.directory / files[0].name).touch()
     print("writes", flush=True)
     while tick(0):
         time.sleep(0.02)

@@ -57,6 +57,8 @@ PROGRAMS = (
     Program("checkpoint_ranks", 60 * MINUTE),
     Program("stage", 30 * MINUTE, ("--source", "TARGET", "--model", "2GB", "--images", "200")),
     Program("stage", 60 * MINUTE, ("--source", "TARGET", "--small", "100000")),
+    Program("export", 30 * MINUTE, ("--target", "TARGET")),
+    Program("export", 15 * MINUTE, ("--target", "/dev/shm")),
     Program("against_fio", 20 * MINUTE, ("--target", "TARGET")),
     Program("against_ds_io", 60 * MINUTE, ("--target", "TARGET")),
     Program("tune", 180 * MINUTE, ("--target", "TARGET")),

@@ -1,8 +1,9 @@
 """What each file of an export holds: which tensor at which byte, under which header, and the boxes of any range. Pure.
 
-A file is its header, padded so that the tensors begin at a multiple of 4096, and the tensors, those with the largest
-elements first, as the safetensors library orders them: so each begins at a multiple of its element, and a cut at any
-multiple of 4096 is between two elements.
+A file is its header, padded so that the tensors begin at a multiple of 4096, and the tensors: first those of a multiple
+of 4096 bytes, which so begin at one, where O_DIRECT reads and writes them without a copy; then the others, those with
+the largest elements first. So each begins at a multiple of its element, and a cut at any multiple of 4096 is between
+two elements.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def files_of(tensors: Sequence[Tensor], shard_bytes: int) -> list[File]:
 
 
 def _file(name: str, tensors: Sequence[Tensor]) -> File:
-    ordered = sorted(tensors, key=lambda tensor: -ITEM_SIZES[tensor.dtype])
+    ordered = sorted(tensors, key=lambda tensor: (tensor.bytes % BLOCK > 0, -ITEM_SIZES[tensor.dtype]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     starts, at = [], 0
     for tensor in ordered:

@@ -21,7 +21,7 @@ from tunetool import regular_files
 from tunetool.checkpoint import metadata, space
 from tunetool.checkpoint.box_reader import BoxReader
 from tunetool.checkpoint.export_plan import INDEX, NAMES_OF, File, Tensor, files_of, index_of
-from tunetool.checkpoint.export_writer import MEMORY, FileWriter
+from tunetool.checkpoint.export_writer import FileWriter, memory
 from tunetool.checkpoint.identity import look_at
 from tunetool.checkpoint.metadata_pickle import SUMS
 from tunetool.checkpoint.new_directory import building, need_new
@@ -121,7 +121,7 @@ def plan(request: Request) -> tuple[Export, BoxReader]:
         left_out,
         small_files,
         getattr(reader.described, SUMS, None) is not None,
-        processes * MEMORY,
+        processes * memory(),
         processes,
     )
     space.need(request.out.parent, export.bytes, "the export")
@@ -198,8 +198,7 @@ def _write_files(export: Export, step: Path, hidden: Path, described: Any, tick:
             tick(done)
             return True
 
-        for file in export.files:
-            writer.write(file, advance)
+        writer.write(export.files, advance)
         return writer.overflows
     # Nothing of this process goes to another: its threads would not.
     context = multiprocessing.get_context("spawn")
@@ -254,7 +253,7 @@ def _write_here(writer: FileWriter, written: Any, stopping: Any, file: File) -> 
         return not stopping.value
 
     before = writer.overflows
-    writer.write(file, advance)
+    writer.write([file], advance)
     return writer.overflows - before
 
 
