@@ -95,7 +95,7 @@ def test_items_are_shared_out_as_by_a_look_at_every_rank(plans: list[SavePlan], 
     shares = share_out(plans, split_above)
     assert [share.items for share in shares] == simply(plans, split_above)
     for rank, share in enumerate(shares):
-        numbers, ranks = share.storage_data.by_item()
+        numbers, ranks = share.groups.by_item()
         for item, number in zip(share.items, numbers, strict=True):
             # A piece has another offset than the item of which it is cut.
             others = {other for other, plan in enumerate(plans) if item.index.fqn in {i.index.fqn for i in plan.items}}
@@ -114,7 +114,7 @@ def test_small_items_of_many_ranks_lie_on_the_first_few() -> None:
     columns = [pickle.loads(pickle.dumps(PackedItems(plan.items))).known_columns for plan in plans]
     found = column_plan.plan(columns, 1 << 30)
     assert found is not None
-    assert found[2] == [share.storage_data for share in shares]
+    assert found[2] == [share.groups for share in shares]
 
 
 @given(plans=plans_of_ranks(), split_above=st.integers(1, 5000))
@@ -291,6 +291,13 @@ def with_hints(items: Any) -> list[tuple[WriteItem, int | None]]:
     return [(item, item.index.index) for item in items]
 
 
+def lies_within(data: TensorWriteData | None) -> bool:
+    if data is None:
+        return True
+    bounds = zip(data.chunk.offsets, data.chunk.sizes, data.size, strict=True)
+    return all(at >= 0 and at + size <= end for at, size, end in bounds)
+
+
 @settings(max_examples=400)
 @given(plans=plans_of_any_kind(), split_above=st.integers(1, 500))
 def test_columns_are_planned_as_objects_are(plans: list[SavePlan], split_above: int) -> None:
@@ -306,9 +313,12 @@ def test_columns_are_planned_as_objects_are(plans: list[SavePlan], split_above: 
             assert str(raised)[:30] == str(error)[:30]  # noqa: PT017  (either is right)
         return
     found = column_plan.plan(columns, split_above)
-    assert found is not None
+    if found is None:
+        # Another rank's chunk at the same place leads out of the tensor: only the first one is saved.
+        assert not all(map(lies_within, (item.tensor_data for plan in plans for item in plan.items)))
+        return
     assert [with_hints(each.items()) for each in found[0]] == [with_hints(plan.items) for plan in answers]
-    assert found[2] == [plan.storage_data for plan in answers]
+    assert found[2] == [plan.groups for plan in answers]
     assert found[1] == described.state_dict_metadata
 
 

@@ -33,6 +33,13 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a chunk."""
 
 
+@dataclasses.dataclass(frozen=True)
+class GroupedPlan(SavePlan):
+    """A rank's plan that says who else holds its items. Every writer takes it for torch's own."""
+
+    groups: Groups | None = None
+
+
 def item_bytes(item: WriteItem) -> int:
     """Bytes of the item's chunk; 1 for an object, whose size is unknown until it is pickled."""
     data = item.tensor_data
@@ -62,11 +69,10 @@ def _part(item: WriteItem, data: TensorWriteData, first: int, last: int) -> Writ
     )
 
 
-def share_out(plans: Sequence[SavePlan], split_above: int) -> list[SavePlan]:
+def share_out(plans: Sequence[SavePlan], split_above: int) -> list[GroupedPlan]:
     """Assign every item to one rank: an item that only one rank holds stays there; then the replicated pieces, the
     largest first, each go to the rank with the fewest bytes among those that hold it (the lowest of equals), small ones
-    among the first few of these. Replicated pieces follow a rank's own, by who holds them: ``holders.Groups`` in the
-    plan's ``storage_data``, if that is free."""
+    among the first few of these. Replicated pieces follow a rank's own, by who holds them."""
     held: dict[tuple[str, Any], tuple[WriteItem, list[int]]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
@@ -115,11 +121,10 @@ def takers(holders: tuple[int, ...], size: int) -> tuple[int, ...]:
     return holders[:_FEW] if size <= _SMALL else holders
 
 
-def with_groups(plan: SavePlan, items: Any, groups: Groups | None) -> SavePlan:
-    """The plan with these items and, where no writer has put anything there, their groups."""
-    return dataclasses.replace(
-        plan, items=items, storage_data=groups if plan.storage_data is None else plan.storage_data
-    )
+def with_groups(plan: SavePlan, items: Any, groups: Groups | None) -> GroupedPlan:
+    """The plan with these items, and their groups."""
+    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(SavePlan)}
+    return GroupedPlan(**{**fields, "items": items, "groups": groups})
 
 
 def by_wholeness(items: Sequence[WriteItem]) -> ByItem:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from tunetool.checkpoint import column_plan, global_plan, loadable
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import PackedTable
-from tunetool.checkpoint.global_plan import share_out
+from tunetool.checkpoint.global_plan import GroupedPlan, share_out
 from tunetool.checkpoint.holders import Groups
 from tunetool.checkpoint.metadata_pickle import Described
 from tunetool.checkpoint.packed import PackedItems
@@ -277,7 +277,7 @@ class DirectSavePlanner(DefaultSavePlanner):
                 plan.items if isinstance(plan.items, PackedItems) else PackedItems(plan.items) for plan in plans
             ]
             size = sum(map(len, answered))
-            groups = [plan.storage_data if isinstance(plan.storage_data, Groups) else None for plan in plans]
+            groups = [plan.groups if isinstance(plan, GroupedPlan) else None for plan in plans]
             known = _GlobalPlan(self.split_above, asked, answered, metadata, size, groups)
         for items in (*(items for items, _ in known.asked), *known.answered):
             items.forget_parts()

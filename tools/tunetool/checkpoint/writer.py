@@ -23,8 +23,8 @@ from tunetool.checkpoint import commit, open_saves, pace
 from tunetool.checkpoint import metadata as metadata_file
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.gds import library
-from tunetool.checkpoint.global_plan import by_wholeness
-from tunetool.checkpoint.holders import ByItem, Groups
+from tunetool.checkpoint.global_plan import GroupedPlan, by_wholeness
+from tunetool.checkpoint.holders import ByItem
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
@@ -77,19 +77,15 @@ class _Ticket:
     ranks: int
     failed: tuple[str, ...] = ()
     """Tokens of earlier saves that failed and may have left files on this rank's node."""
-    groups: Groups | None = None
-    """Who holds the items of the plan, if its planner says that."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self.token, self.rank, self.ranks, self.failed, self.groups)
+        return _arrive, (self.token, self.rank, self.ranks, self.failed)
 
     def by_item(self, plan: SavePlan) -> ByItem | None:
         """The groups of the plan's items; None for one rank."""
         if self.ranks == 1:
             return None
-        # The ticket of a plan that was kept is that of the save for which it was made.
-        kept = plan.storage_data.groups if isinstance(plan.storage_data, _Ticket) else None
-        groups = self.groups or kept
+        groups = plan.groups if isinstance(plan, GroupedPlan) else None
         known = groups is not None and sum(groups.counts) == len(plan.items)
         return groups.by_item() if groups and known else by_wholeness(plan.items)
 
@@ -294,16 +290,7 @@ class DirectWriter(StorageWriter):
         """On the coordinator, once every rank has planned: send each rank its ticket."""
         saving = open_saves.current(self.path.absolute()) or self._begin()
         failed = open_saves.abandoned(saving)
-        tickets = [
-            _Ticket(
-                saving.token,
-                rank,
-                len(plans),
-                failed,
-                plan.storage_data if isinstance(plan.storage_data, Groups) else None,
-            )
-            for rank, plan in enumerate(plans)
-        ]
+        tickets = [_Ticket(saving.token, rank, len(plans), failed) for rank in range(len(plans))]
         if len(tickets) == 1:
             # With a single rank, torch does not pickle the plan.
             _arrived.ticket = tickets[0]
