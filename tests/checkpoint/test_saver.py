@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from failing_disks import Meanwhile, fill, frozen, loop, mounted, needs_root, run
 from saver_ranks import NUMBERS, state_of
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, init_from_local_shards
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlanner
 
@@ -542,3 +544,23 @@ def test_a_rank_that_died_ends_the_job_by_a_clear_line(forks: Ask, tmp_path: Pat
     words = "CannotJudge: the ranks cannot agree on the save of step 2: a rank died, or a collective timed out"
     assert survivor["error"].startswith(words)
     assert "\n" not in survivor["error"]
+
+
+@pytest.mark.filterwarnings("ignore:Please use DTensor instead:FutureWarning")  # torch's own, at each use
+def test_a_sharded_tensor_is_saved_and_loaded(tmp_path: Path) -> None:
+    def sharded(start: float) -> ShardedTensor:
+        parts = torch.arange(start, start + 12.0).view(4, 3).split(2)
+        return init_from_local_shards(
+            [Shard.from_tensor_and_offsets(each.clone(), [2 * row, 0], 0) for row, each in enumerate(parts)], 4, 3
+        )
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with Saver([tmp_path]) as saver:
+            saver.save_async({"weight": sharded(1.0)}, 1)
+        state = {"weight": sharded(50.0)}
+        dcp.load(state, storage_reader=DirectReader(tmp_path / "step_1"))
+    finally:
+        dist.destroy_process_group()
+    loaded = torch.cat([shard.tensor for shard in state["weight"].local_shards()])
+    assert torch.equal(loaded, torch.arange(1.0, 13.0).view(4, 3))

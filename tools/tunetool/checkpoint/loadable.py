@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 
@@ -32,8 +33,8 @@ def refuse_state(state: Mapping[str, Any]) -> None:
     """Raises ``CannotJudge`` for the first tensor with a layout or a dtype that cannot be loaded."""
     for name, value in state.items():
         tensor = value._local_tensor if type(value) is DTensor else value
-        if not isinstance(tensor, torch.Tensor):
-            continue
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardedTensor):
+            continue  # a ShardedTensor refuses such questions; the items of its shards answer them
         try:
             require_layout(tensor)
             if not tensor.is_quantized:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from tunetool.checkpoint import ahead
@@ -111,7 +112,9 @@ def memory_of(value: Any) -> tuple[set[torch.device], dict[int, torch.UntypedSto
     todo, seen = [value], set[int]()
     while todo:
         each = todo.pop()
-        if isinstance(each, torch.Tensor):
+        if isinstance(each, ShardedTensor):  # refuses `is_cuda`
+            todo += [shard.tensor for shard in each.local_shards()]
+        elif isinstance(each, torch.Tensor):
             if each.is_cuda:
                 found.add(each.device)
             its = getattr(each, "_local_tensor", each)  # of a DTensor
