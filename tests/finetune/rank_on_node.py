@@ -51,7 +51,7 @@ class Rank:
     def state(self, seed: int) -> dict[str, Any]:
         values = tensor(seed, self.rank % self.shards, self.count)
         state: dict[str, Any] = {"weight": DTensor.from_local(values, self.mesh, [Replicate(), Shard(0)])}
-        if self.order.get("shared", True):
+        if self.order.get("shared", not self.order.get("torch_s")):
             counters = {str(number): torch.tensor(float(seed)) for number in range(20)}
             state |= {"trainer": {"step": seed}, "norm": tensor(seed, 99, 1000), "counters": counters}
         return state

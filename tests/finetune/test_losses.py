@@ -3,8 +3,6 @@ real sshd and rsync, and ranks that talk by gloo. docs/guides/checkpoint-replica
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,15 +14,13 @@ import pytest
 pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
 from cluster import ROOT, Cluster, cluster_of_two
+from losses import PART, PROGRAM, TWO, Job, replicate, save, values
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 SCRATCH = "/tmp/scratch"
-COUNT = 2**20
-PART = 4 * COUNT
-"""Bytes of a rank's tensor."""
+ALL = ("node1", "node2", "node3")
 DAY = 86_400
-_PROGRAM = str(Path(__file__).with_name("rank_on_node.py"))
 _SSH = ("ssh", "-o", "ConnectTimeout=2", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2")
 _FLIP = """
 import os, sys
@@ -36,73 +32,36 @@ with open(sys.argv[1], "r+b") as stream:
     stream.write(bytes([byte ^ 1]))
 os.utime(sys.argv[1], ns=(times.st_atime_ns, times.st_mtime_ns))
 """
-Call = tuple[str, dict[str, Any]]
 
 
-class Job:
-    """Ranks on ``nodes``, each named once for each of its ranks. The next node keeps the replicas of one."""
+class ClusterJob(Job):
+    """A job on nodes in namespaces, which lose power and bits."""
 
-    def __init__(self, cluster: Cluster, torch_s: bool = False, **options: Any) -> None:
-        self.cluster, self.bulk = cluster, cluster.shared / "bulk"
-        # Of torch's writer, all files of a rank hold what others need too.
-        self.options = {"torch_s": torch_s, "shared": not torch_s, **options}
-
-    def start(self, nodes: Sequence[str], *calls: Call) -> list[subprocess.Popen[str]]:
-        names = [*dict.fromkeys(nodes)]
-        peers = dict(zip(names, [*names[1:], names[0]], strict=True))
-        order = {"world": len(nodes), "master": nodes[0], "ssh": _SSH, "do": calls, "count": COUNT}
-        order |= {"scratch": SCRATCH, "bulk": str(self.bulk), **self.options}
-        started = []
-        for rank, node in enumerate(nodes):
-            local = {"LOCAL_RANK": str(nodes[:rank].count(node)), "GLOO_SOCKET_IFNAME": "eth0"}
-            argv = [sys.executable, _PROGRAM, json.dumps({**order, "rank": rank, "peer": peers[node]})]
-            started.append(self.cluster.start(node, argv, env={"PYTHONPATH": str(ROOT / "tools"), **local}))
-        return started
-
-    def run(self, nodes: Sequence[str], *calls: Call) -> list[str]:
-        """What each rank printed."""
-        ranks = self.start(nodes, *calls)
-        outputs = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0] * len(ranks), outputs
-        return outputs
-
-    def resume(self, what: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
-        """What each rank resumed from; printed as a row of the table of loss."""
-        outputs = self.run(nodes, ("resume", {}))
-        ranks = [next(json.loads(line) for line in output.splitlines() if line.startswith("{")) for output in outputs]
-        for key in ("step", "skipped"):
-            assert len({json.dumps(rank.get(key)) for rank in ranks}) == 1, ranks
-        seconds = max(rank.get("seconds", 0.0) for rank in ranks)
-        print(f"| {what} | {ranks[0].get('step')} | {seconds:.2f} s | {ranks[0].get('bytes', 0) / 1e6:.2f} MB |")
-        return ranks
+    nodes: Cluster
 
     def sh(self, node: str, script: str) -> str:
-        return self.cluster.run(node, ["sh", "-c", script]).stdout
+        return self.nodes.run(node, ["sh", "-c", script]).stdout
 
     def replace(self, *nodes: str) -> None:
         """They lose power, and blank ones take their place."""
         for node in nodes:
-            self.cluster.kill_node(node)
+            self.nodes.kill_node(node)
         for node in nodes:
-            self.cluster.start_node(node)
+            self.nodes.start_node(node)
 
     def flip(self, node: str, files: str) -> None:
         largest = self.sh(node, f"ls -S {files}").split()[0]
-        self.cluster.run(node, [sys.executable, "-c", _FLIP, largest])
+        self.nodes.run(node, [sys.executable, "-c", _FLIP, largest])
 
 
-def save(step: int, seed: int | None = None, **options: Any) -> Call:
-    return "save", {"step": step, "seed": step if seed is None else seed, **options}
-
-
-def replicate(step: int, ranks: Sequence[int] = range(4), **options: Any) -> Call:
-    return "replicate", {"step": step, "ranks": [*ranks], **options}
+def job_on(cluster: Cluster, **options: Any) -> ClusterJob:
+    env = {"PYTHONPATH": str(ROOT / "tools"), "GLOO_SOCKET_IFNAME": "eth0"}
+    return ClusterJob(cluster, (sys.executable, str(PROGRAM)), SCRATCH, f"{cluster.shared}/bulk", _SSH, env, options)
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Cluster]:
-    names = ("node1", "node2", "node3")
-    with tempfile.TemporaryDirectory(prefix="tunetool-cluster-") as folder, cluster_of_two(Path(folder), names) as made:
+    with tempfile.TemporaryDirectory(prefix="tunetool-cluster-") as folder, cluster_of_two(Path(folder), ALL) as made:
         yield made
 
 
@@ -115,19 +74,11 @@ def cluster(three: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def job(cluster: Cluster) -> Job:
-    return Job(cluster)
+def job(cluster: Cluster) -> ClusterJob:
+    return job_on(cluster)
 
 
-TWO, ALL = ("node1", "node2"), ("node1", "node2", "node3")
-
-
-def values(ranks: Sequence[dict[str, Any]]) -> list[Any]:
-    """The save whose values each rank loaded."""
-    return [rank["values"] for rank in ranks]
-
-
-def test_a_node_lost_after_its_replication_loses_nothing(job: Job) -> None:
+def test_a_node_lost_after_its_replication_loses_nothing(job: ClusterJob) -> None:
     job.run(TWO, save(6), replicate(6), save(7), replicate(7))
     job.replace("node1")
     ranks = job.resume("a node lost after the replication", TWO)
@@ -139,7 +90,7 @@ def test_a_node_lost_after_its_replication_loses_nothing(job: Job) -> None:
     assert (values(again), again[0]["bytes"]) == ([7, 7], 0)
 
 
-def test_a_node_lost_before_replication_loses_one_interval(job: Job) -> None:
+def test_a_node_lost_before_replication_loses_one_interval(job: ClusterJob) -> None:
     job.run(TWO, save(6), replicate(6), save(7))
     job.replace("node1")
     ranks = job.resume("a node lost before the replication", TWO)
@@ -147,20 +98,20 @@ def test_a_node_lost_before_replication_loses_one_interval(job: Job) -> None:
 
 
 @pytest.mark.parametrize("how", ["node", "link"])
-def test_a_node_lost_in_replication_loses_one_interval(job: Job, how: str) -> None:
+def test_a_node_lost_in_replication_loses_one_interval(job: ClusterJob, how: str) -> None:
     slow = replicate(7, [0], rate=2**20)
     ranks = job.start(TWO, save(6), replicate(6), save(7), slow)
     torn = f"{SCRATCH}/.replicas/node1/.draining-step_7-*/__0_0.*"
     until(lambda: int(job.sh("node2", f"stat -c %s {torn} 2>/dev/null || echo 0")) > 2**20, "a part of it", ranks[0])
     if how == "link":
         job.sh("node2", "ip link set eth0 down")
-        until(lambda: not job.cluster.processes("node1", "checkpoint.replica_worker"), "its end", ranks[1])
-    job.cluster.kill_node("node1")
+        until(lambda: not job.nodes.processes("node1", "checkpoint.replica_worker"), "its end", ranks[1])
+    job.nodes.kill_node("node1")
     for rank in ranks:
         rank.terminate()
         rank.communicate(timeout=PATIENCE)
     job.sh("node2", "ip link set eth0 up; pkill -f '[r]ank_on_node' || true")
-    job.cluster.start_node("node1")
+    job.nodes.start_node("node1")
     what = (
         "the link cut in the middle of it, then the node lost" if how == "link" else "a node lost in the middle of it"
     )
@@ -169,26 +120,26 @@ def test_a_node_lost_in_replication_loses_one_interval(job: Job, how: str) -> No
     assert "replica of `node1` on `node2`: its replication did not end" in resumed[0]["skipped"][0]
 
 
-def test_a_lost_peer_loses_nothing(job: Job) -> None:
+def test_a_lost_peer_loses_nothing(job: ClusterJob) -> None:
     job.run(ALL, save(6), replicate(6), save(7), replicate(7))
     job.replace("node2")
     ranks = job.resume("the peer lost, of three nodes", ALL)
     assert (ranks[0]["step"], values(ranks)) == (7, [7, 7, 7])
 
 
-def test_what_both_nodes_lost_comes_from_shared_storage(job: Job) -> None:
+def test_what_both_nodes_lost_comes_from_shared_storage(job: ClusterJob) -> None:
     job.run(ALL, save(6), replicate(6), ("drain", {"step": 6}), save(7), replicate(7))
     job.replace("node1", "node2")
     ranks = job.resume("a node and its peer lost: shared storage serves", ALL)
     assert (ranks[0]["step"], values(ranks), ranks[0]["bytes"]) == (6, [6, 6, 6], 0)
-    assert ranks[0]["path"] == str(job.bulk / "step_6")
+    assert ranks[0]["path"] == f"{job.bulk}/step_6"
     assert "`node1` needs shard `__0_0." in ranks[0]["skipped"][0]
     job.sh("node3", f"rm -rf {job.bulk}")
     (error,) = {rank["error"] for rank in job.resume("the same without shared storage: every rank gets one error", ALL)}
     assert error.startswith("no step can be read by every rank: step 7: `node1` needs shard `__0_0.")
 
 
-def test_ranks_that_share_a_node_get_their_files_together(job: Job) -> None:
+def test_ranks_that_share_a_node_get_their_files_together(job: ClusterJob) -> None:
     four = ("node1", "node1", "node2", "node2")
     job.run(four, save(7), replicate(7))
     job.replace("node1")
@@ -199,7 +150,7 @@ def test_ranks_that_share_a_node_get_their_files_together(job: Job) -> None:
 
 @pytest.mark.parametrize("torch_s", [False, True])
 def test_a_replica_that_rotted_loses_one_interval(cluster: Cluster, torch_s: bool) -> None:
-    job = Job(cluster, torch_s)
+    job = job_on(cluster, torch_s=torch_s)
     job.run(TWO, save(6), replicate(6), save(7), replicate(7))
     job.flip("node2", f"{SCRATCH}/.replicas/node1/step_7/*.distcp")
     job.replace("node1")
@@ -210,7 +161,7 @@ def test_a_replica_that_rotted_loses_one_interval(cluster: Cluster, torch_s: boo
     assert named in ranks[0]["skipped"][0]
 
 
-def test_a_bit_that_flips_on_the_node_is_never_loaded(job: Job) -> None:
+def test_a_bit_that_flips_on_the_node_is_never_loaded(job: ClusterJob) -> None:
     job.run(TWO, save(6), replicate(6), save(7), replicate(7))
     job.flip("node1", f"{SCRATCH}/step_7/*.distcp")
     ranks = job.run(TWO, ("resume", {}))
@@ -221,7 +172,7 @@ def test_a_bit_that_flips_on_the_node_is_never_loaded(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(DAY, 0), (0, -DAY)])
-def test_a_clock_a_day_wrong_loses_nothing(job: Job, first: int, second: int) -> None:
+def test_a_clock_a_day_wrong_loses_nothing(job: ClusterJob, first: int, second: int) -> None:
     job.run(TWO, save(6, clock=first), replicate(6), save(7, clock=second), replicate(7))
     job.replace("node1")
     what = "a clock a day ahead at the save before" if first else "a clock a day behind at the last save"
@@ -229,15 +180,15 @@ def test_a_clock_a_day_wrong_loses_nothing(job: Job, first: int, second: int) ->
     assert (ranks[0]["step"], values(ranks)) == (7, [7, 7])
 
 
-def test_a_node_that_comes_back_brings_nothing_old(job: Job) -> None:
+def test_a_node_that_comes_back_brings_nothing_old(job: ClusterJob) -> None:
     # Its step 7 was not replicated when another node took its place, and the job saved step 7 again there.
     job.run(TWO, save(6), replicate(6), save(7))
     others = ("node3", "node2")
     assert values(job.resume("a blank node in place of one", others)) == [6, 6]
     job.run(others, save(7, seed=8), replicate(7))
-    job.cluster.kill_node("node3")
+    job.nodes.kill_node("node3")
     ranks = job.resume("a node that comes back with its old files", TWO)
-    job.cluster.start_node("node3")
+    job.nodes.start_node("node3")
     assert (ranks[0]["step"], values(ranks)) == (7, [8, 8])
     kept = job.sh("node1", f"ls {SCRATCH}").split()
     assert [name.rpartition("-")[0] for name in kept if name.startswith("step_7.")] == ["step_7.other-save"]
@@ -248,7 +199,7 @@ def test_a_node_that_comes_back_brings_nothing_old(job: Job) -> None:
 def test_a_job_resumes_on_other_nodes_in_another_order(
     cluster: Cluster, torch_s: bool, nodes: Sequence[str], lost: Sequence[str]
 ) -> None:
-    job = Job(cluster, torch_s)
+    job = job_on(cluster, torch_s=torch_s)
     job.run(TWO, save(6), replicate(6), save(7), replicate(7))
     job.replace(*lost)
     ranks = job.resume(f"restarted on {' and '.join(nodes)}" + (", the first one lost" if lost else ""), nodes)
@@ -256,7 +207,7 @@ def test_a_job_resumes_on_other_nodes_in_another_order(
 
 
 def test_torchs_files_come_where_any_rank_may_need_them(cluster: Cluster) -> None:
-    job = Job(cluster, torch_s=True, shared=True)
+    job = job_on(cluster, torch_s=True, shared=True)
     job.run(TWO, save(7), replicate(7))
     job.replace("node1")
     ranks = job.resume("a node lost, what all ranks hold in files of torch's writer", TWO)
@@ -265,7 +216,7 @@ def test_torchs_files_come_where_any_rank_may_need_them(cluster: Cluster) -> Non
 
 def test_copies_of_a_shard_come_from_whoever_wrote_it(cluster: Cluster) -> None:
     """As with hybrid sharding: each node holds the whole model, and one of them wrote it."""
-    job, four = Job(cluster, copies=2), ("node1", "node1", "node2", "node2")
+    job, four = job_on(cluster, copies=2), ("node1", "node1", "node2", "node2")
     job.run(four, save(7), replicate(7))
     ranks = job.resume("nothing lost, two copies of the model", four)
     assert (ranks[0]["step"], values(ranks)) == (7, [7, 7, 7, 7])
