@@ -1,7 +1,7 @@
 """The table of checks: whether the node is as its manifest says, its volume takes data, and its drives are healthy.
 
-Reads /proc and /sys; as root asks the drives for their health log, writes a few KiB to the volume and reads two blocks
-of each drive. The only processes are those that lock memory as an ordinary user, and the one that touches the volume:
+Reads /proc and /sys; as root asks the drives for their health log, writes 1 MiB to the volume and reads two blocks of
+each drive. The only processes are those that lock memory as an ordinary user, and the one that touches the volume:
 this one never does, since a dead volume would hold it for ever.
 """
 
@@ -19,6 +19,7 @@ from ..array.md_arrays import Array, find, read_arrays
 from ..common import training_part
 from ..common.check_result import PASS, UNKNOWN, Check, judged
 from ..gds import md_udev_override, path_choice
+from ..health import kernel_faults
 from ..machine.drive_health import HEALTH_CHECKS, Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
 from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
@@ -30,7 +31,7 @@ from ..volume import late_mount, offload_check
 from ..volume.built_volume import GEOMETRY, OPTIONS, check_built_volume
 from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
-from ..volume.volume_answers import ANSWERS, DRIVES, WRITABLE, ask_volume
+from ..volume.volume_answers import ALLOWED, ANSWERS, DRIVES, WRITABLE, Writing, ask_volume
 from ..volume.write_read_probe import Answer, Asker, ask
 
 
@@ -46,8 +47,8 @@ class Node:
     """Locks memory."""
     asker: Asker | None = None
     """Asks the volume."""
-    writes: bool = True
-    """Whether a file may be written to the volume, if root asks."""
+    writing: Writing = ALLOWED
+    """What may be written to the volume, if root asks."""
 
     @property
     def filesystem(self) -> Mapping[str, Any]:
@@ -107,7 +108,7 @@ class Node:
         """The volume's answer and its checks; none where it is not mounted, or recorded."""
         if self.mount is None:
             return None, []
-        return ask_volume(self.manifest, self.mount, self.asker, self.writes, self.root)
+        return ask_volume(self.manifest, self.mount, self.asker, self.writing, self.root)
 
     @property
     def silent(self) -> bool:
@@ -253,6 +254,8 @@ CHECKS: Sequence[Row] = (
         building=WARNS,
     ),
     Row([REBOOT], _reboot, building=WAITS),
+    # What the kernel has logged: health/check.py of the package, which keeps where it has read to.
+    Row(kernel_faults.CHECKS),
     # Of the files themselves: verify/configuration.py and health/check.py of the package.
     Row(["manifest", "manifest.checksum", "gds.config"]),
     # Of what `tunetool verify` measures.
@@ -269,7 +272,7 @@ def run_checks(
     health: Reader | None = None,
     locker: Locker | None = None,
     asker: Asker | None = None,
-    writes: bool = True,
+    writing: Writing = ALLOWED,
 ) -> list[Check]:
     """Every check that looks at a node, as the fields of ``Node`` say.
 
@@ -278,7 +281,7 @@ def run_checks(
     """
     if root == "/":
         health, locker, asker = health or read_health, locker or lock_memory, asker or ask
-    node = Node(manifest, root, health, locker, asker, writes)
+    node = Node(manifest, root, health, locker, asker, writing)
     return [check for row in CHECKS for check in row.checks(node)]
 
 

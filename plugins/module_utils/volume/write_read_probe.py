@@ -29,9 +29,11 @@ from .immutable_flag import forbidding_flag
 from .offload_access import access_of
 
 PATIENCE = 10.0
-"""Seconds after which silence is a fault: many times what a busy drive needs for a few KiB."""
+"""Seconds after which silence is a fault: many times what a busy drive needs for 1 MiB."""
 PIECE = 16 << 10
-"""Bytes of one write: a multiple of every block that a drive or a file system addresses directly."""
+"""A write is of so many bytes, or a multiple: of every block that a drive or a file system addresses directly."""
+BYTES = 1 << 20
+"""What is written at most, spread over the drives of the stripe."""
 NAME = ".tunetool-probe"
 MAKE = "make a directory"
 """The first step that changes something."""
@@ -59,10 +61,25 @@ class Question:
     """Pieces that are written, so that each drive of a stripe gets one."""
     step: int = 0
     """Bytes from one piece to the next."""
+    bytes: int = BYTES
+    """What all pieces have together at most; the directory gets one ``PIECE``."""
     ours: bool = True
     """Whether the file system is this node's own. Another host could be at work in one that several share."""
     drives: tuple[tuple[str, str], ...] = ()
     """Serial and path of the drives to read from."""
+
+    @property
+    def piece(self) -> int:
+        """Bytes of one piece."""
+        most = self.bytes // self.pieces // PIECE * PIECE
+        return max(PIECE, min(most, self.step // PIECE * PIECE) if self.step else most)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that are written at most, in a directory too."""
+        if not self.write:
+            return 0
+        return max(self.piece, self.bytes) + PIECE
 
 
 @dataclass(frozen=True)
@@ -99,6 +116,8 @@ class Answer:
     """Bytes that were written and read back."""
     direct: bool = False
     """Whether that went past the page cache."""
+    seconds: float | None = None
+    """What the write, the fsync and the read took together."""
     same: bool = True
     """Whether the bytes that were read are those that were written."""
     fault: str = ""
@@ -320,7 +339,7 @@ def _write_in_directory(question: Question, path: str, top: os.stat_result, say:
                 return
             # By its handle, so that it stays the one that was looked at.
             within = "/proc/self/fd/%d" % handle
-            one = replace(question, pieces=1)
+            one = replace(question, pieces=1, bytes=PIECE)
             if not _write(one, within, step, lambda flag: say(directory_flag=flag))["same"]:
                 say(same=False)
         finally:
@@ -420,6 +439,7 @@ def _write_file(question: Question, directory: int, step: Callable[[str], None])
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_FILE, dir_fd=directory)
         handle, direct = os.open(_FILE, flags, 0o600, dir_fd=directory), False
+    began = time.monotonic()
     try:
         same, written = _fill(question, handle, direct, step)
     except OSError:
@@ -428,20 +448,22 @@ def _write_file(question: Question, directory: int, step: Callable[[str], None])
         raise
     finally:
         os.close(handle)
+    seconds = time.monotonic() - began
     step("remove the file")
     os.unlink(_FILE, dir_fd=directory)
-    return {"written": written, "direct": direct, "same": same}
+    return {"written": written, "direct": direct, "same": same, "seconds": seconds}
 
 
 def _fill(question: Question, handle: int, direct: bool, step: Callable[[str], None]) -> tuple[bool, int]:
     """Whether what was read back is what was written, and its bytes."""
-    pieces = question.pieces if _allocated(handle, question, step) else 1
-    contents = [os.urandom(PIECE) for _ in range(pieces)]
-    with mmap.mmap(-1, PIECE) as area:
+    size = question.piece
+    pieces = max(1, min(question.pieces, question.bytes // size)) if _allocated(handle, question, step) else 1
+    contents = [os.urandom(size) for _ in range(pieces)]
+    with mmap.mmap(-1, size) as area:
         step("write")
         for index, content in enumerate(contents):
             area[:] = content
-            if os.pwritev(handle, [area], index * question.step) != PIECE:
+            if os.pwritev(handle, [area], index * question.step) != size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         step("fsync")
         os.fsync(handle)
@@ -450,9 +472,9 @@ def _fill(question: Question, handle: int, direct: bool, step: Callable[[str], N
         step("read back")
         same = True
         for index, content in enumerate(contents):
-            area[:] = bytes(PIECE)
-            same = os.preadv(handle, [area], index * question.step) == PIECE and area[:] == content and same
-    return same, pieces * PIECE
+            area[:] = bytes(size)
+            same = os.preadv(handle, [area], index * question.step) == size and area[:] == content and same
+    return same, pieces * size
 
 
 def _allocated(handle: int, question: Question, step: Callable[[str], None]) -> bool:
