@@ -1,30 +1,21 @@
-"""Asks a volume and its drives whether they still answer, by a child process that this process outlives.
-
-Nothing ends a process that waits for a dead drive or for a frozen file system, SIGKILL neither. So whatever touches the
-volume is done by the child, nobody waits for it longer than ``PATIENCE``, and while it hangs there is no second one.
-"""
+"""Asks a volume and its drives whether they still answer: by a child process, since a dead drive or a frozen file
+system would hold whoever touches the volume."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import json
 import mmap
 import os
-import re
-import select
-import signal
 import stat
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
-from ..common.file_lock import FileLock, ForeignLock
-from ..common.files import make_run_directory
+from ..common.file_lock import ForeignLock
+from ..common.outlived import Messages, Say, in_a_child
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
-from ..common.waiting import wait_for
 from .immutable_flag import forbidding_flag
 from .offload_access import access_of
 
@@ -46,7 +37,6 @@ _OF_A_DIRECTORY = (
 """Errors that concern one directory. Any other is the volume's."""
 _FILE = "probe"
 _BLOCK = 4096
-_REAP_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -134,93 +124,28 @@ Asker = Callable[[Question], Answer]
 
 def ask(question: Question, patience: float = PATIENCE, directory: str | None = None) -> Answer:
     """Ask now. ``directory``: of the lock; None: that of this user, who may have none."""
+
+    def noted(messages: Messages, ended: bool) -> Mapping[str, Any]:
+        answer = _answer(question, messages, ended)
+        return {"step": answer.silent_at, "drives": answer.silent_drives}
+
     try:
-        with _lock(question.mount_point, directory, patience) as lock:
-            return lock if isinstance(lock, Answer) else _ask_a_child(question, patience, lock)
+        name = "probe" + question.mount_point
+        outcome = in_a_child(lambda say: _ask(question, say), name, patience, noted, directory)
     except ForeignLock as error:
         return Answer(fault="%s: %s" % (error.message, error.hint))
     except OSError as error:
         return Answer(fault="`%s`: %s" % (error.filename or "system call", error.strerror or error))
+    if outcome.hangs_since is None:
+        return _answer(question, outcome.messages, outcome.ended)
+    return Answer(
+        silent_at=str(outcome.note.get("step", "start")),
+        silent_drives=tuple(str(drive) for drive in outcome.note.get("drives", ())),
+        hangs_since=outcome.hangs_since,
+    )
 
 
-def _ask_a_child(question: Question, patience: float, lock: FileLock) -> Answer:
-    began = time.monotonic()
-    _note(lock, began, "start")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            _be_child(question, writing, lock.handle)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    try:
-        messages, ended = _listen(reading, began + patience)
-    finally:
-        os.close(reading)
-        _end(child)
-    answer = _answer(question, messages, ended)
-    _note(lock, began, answer.silent_at, answer.silent_drives)
-    return answer
-
-
-@contextlib.contextmanager
-def _lock(mount_point: str, directory: str | None, patience: float) -> Iterator[FileLock | Answer]:
-    """The lock of a volume, which a child holds for as long as it lives; an answer where an earlier one lives."""
-    if directory is None:
-        directory = make_run_directory() if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
-    if not directory:
-        lock = FileLock.on(os.devnull)
-    else:
-        path = os.path.join(directory, "probe%s.lock" % re.sub(r"[^A-Za-z0-9]+", "-", mount_point))
-        lock = FileLock.our_file(path)
-    with lock:
-        # A check beside this one ends within its own patience.
-        yield _earlier(lock) if directory and not lock.take(patience=patience, pause=0.05) else lock
-
-
-def _note(lock: FileLock, began: float, step: str, drives: Sequence[str] = ()) -> None:
-    """For the next check, if the child hangs still."""
-    if stat.S_ISREG(os.fstat(lock.handle).st_mode):
-        lock.sign(json.dumps({"began": began, "step": step, "drives": drives}))
-
-
-def _earlier(lock: FileLock) -> Answer:
-    try:
-        note = json.loads(lock.note())
-        return Answer(
-            silent_at=str(note["step"]),
-            silent_drives=tuple(str(drive) for drive in note["drives"]),
-            hangs_since=max(0.0, time.monotonic() - float(note["began"])),
-        )
-    except (ValueError, TypeError, KeyError):
-        return Answer(silent_at="start", hangs_since=0.0)
-
-
-def _listen(reading: int, deadline: float) -> tuple[list[dict[str, Any]], bool]:
-    """The messages until the child ends, or until ``deadline``; and whether it ended."""
-    poller = select.poll()
-    poller.register(reading, select.POLLIN | select.POLLHUP)
-    text, ended = b"", False
-    while not ended:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            break
-        part = os.read(reading, 1 << 16)
-        text += part
-        ended = not part
-    return [json.loads(line) for line in text.split(b"\n")[:-1]], ended
-
-
-def _end(child: int) -> None:
-    """End the child. One that nothing can end is left: it holds its lock, and init reaps it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        wait_for(lambda: os.waitpid(child, os.WNOHANG) != (0, 0), _REAP_SECONDS, 0.01)
-
-
-def _answer(question: Question, messages: list[dict[str, Any]], ended: bool) -> Answer:
+def _answer(question: Question, messages: Messages, ended: bool) -> Answer:
     """What the child said, as one answer."""
     said: dict[str, Any] = {}
     drives: dict[str, int] = {}
@@ -240,26 +165,8 @@ def _answer(question: Question, messages: list[dict[str, Any]], ended: bool) -> 
     return Answer(silent_drives=silent, failed_drives=failed, **said)
 
 
-def _be_child(question: Question, writing: int, lock: int) -> None:
-    """Ask, say what came, and end. It keeps nothing of its parent that somebody could wait for."""
-    os.setsid()
-    os.chdir("/")
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)
-    kept = [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3) for handle in (writing, lock)]
-    null = os.open(os.devnull, os.O_RDWR)
-    for handle in range(3):
-        os.dup2(null, handle)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
-
-    def say(**message: Any) -> None:
-        # Whoever asked may be gone. What was begun here is finished and removed all the same.
-        with contextlib.suppress(OSError):
-            os.write(kept[0], json.dumps(message).encode("ascii") + b"\n")
-
+def _ask(question: Question, say: Say) -> None:
+    """Ask, and say what came."""
     threads = [threading.Thread(target=_read_drive, args=(say, *drive), daemon=True) for drive in question.drives]
     for thread in threads:
         thread.start()
