@@ -66,6 +66,8 @@ SETTINGS: dict[str, Any] = {
     "textfile_directory": {"type": "str", "default": ""},
     "socket": {"type": "str", "default": ""},
     "ignored_checks": {"type": "list", "elements": "str", "default": []},
+    "kernel_log": {"type": "bool", "default": True},
+    "write": {"type": "bool", "default": True},
 }
 ARGUMENTS: dict[str, Any] = {
     "installed": {"type": "bool", "default": True},
@@ -84,7 +86,12 @@ def texts(wanted: dict[str, Any]) -> dict[str, str]:
     if problems:
         raise Refusal(problems[0])
     settings = dump(
-        wanted["period"], wanted["measure_every"] * 3600, wanted["textfile_directory"], wanted["ignored_checks"]
+        wanted["period"],
+        wanted["measure_every"] * 3600,
+        wanted["textfile_directory"],
+        wanted["ignored_checks"],
+        wanted["kernel_log"],
+        wanted["write"],
     )
     return health_units.files(wanted["program"], settings, wanted["period"], wanted["socket"])
 

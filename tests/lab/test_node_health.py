@@ -7,6 +7,7 @@ The timer decides when that is: `node_health_period` and at most 15 s; after a b
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,12 @@ def test_a_volume_that_no_job_can_use_fails_by_its_cause(built: Lab) -> None:
     assert built.ssh("node1", LEFT) == ""
 
     built.ssh("node1", f"xfs_io -x -c 'shutdown -f' {POINT}")
-    assert next_result(built)["failed"] == [
-        "filesystem.answers: XFS is shut down: every access fails with an I/O error"
-    ]
+    answers, logged = next_result(built)["failed"]
+    assert answers == "filesystem.answers: XFS is shut down: every access fails with an I/O error"
+    assert re.match("kernel.filesystem: `md[^`]*`: XFS was shut down; the kernel: `XFS ", logged)
     built.ssh("node1", f"umount {POINT}; mount {POINT}")
+    assert [line.partition(":")[0] for line in next_result(built)["failed"]] == ["kernel.filesystem"]
+    built.ssh("node1", "/opt/tunetool/bin/tunetool-health repaired")
     assert next_result(built)["status"] == "pass"
 
     # A request of 512 KiB takes 13 s, and two make a chunk: what waits behind them does so for more than 10 s, and for less

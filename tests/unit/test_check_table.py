@@ -12,6 +12,7 @@ import pytest
 from machines import RECORDED, lay_out
 from tunetool.node.audit.manifest_checks import BY_ID, CHECKS, LATER, STOPS, WAITS, WARNS, ignored_problems, run_checks
 from tunetool.node.common.check_result import UNKNOWN
+from tunetool.node.health import kernel_faults
 from tunetool.node.machine.drive_health import Health
 from tunetool.node.memory.memory_checks import Attempt
 from tunetool.node.volume.write_read_probe import Answer
@@ -54,7 +55,9 @@ def test_what_the_package_makes_itself_is_in_the_table() -> None:
         for identity in re.findall(r'^CHECK_ID = "([^"]+)"', path.read_text(), re.MULTILINE)
     }
     assert made
-    assert made | {"manifest", "manifest.checksum"} == {name for row in CHECKS if row.look is None for name in row.ids}
+    assert made | {"manifest", "manifest.checksum", *kernel_faults.CHECKS} == {
+        name for row in CHECKS if row.look is None for name in row.ids
+    }
 
 
 @pytest.mark.parametrize("manifest", [MANIFEST, ASKED, OWNERS], ids=["plain", "everything", "owner's volume"])

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +30,12 @@ from tunetool.health.results import Files, Health, Result, current, health, keep
 from tunetool.measure.session import Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import Result as Done
-from tunetool.node.health import health_units
+from tunetool.node.health import health_units, kernel_faults
 from tunetool.node.health.settings import SettingsError, dump, load
 from tunetool.node.memory.memory_checks import Attempt
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.unit_dropins import ForeignDropIn
+from tunetool.node.volume.write_read_probe import Answer, Question
 from tunetool.record import CheckResult, Verdict
 from tunetool.report.progress import PlainProgress
 from tunetool.verify.request import Request
@@ -179,6 +181,9 @@ def files(tmp_path: Path) -> Files:
     }
     node.manifest.parent.mkdir(parents=True)
     node.manifest.write_text(json.dumps(manifest))
+    # The kernel has logged nothing.
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kmsg").touch()
     return node
 
 
@@ -203,7 +208,8 @@ def test_it_asks_what_verify_asks(files: Files, no_start: list[str], tmp_path: P
     families = {family.name: family for family in text_string_to_metric_families(page.read_text())}
     values = {sample.labels["check"]: sample.value for sample in families["tunetool_check"].samples}
     codes = {"pass": 0.0, "fail": 1.0, "unknown": 2.0, "skip": 3.0}
-    assert values == {each.id: codes[each.status] for each in of_verify.checks}
+    of_log = dict.fromkeys(kernel_faults.CHECKS, 0.0)
+    assert values == {each.id: codes[each.status] for each in of_verify.checks} | of_log
     verdicts = {sample.labels["status"]: sample.value for sample in families["tunetool_verdict"].samples}
     assert {name for name, value in verdicts.items() if value} == {"pass"}
     assert {sample.labels["kind"] for family in families.values() for sample in family.samples} == {"health"}
@@ -289,6 +295,83 @@ def test_a_lock_that_held_is_not_tried_again_for_a_day() -> None:
     tried.clear()
     run({"login": {"at": "x"}, "service": 3}, NOW)
     assert tried == ["login", "service"], "a file that somebody edited"
+
+
+@pytest.mark.parametrize("by_hand", [0, 200])
+@pytest.mark.parametrize(("period", "least"), [(120, 1 << 16), (900, (1 << 20) + (16 << 10)), (3600, 1 << 20)])
+def test_checks_write_at_most_100_mib_in_a_day(
+    monkeypatch: pytest.MonkeyPatch, period: int, least: int, by_hand: int
+) -> None:
+    """With the timer alone each writes; with others by hand the limit holds in every window of a day."""
+    monkeypatch.setattr(checking, "ask", lambda question: Answer())
+    written: Any = []
+    moments = [NOW + period * step for step in range(2 * 86400 // period)]
+    moments += [NOW + 40000 + 7 * step for step in range(by_hand)]
+    sizes: list[tuple[float, int]] = []
+    for now in sorted(moments):
+        volume = checking._Volume(written, {"period_seconds": period}, now)
+        if not volume.writing.refused:
+            question = Question("/x", "/x/y", pieces=8, step=1 << 19, bytes=volume.writing.bytes - (16 << 10))
+            volume(question)
+            sizes.append((now, question.moved))
+        written = volume.written
+    for first, _ in sizes[::40]:
+        assert sum(size for at, size in sizes if first <= at < first + 86400) <= 100 << 20
+    if not by_hand:
+        assert len(sizes) == len(moments)
+        assert min(size for _, size in sizes) >= least
+
+
+def test_a_day_s_bytes_used_up_are_no_pass(files: Files, no_start: list[str]) -> None:
+    """What a check wrote in vain is no proof, and a node that could not be asked is not called well."""
+    document = json.loads(files.manifest.read_text())
+    document["offload_dir"] = "/proc"
+    files.manifest.write_text(json.dumps(document))
+    files.kept.parent.mkdir(parents=True)
+    files.kept.write_text(json.dumps({"written": [[time.time() - 60, 100 << 20]]}))
+    assert check(SETTINGS, files) == "unproven"
+    result = read(files.checked)
+    assert result is not None
+    assert (
+        "filesystem.answers: it answers; nothing was written: the checks of a day have written 100 MiB" in result.doubts
+    )
+    files.kept.write_text('{"written": [["x"]], "kernel": 3}')
+    assert check(SETTINGS, files) == "pass", "a file that somebody edited"
+
+
+def test_what_is_switched_off_is_skipped(files: Files, no_start: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Question] = []
+    monkeypatch.setattr(checking, "ask", lambda question: asked.append(question) or Answer())
+    (files.root / "dev/kmsg").unlink()
+    settings_ = {**SETTINGS, "write": False, "kernel_log": False, "textfile_directory": str(files.root)}
+    assert check(settings_, files) == "pass"
+    assert [question.write for question in asked] == [False]
+    page = (files.root / "tunetool-health.prom").read_text()
+    assert 'check="kernel.drives"} 3' in page
+    assert 'check="filesystem.answers"} 3' in page
+
+
+def test_faults_and_what_was_written_are_in_the_metrics(
+    files: Files, no_start: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "ask", lambda question: Answer(written=1 << 20, seconds=0.25))
+    (files.root / "dev/kmsg").write_text("3,1,5,-;XFS (proc): log I/O error -5\n")
+    (files.root / "proc/self").mkdir(parents=True)
+    (files.root / "proc/self/mountinfo").write_text("25 1 0:22 / /proc rw - xfs /dev/proc rw\n")
+    # The line is from the beginning of this boot.
+    os.utime(files.manifest, (0, 0))
+    assert check({**SETTINGS, "textfile_directory": str(files.root)}, files) == "fail"
+    page = (files.root / "tunetool-health.prom").read_text()
+    samples = {
+        sample.name: (sample.labels, sample.value)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    assert samples["tunetool_probe_bytes"][1] == 1 << 20
+    assert samples["tunetool_probe_seconds"][1] == 0.25
+    assert samples["tunetool_probe_day_bytes"][1] == (1 << 20) + (16 << 10)
+    labels, value = samples["tunetool_kernel_faults"]
+    assert (labels["fault"], labels["device"], value) == ("xfs_io_error", "proc", 1)
 
 
 OK, BAD, DARK = Result(NOW, "pass"), Result(NOW, "fail", ["a: x"]), Result(NOW, "unproven", (), ["b: y"])

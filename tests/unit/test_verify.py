@@ -426,7 +426,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
             Check(name.replace("_", "."), status, "as built", "otherwise", "run `tunetool provision`")
             for name, status in {"filesystem_mounted": "pass", **statuses}.items()
         ]
-        monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document, writes: answers)
+        monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document, writing: answers)
 
     answer()
     return answer

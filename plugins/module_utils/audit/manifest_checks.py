@@ -1,15 +1,15 @@
 """The table of checks: whether the node is as its manifest says, its volume takes data, and its drives are healthy.
 
-Reads /proc and /sys; as root asks the drives for their health log, writes a few KiB to the volume and reads two blocks
-of each drive. The only processes are those that lock memory as an ordinary user, and the one that touches the volume:
-this one never does, since a dead volume would hold it for ever.
+Reads /proc and /sys; as root asks the drives for their health log, writes 1 MiB to the volume and reads two blocks of
+each drive. The only processes are those that lock memory as an ordinary user, and the one that touches the volume:
+this one never does, since a dead volume would hold it for ever. Others do what may wait for a drive or for a server.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Callable, Mapping, Sequence, Union
@@ -18,7 +18,10 @@ from ..array import array_checks, initramfs_check
 from ..array.md_arrays import Array, find, read_arrays
 from ..common import training_part
 from ..common.check_result import PASS, UNKNOWN, Check, judged
+from ..common.file_lock import ForeignLock
+from ..common.outlived import Say, in_a_child
 from ..gds import md_udev_override, path_choice
+from ..health import kernel_faults
 from ..machine.drive_health import HEALTH_CHECKS, Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
 from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
@@ -30,7 +33,7 @@ from ..volume import late_mount, offload_check
 from ..volume.built_volume import GEOMETRY, OPTIONS, check_built_volume
 from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
-from ..volume.volume_answers import ANSWERS, DRIVES, WRITABLE, ask_volume
+from ..volume.volume_answers import ALLOWED, ANSWERS, DRIVES, WRITABLE, Writing, ask_volume
 from ..volume.write_read_probe import Answer, Asker, ask
 
 
@@ -46,8 +49,8 @@ class Node:
     """Locks memory."""
     asker: Asker | None = None
     """Asks the volume."""
-    writes: bool = True
-    """Whether a file may be written to the volume, if root asks."""
+    writing: Writing = ALLOWED
+    """What may be written to the volume, if root asks."""
 
     @property
     def filesystem(self) -> Mapping[str, Any]:
@@ -107,7 +110,7 @@ class Node:
         """The volume's answer and its checks; none where it is not mounted, or recorded."""
         if self.mount is None:
             return None, []
-        return ask_volume(self.manifest, self.mount, self.asker, self.writes, self.root)
+        return ask_volume(self.manifest, self.mount, self.asker, self.writing, self.root)
 
     @property
     def silent(self) -> bool:
@@ -116,6 +119,8 @@ class Node:
         return answer is not None and answer.hangs
 
 
+PATIENCE = 20.0
+"""Seconds after which a look is left behind: many times what thousands of files take on a busy disk."""
 STOPS, WARNS, WAITS, LATER = "stops", "warns", "waits for a reboot", "later sessions"
 """What a failure is worth while the node is built; afterwards every one fails the node.
 
@@ -136,6 +141,8 @@ class Row:
     """The nodes that are looked at."""
     touches: Callable[[Node], object] = lambda node: False
     """Whether the look waits for the volume: it is left out where that is silent, and the check is unknown."""
+    apart: bool = False
+    """Whether the look may wait for something else that never answers, as a drive, or a server that has the files."""
     building: str = STOPS
     halts: bool = False
     """Whether nothing is measured after its failure: I/O of ours would fail, or wait for ever."""
@@ -147,8 +154,35 @@ class Row:
         if self.touches(node) and node.silent:
             silence, remedy = "not looked at: the volume does not answer", "see `%s`" % ANSWERS
             return [Check(each, UNKNOWN, "as it was built", silence, remedy) for each in self.ids]
-        answer = self.look(node)
+        if self.apart and node.root == "/":
+            return self._from_a_child(node)
+        return self._looked(node)
+
+    def _looked(self, node: Node) -> Sequence[Check]:
+        answer = self.look(node) if self.look else []
         return [answer] if isinstance(answer, Check) else answer
+
+    def _from_a_child(self, node: Node) -> Sequence[Check]:
+        def look(say: Say) -> None:
+            try:
+                say(checks=[asdict(check) for check in self._looked(node)])
+            except Exception as error:
+                say(fault="%s: %s" % (type(error).__name__, error))
+
+        try:
+            outcome = in_a_child(look, "check-" + self.ids[0], PATIENCE)
+            said = outcome.messages[-1] if outcome.messages else {}
+            if "checks" in said:
+                return [Check(**check) for check in said["checks"]]
+            why = str(said.get("fault") or "it did not answer for %g s" % PATIENCE)
+            if outcome.hangs_since is not None:
+                why = "a look that began %.0f s ago still waits, and no second one is started" % outcome.hangs_since
+        except ForeignLock as error:
+            why = error.message
+        except OSError as error:
+            why = "`%s`: %s" % (error.filename or "system call", error.strerror or error)
+        found = "not looked at: " + why
+        return [Check(each, UNKNOWN, "as it was built", found, "see the kernel's log (`dmesg`)") for each in self.ids]
 
 
 def _built(node: Node) -> bool:
@@ -201,6 +235,7 @@ CHECKS: Sequence[Row] = (
         HEALTH_CHECKS,
         lambda node: [*judge_health(node.members, node.health), judge_links(node.members)],
         _built,
+        apart=True,
         building=WARNS,
     ),
     Row([MOUNTED, OPTIONS, GEOMETRY], lambda node: node.volume_checks),
@@ -236,6 +271,7 @@ CHECKS: Sequence[Row] = (
         [path_choice.CHECK_ID],
         lambda node: path_choice.check_mode(node.manifest, node.root),
         touches=_has_a_path,
+        apart=True,
         building=WARNS,
     ),
     Row([md_udev_override.CHECK_ID], lambda node: md_udev_override.check_md_rule(node.root), _has_a_path),
@@ -244,15 +280,19 @@ CHECKS: Sequence[Row] = (
         lambda node: deepspeed_aio.check_tuned(node.manifest["aio"], node.filesystem["mount_point"], node.root),
         lambda node: node.manifest.get("aio"),
         touches=lambda node: True,
+        apart=True,
     ),
     # A later role of site.yml makes it, or makes it again.
     Row(
         [training_part.CHECK_ID],
         lambda node: training_part.check_training(node.manifest, node.root),
         touches=_training_lies_there,
+        apart=True,
         building=WARNS,
     ),
     Row([REBOOT], _reboot, building=WAITS),
+    # What the kernel has logged: health/check.py of the package, which keeps where it has read to.
+    Row(kernel_faults.CHECKS),
     # Of the files themselves: verify/configuration.py and health/check.py of the package.
     Row(["manifest", "manifest.checksum", "gds.config"]),
     # Of what `tunetool verify` measures.
@@ -269,7 +309,7 @@ def run_checks(
     health: Reader | None = None,
     locker: Locker | None = None,
     asker: Asker | None = None,
-    writes: bool = True,
+    writing: Writing = ALLOWED,
 ) -> list[Check]:
     """Every check that looks at a node, as the fields of ``Node`` say.
 
@@ -278,7 +318,7 @@ def run_checks(
     """
     if root == "/":
         health, locker, asker = health or read_health, locker or lock_memory, asker or ask
-    node = Node(manifest, root, health, locker, asker, writes)
+    node = Node(manifest, root, health, locker, asker, writing)
     return [check for row in CHECKS for check in row.checks(node)]
 
 

@@ -20,7 +20,7 @@ from ..volume.unit_dropins import (
     link_to,
     quoted,
 )
-from .settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, MEASURED_PATH, SettingsError, load
+from .settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, KEPT_PATH, MEASURED_PATH, SettingsError, load
 
 SERVICE = "tunetool-health.service"
 TIMER = "tunetool-health.timer"
@@ -285,7 +285,10 @@ def stale_results(enabled: bool, measures: bool, root: str = "/") -> list[str]:
 
     The note of a drain in Slurm is not among them: only with it is the drain known as ours.
     """
-    gone = [*([] if enabled else [CHECKED_PATH, ANSWER_PATH]), *([] if enabled and measures else [MEASURED_PATH])]
+    gone = [
+        *([] if enabled else [CHECKED_PATH, ANSWER_PATH, KEPT_PATH]),
+        *([] if enabled and measures else [MEASURED_PATH]),
+    ]
     return [path for path in (os.path.join(root, path.lstrip("/")) for path in gone) if os.path.exists(path)]
 
 

@@ -13,6 +13,7 @@ CONFIG_PATH = "/etc/tunetool/health.json"
 CHECKED_PATH = "/run/tunetool/health.json"
 ANSWER_PATH = "/run/tunetool/answer.json"
 MEASURED_PATH = "/var/lib/tunetool/health/measured.json"
+KEPT_PATH = "/var/lib/tunetool/health/kept.json"
 SCHEMA_NAME = "tunetool.health/1"
 SHORTEST_PERIOD = 60
 
@@ -26,6 +27,9 @@ SCHEMA: dict[str, Any] = {
         "measure_seconds": _SECONDS,
         "textfile_directory": {"type": "string"},
         "ignored_checks": {"type": "array", "items": {"type": "string"}},
+        # An earlier version wrote neither: then both are on.
+        "kernel_log": {"type": "boolean"},
+        "write": {"type": "boolean"},
     },
     "required": ["schema", "period_seconds", "measure_seconds", "textfile_directory", "ignored_checks"],
     "additionalProperties": False,
@@ -53,7 +57,14 @@ def load(path: str = CONFIG_PATH) -> dict[str, Any]:
     return dict(document)
 
 
-def dump(period: int, measure: int, textfile_directory: str, ignored_checks: list[str]) -> str:
+def dump(
+    period: int,
+    measure: int,
+    textfile_directory: str,
+    ignored_checks: list[str],
+    kernel_log: bool = True,
+    write: bool = True,
+) -> str:
     """The settings as text."""
     document: Mapping[str, Any] = {
         "schema": SCHEMA_NAME,
@@ -61,6 +72,8 @@ def dump(period: int, measure: int, textfile_directory: str, ignored_checks: lis
         "measure_seconds": measure,
         "textfile_directory": textfile_directory,
         "ignored_checks": ignored_checks,
+        "kernel_log": kernel_log,
+        "write": write,
     }
     return json.dumps(document, indent=2) + "\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass, replace
 from typing import Any, Mapping
 
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
@@ -11,7 +12,7 @@ from ..machine.drives import read_drives
 from ..machine.file_system import BUILT
 from ..machine.mounts import Mount
 from ..units import format_size_binary
-from .write_read_probe import FULL, MAKE, PATIENCE, Answer, Asker, Question
+from .write_read_probe import BYTES, FULL, MAKE, PATIENCE, PIECE, Answer, Asker, Question
 
 WRITABLE, ANSWERS, DRIVES = "filesystem.writable", "filesystem.answers", "drives.answer"
 READ_ONLY = "ro"
@@ -23,8 +24,24 @@ LOCAL = (BUILT.type, "ext2", "ext3", "ext4", "btrfs", "f2fs", "bcachefs", "zfs",
 _MANY_SECONDS = 120
 
 
+@dataclass(frozen=True)
+class Writing:
+    """What a run may write to the volume."""
+
+    bytes: int = BYTES + PIECE
+    """At most, in the offload directory too; less than it takes: nothing."""
+    refused: str = ""
+    """Why it may write nothing; empty: it may."""
+    doubtful: bool = False
+    """Whether that leaves open if the volume takes data: a run that never writes says nothing of it."""
+
+
+ALLOWED = Writing()
+NOTHING = Writing(refused="this run writes nothing")
+
+
 def ask_volume(
-    manifest: Mapping[str, Any], mount: Mount, asker: Asker | None, writes: bool, root: str = "/"
+    manifest: Mapping[str, Any], mount: Mount, asker: Asker | None, writing: Writing, root: str = "/"
 ) -> tuple[Answer | None, list[Check]]:
     """Ask the manifest's volume, which is mounted, and its drives: the answer, and its checks.
 
@@ -34,8 +51,8 @@ def ask_volume(
     reason = ""
     if is_read_only(mount):
         reason = "it is mounted read-only"
-    elif not writes:
-        reason = "this run writes nothing"
+    elif writing.refused:
+        reason = writing.refused
     elif os.geteuid() != 0:
         reason = "only root may write there: run it as root"
     drives = []
@@ -48,12 +65,15 @@ def ask_volume(
         write=not reason,
         pieces=max(1, wanted["data_sw"]),
         step=wanted["data_su_bytes"],
+        bytes=min(BYTES, writing.bytes - PIECE),
         ours=array is not None,
         drives=tuple(drives),
     )
     answer = asker(question) if asker else None
     unwritten = reason if asker else "a recorded node answers nothing"
     checks = [check_writable(mount), check_answers(question, answer, mount.fs_type, unwritten)]
+    if checks[1].status == SKIP and reason and reason == writing.refused and writing.doubtful:
+        checks[1] = replace(checks[1], status=UNKNOWN, remedy="check again tomorrow")
     if answer is not None and drives:
         checks.append(check_drives(question, answer))
     return answer, checks

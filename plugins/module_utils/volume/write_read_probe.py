@@ -1,37 +1,30 @@
-"""Asks a volume and its drives whether they still answer, by a child process that this process outlives.
-
-Nothing ends a process that waits for a dead drive or for a frozen file system, SIGKILL neither. So whatever touches the
-volume is done by the child, nobody waits for it longer than ``PATIENCE``, and while it hangs there is no second one.
-"""
+"""Asks a volume and its drives whether they still answer: by a child process, since a dead drive or a frozen file
+system would hold whoever touches the volume."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import json
 import mmap
 import os
-import re
-import select
-import signal
 import stat
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
-from ..common.file_lock import FileLock, ForeignLock
-from ..common.files import make_run_directory
+from ..common.file_lock import ForeignLock
+from ..common.outlived import Messages, Say, in_a_child
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
-from ..common.waiting import wait_for
 from .immutable_flag import forbidding_flag
 from .offload_access import access_of
 
 PATIENCE = 10.0
-"""Seconds after which silence is a fault: many times what a busy drive needs for a few KiB."""
+"""Seconds after which silence is a fault: many times what a busy drive needs for 1 MiB."""
 PIECE = 16 << 10
-"""Bytes of one write: a multiple of every block that a drive or a file system addresses directly."""
+"""A write is of so many bytes, or a multiple: of every block that a drive or a file system addresses directly."""
+BYTES = 1 << 20
+"""What is written at most, spread over the drives of the stripe."""
 NAME = ".tunetool-probe"
 MAKE = "make a directory"
 """The first step that changes something."""
@@ -44,7 +37,6 @@ _OF_A_DIRECTORY = (
 """Errors that concern one directory. Any other is the volume's."""
 _FILE = "probe"
 _BLOCK = 4096
-_REAP_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,10 +51,25 @@ class Question:
     """Pieces that are written, so that each drive of a stripe gets one."""
     step: int = 0
     """Bytes from one piece to the next."""
+    bytes: int = BYTES
+    """What all pieces have together at most; the directory gets one ``PIECE``."""
     ours: bool = True
     """Whether the file system is this node's own. Another host could be at work in one that several share."""
     drives: tuple[tuple[str, str], ...] = ()
     """Serial and path of the drives to read from."""
+
+    @property
+    def piece(self) -> int:
+        """Bytes of one piece."""
+        most = self.bytes // self.pieces // PIECE * PIECE
+        return max(PIECE, min(most, self.step // PIECE * PIECE) if self.step else most)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that are written at most, in a directory too."""
+        if not self.write:
+            return 0
+        return max(self.piece, self.bytes) + PIECE
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class Answer:
     """Bytes that were written and read back."""
     direct: bool = False
     """Whether that went past the page cache."""
+    seconds: float | None = None
+    """What the write, the fsync and the read took together."""
     same: bool = True
     """Whether the bytes that were read are those that were written."""
     fault: str = ""
@@ -115,93 +124,28 @@ Asker = Callable[[Question], Answer]
 
 def ask(question: Question, patience: float = PATIENCE, directory: str | None = None) -> Answer:
     """Ask now. ``directory``: of the lock; None: that of this user, who may have none."""
+
+    def noted(messages: Messages, ended: bool) -> Mapping[str, Any]:
+        answer = _answer(question, messages, ended)
+        return {"step": answer.silent_at, "drives": answer.silent_drives}
+
     try:
-        with _lock(question.mount_point, directory, patience) as lock:
-            return lock if isinstance(lock, Answer) else _ask_a_child(question, patience, lock)
+        name = "probe" + question.mount_point
+        outcome = in_a_child(lambda say: _ask(question, say), name, patience, noted, directory)
     except ForeignLock as error:
         return Answer(fault="%s: %s" % (error.message, error.hint))
     except OSError as error:
         return Answer(fault="`%s`: %s" % (error.filename or "system call", error.strerror or error))
+    if outcome.hangs_since is None:
+        return _answer(question, outcome.messages, outcome.ended)
+    return Answer(
+        silent_at=str(outcome.note.get("step", "start")),
+        silent_drives=tuple(str(drive) for drive in outcome.note.get("drives", ())),
+        hangs_since=outcome.hangs_since,
+    )
 
 
-def _ask_a_child(question: Question, patience: float, lock: FileLock) -> Answer:
-    began = time.monotonic()
-    _note(lock, began, "start")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            _be_child(question, writing, lock.handle)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    try:
-        messages, ended = _listen(reading, began + patience)
-    finally:
-        os.close(reading)
-        _end(child)
-    answer = _answer(question, messages, ended)
-    _note(lock, began, answer.silent_at, answer.silent_drives)
-    return answer
-
-
-@contextlib.contextmanager
-def _lock(mount_point: str, directory: str | None, patience: float) -> Iterator[FileLock | Answer]:
-    """The lock of a volume, which a child holds for as long as it lives; an answer where an earlier one lives."""
-    if directory is None:
-        directory = make_run_directory() if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
-    if not directory:
-        lock = FileLock.on(os.devnull)
-    else:
-        path = os.path.join(directory, "probe%s.lock" % re.sub(r"[^A-Za-z0-9]+", "-", mount_point))
-        lock = FileLock.our_file(path)
-    with lock:
-        # A check beside this one ends within its own patience.
-        yield _earlier(lock) if directory and not lock.take(patience=patience, pause=0.05) else lock
-
-
-def _note(lock: FileLock, began: float, step: str, drives: Sequence[str] = ()) -> None:
-    """For the next check, if the child hangs still."""
-    if stat.S_ISREG(os.fstat(lock.handle).st_mode):
-        lock.sign(json.dumps({"began": began, "step": step, "drives": drives}))
-
-
-def _earlier(lock: FileLock) -> Answer:
-    try:
-        note = json.loads(lock.note())
-        return Answer(
-            silent_at=str(note["step"]),
-            silent_drives=tuple(str(drive) for drive in note["drives"]),
-            hangs_since=max(0.0, time.monotonic() - float(note["began"])),
-        )
-    except (ValueError, TypeError, KeyError):
-        return Answer(silent_at="start", hangs_since=0.0)
-
-
-def _listen(reading: int, deadline: float) -> tuple[list[dict[str, Any]], bool]:
-    """The messages until the child ends, or until ``deadline``; and whether it ended."""
-    poller = select.poll()
-    poller.register(reading, select.POLLIN | select.POLLHUP)
-    text, ended = b"", False
-    while not ended:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            break
-        part = os.read(reading, 1 << 16)
-        text += part
-        ended = not part
-    return [json.loads(line) for line in text.split(b"\n")[:-1]], ended
-
-
-def _end(child: int) -> None:
-    """End the child. One that nothing can end is left: it holds its lock, and init reaps it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        wait_for(lambda: os.waitpid(child, os.WNOHANG) != (0, 0), _REAP_SECONDS, 0.01)
-
-
-def _answer(question: Question, messages: list[dict[str, Any]], ended: bool) -> Answer:
+def _answer(question: Question, messages: Messages, ended: bool) -> Answer:
     """What the child said, as one answer."""
     said: dict[str, Any] = {}
     drives: dict[str, int] = {}
@@ -221,26 +165,8 @@ def _answer(question: Question, messages: list[dict[str, Any]], ended: bool) -> 
     return Answer(silent_drives=silent, failed_drives=failed, **said)
 
 
-def _be_child(question: Question, writing: int, lock: int) -> None:
-    """Ask, say what came, and end. It keeps nothing of its parent that somebody could wait for."""
-    os.setsid()
-    os.chdir("/")
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)
-    kept = [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3) for handle in (writing, lock)]
-    null = os.open(os.devnull, os.O_RDWR)
-    for handle in range(3):
-        os.dup2(null, handle)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
-
-    def say(**message: Any) -> None:
-        # Whoever asked may be gone. What was begun here is finished and removed all the same.
-        with contextlib.suppress(OSError):
-            os.write(kept[0], json.dumps(message).encode("ascii") + b"\n")
-
+def _ask(question: Question, say: Say) -> None:
+    """Ask, and say what came."""
     threads = [threading.Thread(target=_read_drive, args=(say, *drive), daemon=True) for drive in question.drives]
     for thread in threads:
         thread.start()
@@ -320,7 +246,7 @@ def _write_in_directory(question: Question, path: str, top: os.stat_result, say:
                 return
             # By its handle, so that it stays the one that was looked at.
             within = "/proc/self/fd/%d" % handle
-            one = replace(question, pieces=1)
+            one = replace(question, pieces=1, bytes=PIECE)
             if not _write(one, within, step, lambda flag: say(directory_flag=flag))["same"]:
                 say(same=False)
         finally:
@@ -420,6 +346,7 @@ def _write_file(question: Question, directory: int, step: Callable[[str], None])
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_FILE, dir_fd=directory)
         handle, direct = os.open(_FILE, flags, 0o600, dir_fd=directory), False
+    began = time.monotonic()
     try:
         same, written = _fill(question, handle, direct, step)
     except OSError:
@@ -428,20 +355,22 @@ def _write_file(question: Question, directory: int, step: Callable[[str], None])
         raise
     finally:
         os.close(handle)
+    seconds = time.monotonic() - began
     step("remove the file")
     os.unlink(_FILE, dir_fd=directory)
-    return {"written": written, "direct": direct, "same": same}
+    return {"written": written, "direct": direct, "same": same, "seconds": seconds}
 
 
 def _fill(question: Question, handle: int, direct: bool, step: Callable[[str], None]) -> tuple[bool, int]:
     """Whether what was read back is what was written, and its bytes."""
-    pieces = question.pieces if _allocated(handle, question, step) else 1
-    contents = [os.urandom(PIECE) for _ in range(pieces)]
-    with mmap.mmap(-1, PIECE) as area:
+    size = question.piece
+    pieces = max(1, min(question.pieces, question.bytes // size)) if _allocated(handle, question, step) else 1
+    contents = [os.urandom(size) for _ in range(pieces)]
+    with mmap.mmap(-1, size) as area:
         step("write")
         for index, content in enumerate(contents):
             area[:] = content
-            if os.pwritev(handle, [area], index * question.step) != PIECE:
+            if os.pwritev(handle, [area], index * question.step) != size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         step("fsync")
         os.fsync(handle)
@@ -450,9 +379,9 @@ def _fill(question: Question, handle: int, direct: bool, step: Callable[[str], N
         step("read back")
         same = True
         for index, content in enumerate(contents):
-            area[:] = bytes(PIECE)
-            same = os.preadv(handle, [area], index * question.step) == PIECE and area[:] == content and same
-    return same, pieces * PIECE
+            area[:] = bytes(size)
+            same = os.preadv(handle, [area], index * question.step) == size and area[:] == content and same
+    return same, pieces * size
 
 
 def _allocated(handle: int, question: Question, step: Callable[[str], None]) -> bool:

@@ -1,4 +1,4 @@
-"""``python -m tunetool.health check|measure|slurm|answer``: for units of systemd and for Slurm, not for people.
+"""``python -m tunetool.health check|measure|slurm|answer``, for units of systemd and for Slurm; and ``repaired``.
 
 No click: its import alone would take nearly as long as a check.
 """
@@ -10,7 +10,7 @@ from importlib import import_module
 
 from tunetool.node.health.settings import SettingsError
 
-ACTS = ("check", "measure", "slurm", "answer")
+ACTS = ("check", "measure", "slurm", "answer", "repaired")
 
 
 def main(arguments: list[str]) -> int:

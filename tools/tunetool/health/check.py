@@ -1,5 +1,5 @@
-"""The checks of ``verify --level config``, every few minutes: a few KiB of I/O, and little CPU. And the rule by which a
-node is idle, so that its storage may be measured."""
+"""The checks of ``verify --level config`` and of the kernel's log, every few minutes: 1 MiB of I/O, and little CPU. And
+the rule by which a node is idle, so that its storage may be measured."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ from tunetool.node.common.check_result import UNKNOWN, Check
 from tunetool.node.common.commands import CommandError, run
 from tunetool.node.common.files import read_text, replace_file
 from tunetool.node.health.health_units import MEASURE, METRICS, revive_socket
+from tunetool.node.health.kernel_check import Incident, check_log
+from tunetool.node.health.kernel_log import Log
 from tunetool.node.health.settings import load
 from tunetool.node.machine.busy import gpu_holders, scheduler_jobs, volume_users
 from tunetool.node.memory.memory_checks import Attempt, Locker, lock_memory
+from tunetool.node.volume.volume_answers import Writing
+from tunetool.node.volume.write_read_probe import BYTES, PIECE, Answer, Question, ask
 from tunetool.report.prometheus import of_checks
 from tunetool.verify.configuration import manifest_checks, static_checks
 
 RETRY = 3600.0
 """Seconds between two tries to measure. Each costs a start of the whole program."""
+DAILY = 100 << 20
+"""Bytes that the checks of a day may write to the volume."""
+DAY = 86400.0
 REMEMBERED = 86400.0
 """Seconds for which a lock of memory that succeeded counts: it starts a login and a service, and little changes it."""
 
@@ -44,14 +51,23 @@ def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> s
     """Check the node, keep the result and its metrics, and start a measurement if that is due. Returns the status."""
     earlier = results.read_document(files.checked).get("locked")
     locker = _Remembering(earlier if isinstance(earlier, dict) else {}, time.time())
-    manifest, checks = _checks(files.manifest, locker)
+    kept = results.read_document(files.kept)
+    volume = _Volume(kept.get("written"), settings, time.time())
+    manifest, checks = _checks(files.manifest, locker, volume)
     at = time.time()
+    log, incidents = kept.get("kernel") or {}, list[Incident]()
+    if manifest is not None:
+        built, wanted = files.manifest.stat().st_mtime, settings.get("kernel_log", True)
+        log, told, incidents = check_log(log, manifest, at, Log(str(files.root)), wanted, built)
+        checks += told
+    results.write_document(files.kept, {"kernel": log, "written": volume.written})
     result = results.of_checks(checks, settings["ignored_checks"], at)
     results.keep(files.checked, result, locked=locker.locked)
     publish(files)
     directory = settings["textfile_directory"]
     if directory:
-        text = of_checks("health", socket.gethostname(), at, result.status, checks, _cpu_seconds())
+        figures = [*volume.figures(), *_figures(incidents)]
+        text = of_checks("health", socket.gethostname(), at, result.status, checks, _cpu_seconds(), figures)
         # The directory may belong to the exporter's user: a link there must not let root write elsewhere.
         replace_file(f"{directory}/{METRICS[0]}", text, sync=False, follow=False)
     # Without an expectation there is nothing to judge the figures by.
@@ -60,7 +76,7 @@ def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> s
     return result.status
 
 
-def _checks(path: Path, locker: Locker) -> tuple[Mapping[str, Any] | None, list[Check]]:
+def _checks(path: Path, locker: Locker, volume: _Volume) -> tuple[Mapping[str, Any] | None, list[Check]]:
     try:
         manifest: Mapping[str, Any] = manifests.load(str(path))
     except FileNotFoundError:
@@ -69,7 +85,61 @@ def _checks(path: Path, locker: Locker) -> tuple[Mapping[str, Any] | None, list[
         ]
     except manifests.ManifestError as error:
         return None, [Check("manifest", UNKNOWN, "a manifest that can be read", error.message, error.hint)]
-    return manifest, [*manifest_checks(path, manifest, locker), *static_checks(manifest, os.environ)]
+    checks = manifest_checks(path, manifest, locker, volume, volume.writing)
+    return manifest, [*checks, *static_checks(manifest, os.environ)]
+
+
+Figure = tuple[str, str, Mapping[str, str], float]
+
+
+class _Volume:
+    """Asks the volume, and counts what that writes in a day."""
+
+    def __init__(self, written: Any, settings: Mapping[str, Any], now: float) -> None:
+        self.written = _within_a_day(written, now)
+        self._now, self._answer = now, Answer()
+        if not settings.get("write", True):
+            self.writing = Writing(refused="`node_health_write` is false")
+            return
+        left = DAILY - sum(size for _, size in self.written)
+        share = int(DAILY * settings["period_seconds"] / DAY)
+        # Checks by hand come on top: then each writes less, and for long none writes nothing.
+        most = min(BYTES + PIECE, share, left // 2)
+        refused = "" if most >= 2 * PIECE else f"the checks of a day have written {DAILY >> 20} MiB"
+        self.writing = Writing(most, refused, doubtful=True)
+
+    def __call__(self, question: Question) -> Answer:
+        """See ``write_read_probe.Asker``."""
+        self._answer = ask(question)
+        if question.write and self._answer.hangs_since is None:
+            self.written.append((self._now, question.moved))
+        return self._answer
+
+    def figures(self) -> Iterator[Figure]:
+        """For the metrics."""
+        yield "probe_bytes", "Bytes that were written to the volume and read back", {}, self._answer.written
+        if self._answer.seconds is not None:
+            yield "probe_seconds", "What that took", {}, round(self._answer.seconds, 6)
+        yield "probe_day_bytes", "Bytes that checks wrote within a day", {}, sum(size for _, size in self.written)
+
+
+def _within_a_day(written: Any, now: float) -> list[tuple[float, int]]:
+    """What a file has of that. One that somebody edited has none."""
+    try:
+        return [(float(at), int(size)) for at, size in written or () if 0 <= now - at < DAY and size > 0]
+    except (TypeError, ValueError):
+        return []
+
+
+def _figures(incidents: list[Incident]) -> Iterator[Figure]:
+    counted: dict[tuple[str, str], tuple[int, int]] = {}
+    for each in incidents:
+        times, lines = counted.get((each.fault, each.about), (0, 0))
+        counted[each.fault, each.about] = (times + 1, lines + each.lines)
+    for (fault, about), (times, lines) in counted.items():
+        labels = {"fault": fault, "device": about.replace("`", "")}
+        yield "kernel_faults", "Faults in the kernel's log within a day", labels, times
+        yield "kernel_fault_lines", "Lines of the kernel's log that told of them", labels, lines
 
 
 class _Remembering:

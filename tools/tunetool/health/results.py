@@ -14,7 +14,15 @@ from tunetool.node.common import documents
 from tunetool.node.common.check_result import FAIL, PASS, UNKNOWN, Check
 from tunetool.node.common.files import make_run_directory, replace_file
 from tunetool.node.common.manifest import MANIFEST_PATH
-from tunetool.node.health.settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, MEASURED_PATH, SettingsError, load
+from tunetool.node.health.settings import (
+    ANSWER_PATH,
+    CHECKED_PATH,
+    CONFIG_PATH,
+    KEPT_PATH,
+    MEASURED_PATH,
+    SettingsError,
+    load,
+)
 
 PERIODS = 3
 """After so many periods a result says nothing any more."""
@@ -50,6 +58,11 @@ class Files:
     def measured(self) -> Path:
         """The result of the last measurement."""
         return self.root / MEASURED_PATH.lstrip("/")
+
+    @property
+    def kept(self) -> Path:
+        """What one check leaves for the next: where it has read the kernel's log, and what it wrote to the volume."""
+        return self.root / KEPT_PATH.lstrip("/")
 
     @property
     def drained(self) -> Path:

@@ -57,12 +57,25 @@ def prometheus(record: Record) -> str:
     return page.text()
 
 
-def of_checks(kind: str, host: str, finished: float, status: str, checks: Iterable[_Check], cpu_seconds: float) -> str:
-    """The text for checks that made no record. ``finished``: seconds since 1970; ``cpu_seconds``: what they cost."""
+def of_checks(
+    kind: str,
+    host: str,
+    finished: float,
+    status: str,
+    checks: Iterable[_Check],
+    cpu_seconds: float,
+    more: Iterable[tuple[str, str, Mapping[str, str], float]] = (),
+) -> str:
+    """The text for checks that made no record. ``finished``: seconds since 1970; ``cpu_seconds``: what they cost.
+
+    ``more``: further figures, each with its name, what it is, its labels and its value.
+    """
     page, base = _Page(), {"kind": kind, "node": host}
     _ended(page, base, finished, status)
     _checks(page, base, checks)
     page.add("cpu_seconds", "CPU time of the run and of its programs", base, cpu_seconds)
+    for name, help_text, labels, value in more:
+        page.add(name, help_text, {**base, **labels}, value)
     return page.text()
 
 

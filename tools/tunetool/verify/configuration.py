@@ -12,16 +12,22 @@ from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.check_result import SKIP, Check
 from tunetool.node.common.manifest import MANIFEST_PATH, unsigned
 from tunetool.node.memory.memory_checks import Locker
+from tunetool.node.volume.volume_answers import ALLOWED, Writing
+from tunetool.node.volume.write_read_probe import Asker
 
 
 def manifest_checks(
-    path: Path | None, manifest: Mapping[str, Any], locker: Locker | None = None, writes: bool = True
+    path: Path | None,
+    manifest: Mapping[str, Any],
+    locker: Locker | None = None,
+    asker: Asker | None = None,
+    writing: Writing = ALLOWED,
 ) -> list[Check]:
     """The node against its manifest, which was read from ``path``; None: the node's own path.
 
-    ``writes``: whether a file may be written to the volume, to see that it takes one.
+    ``writing``: what may be written to the volume, to see that it takes data.
     """
-    return [*run_checks(manifest, locker=locker, writes=writes), *_unsigned(path)]
+    return [*run_checks(manifest, locker=locker, asker=asker, writing=writing), *_unsigned(path)]
 
 
 def static_checks(

@@ -39,6 +39,7 @@ from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.node.volume.named_volume import CHECK_ID as MOUNTED
+from tunetool.node.volume.volume_answers import ALLOWED, NOTHING
 from tunetool.record import CheckResult, Expectation, Ladder, as_result
 from tunetool.verdict import Case, limit_of
 from tunetool.verify.configuration import manifest_checks, static_checks
@@ -169,7 +170,7 @@ class _Verification:
 
 def _against(request: Request, manifest: Mapping[str, Any]) -> list[Check]:
     """The node against its manifest. A dry run writes no file either."""
-    return manifest_checks(request.manifest, manifest, writes=not request.run.dry_run)
+    return manifest_checks(request.manifest, manifest, writing=NOTHING if request.run.dry_run else ALLOWED)
 
 
 def read_manifest(path: Path | None) -> dict[str, Any] | None:
