@@ -52,7 +52,7 @@ def test_a_rank_loads_from_the_files_that_it_needs(forks: Ask, tmp_path: Path, w
         assert sum((step / name).stat().st_size for name in {*needed_of(step, 0)} - alone) < 50_000
 
 
-def test_a_nodes_part_that_is_fetched_has_all_that_its_ranks_need(forks: Ask, tmp_path: Path, run: Ask) -> None:
+def test_a_fetched_part_has_all_that_its_ranks_need(forks: Ask, tmp_path: Path, run: Ask) -> None:
     step = tmp_path / "drained/step_5"
     order = {"path": str(step), "meet": str(tmp_path / "a"), "seed": 5, "writer": "ours"}
     assert {answer["status"] for answer in forks(do="save_shards", world=RANKS, **{"with": order})} == {0}
