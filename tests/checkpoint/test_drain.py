@@ -9,6 +9,8 @@ import pickle
 import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -104,6 +106,22 @@ def stopping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
 
 def pid_of(work: Drain) -> int:
     return work._process.pid
+
+
+def test_a_drain_that_outlives_its_job_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    step = save(tmp_path / "node", 1)
+    program = textwrap.dedent("""
+        import os, sys
+        from tunetool.checkpoint import drain
+
+        print(drain(sys.argv[1], sys.argv[2])._process.pid, flush=True)
+        os._exit(0)
+    """)
+    argv = [sys.executable, "-c", program, str(step), str(tmp_path / "bulk")]
+    job = subprocess.run(argv, stdout=subprocess.PIPE, check=True, text=True)
+    until(lambda: not Path(f"/proc/{int(job.stdout)}").exists())
+    assert (tmp_path / "bulk/step_1/.metadata").exists()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("writer", [torch_s, ours])

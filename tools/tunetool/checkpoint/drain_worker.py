@@ -327,14 +327,20 @@ def main(read: Callable[[], str] = sys.stdin.read) -> int:
     try:
         final = Worker(Order(**json.loads(read()))).run()
     except TunetoolError as error:
-        sys.stdout.write(json.dumps({"error": error.message, "hint": error.hint}))
+        answer({"error": error.message, "hint": error.hint})
         return int(error.exit_code)
     except OSError as error:
         message = f"`{error.filename or 'system call'}`: {error.strerror or error}"
-        sys.stdout.write(json.dumps({"error": message, "hint": "the checkpoint on the node is unchanged; drain again"}))
+        answer({"error": message, "hint": "the checkpoint on the node is unchanged; drain again"})
         return 3
-    sys.stdout.write(json.dumps({"path": str(final)}))
+    answer({"path": str(final)})
     return 0
+
+
+def answer(document: dict[str, str]) -> None:
+    """Write the result to stdout, which nobody reads any more where training has ended."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), json.dumps(document).encode())
 
 
 def order_text(order: Order) -> str:

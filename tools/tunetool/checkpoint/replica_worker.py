@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tunetool.checkpoint import identity, markers
+from tunetool.checkpoint.drain_worker import answer
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.pace import Pace, saving, yield_to_training
@@ -303,9 +304,9 @@ def main() -> int:
         path = Worker(order).run(sys.stdin.buffer.read())
     except (TunetoolError, OSError) as caught:
         error = warned(order.step_dir, order.peer, caught)
-        sys.stdout.write(json.dumps({"problem": error.line}))
+        answer({"problem": error.line})
         return int(error.exit_code)
-    sys.stdout.write(json.dumps({"path": path}))
+    answer({"path": path})
     return 0
 
 
