@@ -114,6 +114,7 @@ def test_a_first_restore(imported: Mapping[str, frozenset[str]]) -> None:
         "collections_off",
         "columns",
         "global_plan",
+        "holders",
         "index",
         "items",
         "load_planner",

@@ -337,7 +337,7 @@ def main(read: Callable[[], str] = sys.stdin.read) -> int:
     return 0
 
 
-def answer(document: dict[str, str]) -> None:
+def answer(document: dict[str, str | None]) -> None:
     """Write the result to stdout, which nobody reads any more where training has ended."""
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), json.dumps(document).encode())
