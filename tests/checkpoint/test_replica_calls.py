@@ -32,6 +32,7 @@ from tunetool.checkpoint import DirectWriter, identity, latest, markers, recover
 from tunetool.checkpoint.bulk import replicas_of
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.os_errors import SystemRefused
+from tunetool.checkpoint.recovering import gather, partial_of
 from tunetool.checkpoint.replica_receiver import Incoming, Receiver
 from tunetool.checkpoint.retention import leave_replica_note
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
@@ -627,3 +628,35 @@ def test_what_brings_files_ends_with_its_process(
         process.kill()
         assert select.select([alive], [], [], PATIENCE)[0]
         assert alive.read() == b""
+
+
+def test_what_another_call_put_into_place_meanwhile_is_no_failure(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs in one scratch, or one that was started again before the first had ended."""
+    final, digest = tmp_path / "scratch" / "step_1", markers.digest_of_metadata(replica)
+    partial, take = partial_of(final, digest), FileLock.take
+
+    def waiting(lock: FileLock, *args: Any, **options: Any) -> bool:
+        if not final.exists():  # the other call ends
+            shutil.copytree(replica, partial, dirs_exist_ok=True)
+            partial.rename(final)
+        return take(lock, *args, **options)
+
+    monkeypatch.setattr(FileLock, "take", waiting)
+    files = {path.name: digest_of(path) for path in data_of(replica)}
+    sources = {("node1", str(replica)): {**files, markers.METADATA: None}}
+    _, failures = gather(final, digest, sources, (), 1, here="node1", ssh=("ssh",))
+    assert not failures
+    assert not partial.exists()
+    assert {name: digest_of(final / name) for name in files} == files
+
+
+def test_a_link_in_place_of_what_is_recovered_is_refused_and_not_followed(replica: Path, tmp_path: Path) -> None:
+    step, outside = tmp_path / "scratch" / "step_1", tmp_path / "outside"
+    step.parent.mkdir()
+    outside.mkdir()
+    partial_of(step, "node1").symlink_to(outside)
+    with pytest.raises(CannotJudge, match="is locked"):
+        bring(replica, step)
+    assert not names_in(outside)

@@ -50,7 +50,7 @@ _CHANGED = "changed.json"
 """The error for which a partial step must not become complete: its source changed."""
 _RANKS = "ranks"
 _PARTIAL = ".draining-"
-_WRITER = re.compile(r"__(?P<rank>\d+)_\d+(\.(?P<token>[0-9a-f]+))?\.distcp")
+_WRITER = re.compile(r"__(?P<rank>\d{1,9})_\d+(\.(?P<token>[0-9a-f]+))?\.distcp")
 REPLICAS = ".replicas"
 
 

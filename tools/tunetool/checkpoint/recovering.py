@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _PARTIAL = ".recovering-"
 _SILENT_SECONDS = 120
 """Seconds without a byte from the peer before it fails."""
+_CALLS = 4
+"""Calls for the same step that are waited for, at the most."""
 _LONGEST = 500
 """Bytes of what the peer says that an error repeats."""
 _ANOTHER = (
@@ -207,17 +209,22 @@ def _is_of(step: Path, digest: str) -> bool:
 def _arriving(final: Path, key: str, patience: float = 0) -> Iterator[tuple[Path, FileLock]]:
     """A directory for the files that come for a step, and the lock on it. What came before an interruption is there."""
     partial = partial_of(final, key)
-    with naming_errors(partial, _AGAIN):
+    with naming_errors(partial, _AGAIN), contextlib.ExitStack() as stack:
         sweep(final.parent, partial)
-        partial.mkdir(parents=True, exist_ok=True)
-        with FileLock.on(partial) as lock:
-            if not lock.take(patience=patience) or not lock.is_named():
-                raise CannotJudge(f"`{partial}` is locked: this step is being recovered", "wait until that has ended")
-            try:
-                yield partial, lock
-            finally:
-                with contextlib.suppress(OSError):
-                    partial.rmdir()  # if nothing came
+        for _ in range(_CALLS):
+            partial.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(FileLock.on(partial))
+            taken = lock.take(patience=patience)
+            if not taken or lock.is_named():
+                break
+            lock.free()  # the call that was waited for has put it into place
+        if not taken or not lock.is_named():
+            raise CannotJudge(f"`{partial}` is locked: this step is being recovered", "wait until that has ended")
+        try:
+            yield partial, lock
+        finally:
+            with contextlib.suppress(OSError):
+                partial.rmdir()  # if nothing came
 
 
 def partial_of(final: Path, what: str) -> Path:
