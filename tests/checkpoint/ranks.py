@@ -99,8 +99,9 @@ def _joined(rank: int, world: int, meet: str) -> None:
 def save_shards(rank: int, world: int, path: str, meet: str, seed: int, writer: str) -> None:
     _joined(rank, world, meet)
     state = {"model": _sharded(_whole(seed), rank, world, blank=False), "step": seed}
-    if writer == "torch":
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(path))
+    if writer.startswith("torch"):
+        planner = DirectSavePlanner() if writer == "torch's, planned" else None
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path), planner=planner)
     else:
         # torch's own planner does not say who holds what.
         planner = None if writer == "unplanned" else DirectSavePlanner(split_above=100_000)

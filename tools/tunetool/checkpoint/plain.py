@@ -107,6 +107,14 @@ def as_complex(*arguments: Any) -> complex:
     return complex(*arguments)
 
 
+def as_dict(*arguments: Any) -> dict[Any, Any]:
+    """For ``Call``: a dict, from one."""
+    if len(arguments) != 1 or type(arguments[0]) is not dict:
+        raise Malformed("a dict is made from something that is none")
+    made: dict[Any, Any] = arguments[0]
+    return made
+
+
 def ordered_dict(*arguments: Any) -> collections.OrderedDict[Any, Any]:
     """For ``Call``: an empty OrderedDict, which the pickle fills."""
     if arguments:

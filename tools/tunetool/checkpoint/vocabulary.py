@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from tunetool.checkpoint import metadata_opcodes, metadata_rows
 from tunetool.checkpoint.pickled import Call, Kind, Refused, Vocabulary
-from tunetool.checkpoint.plain import Malformed, as_complex, as_frozenset, as_set, check_plain, ordered_dict
+from tunetool.checkpoint.plain import Malformed, as_complex, as_dict, as_frozenset, as_set, check_plain, ordered_dict
 
 _DIMENSIONS = 64
 """torch supports no more dimensions."""
@@ -221,6 +221,8 @@ _NAMES: dict[tuple[str, str], Any] = {
         for module in ("builtins", "__builtin__")  # protocol 2 has Python 2's names
         for name, make in (
             ("complex", as_complex),
+            # ``TensorTable`` in a file of torch's writer.
+            ("dict", as_dict),
             ("frozenset", as_frozenset),
             ("getattr", _member),
             ("set", as_set),
