@@ -630,7 +630,7 @@ def test_what_brings_files_ends_with_its_process(
         assert alive.read() == b""
 
 
-def test_what_another_call_put_into_place_meanwhile_is_no_failure(
+def test_what_another_call_has_put_into_place_is_no_failure(
     replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two jobs in one scratch, or one that was started again before the first had ended."""
@@ -652,7 +652,7 @@ def test_what_another_call_put_into_place_meanwhile_is_no_failure(
     assert {name: digest_of(final / name) for name in files} == files
 
 
-def test_a_link_in_place_of_what_is_recovered_is_refused_and_not_followed(replica: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_what_is_recovered_is_refused(replica: Path, tmp_path: Path) -> None:
     step, outside = tmp_path / "scratch" / "step_1", tmp_path / "outside"
     step.parent.mkdir()
     outside.mkdir()
