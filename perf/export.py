@@ -5,8 +5,7 @@
 A step of a model's shapes is saved to the target, one file for each of four threads. In every round, each time in
 another order: fio reads these files, a job for each; fio writes as many new ones; both at once; the step is exported
 to four files, which are then imported. Past the page cache, but on a file system in memory. Seconds are by the
-command's own clock, without Python's start. `--before`: the export of another
-checkout too.
+command's own clock, without Python's start. `--before`: the export of another checkout too.
 
 A line for each goal: the figure's median, its interval over the rounds, the goal, and `held`, `missed`, or `not
 decided`. Ends with 1 where a goal is missed, else with 3 where one is not decided. What fio does in both directions at

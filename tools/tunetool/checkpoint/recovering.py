@@ -27,8 +27,8 @@ from tunetool.checkpoint.draining import needed_by
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker
 from tunetool.checkpoint.os_errors import SystemRefused, naming_errors
 from tunetool.checkpoint.replica_worker import RSYNC, Program, first_line
-from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step, same_step, same_step_error, step_number
-from tunetool.checkpoint.tiers import check_names, peer_directory, there_error, with_limits
+from tunetool.checkpoint.steps import fsync, fsync_directory, put_new_step
+from tunetool.checkpoint.tiers import check_names, not_there, peer_directory, there_error, with_limits
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.file_lock import FileLock
@@ -90,13 +90,7 @@ def recover(
     Raises ``UsageProblem`` if the step is there, ``CannotJudge`` if the peer cannot be reached, has no such replica, or
     a file is not as saved.
     """
-    final = Path(step_dir).absolute()
-    step_number(final.name)
-    namesake = same_step(final)
-    if namesake is not None:
-        raise same_step_error(namesake, final)
-    if os.path.lexists(final):
-        raise there_error(final)
+    final = not_there(Path(step_dir))
     host = socket.gethostname() if host is None else host
     check_names(peer, host)
     source = replicas_of(peer_directory(final, peer_dir), host) / final.name

@@ -40,6 +40,12 @@ class Tier:
 
 def checked(step_dir: Path, tiers: Sequence[str], host: str | None) -> tuple[Path, list[Tier]]:
     """What ``fetch`` is called with. Raises ``UsageProblem`` for a wrong call."""
+    final = not_there(step_dir)
+    return final, [_checked(Tier.parse(text), final, host) for text in tiers]
+
+
+def not_there(step_dir: Path) -> Path:
+    """The absolute path of a step that is to be brought. Raises ``UsageProblem`` if it is there, or none."""
     final = step_dir.absolute()
     step_number(final.name)
     namesake = same_step(final)
@@ -47,7 +53,7 @@ def checked(step_dir: Path, tiers: Sequence[str], host: str | None) -> tuple[Pat
         raise same_step_error(namesake, final)
     if os.path.lexists(final):
         raise there_error(final)
-    return final, [_checked(Tier.parse(text), final, host) for text in tiers]
+    return final
 
 
 def _checked(tier: Tier, final: Path, host: str | None) -> Tier:
