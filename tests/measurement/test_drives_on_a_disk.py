@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from calls import TUNETOOL, call
+from hidden_files import nobody_hides
 from judged import proven, undisturbed
 from pythons import bare_python
 from skips import no_loops, no_xfs
@@ -71,7 +72,8 @@ def place(disk: Path) -> Iterator[Path]:
         pytest.skip("needs root and loop devices")
     if no_xfs():
         pytest.skip("needs XFS")
-    yield disk
+    with nobody_hides():
+        yield disk
     assert (mounts_below(disk), loops_below(disk)) == ([], [])
 
 

@@ -6,12 +6,13 @@ stopped by its own changes of the file system, so that speed plays no part (test
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from calls import ROOT, TUNETOOL
+from hidden_files import nobody_hides
 from skips import no_loops
 from stops import points
 from tunetool.bench.registry import BENCHMARKS, Benchmark
@@ -209,7 +211,7 @@ def is_locked(path: Path) -> bool:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Run:
+def run(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Iterator[Run]:
     benchmark: Benchmark = request.param
     needs = STOPS[benchmark.name].needs
     if missing := [name for name in needs if find_spec(name) is None]:
@@ -220,7 +222,8 @@ def run(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Run:
         pytest.skip("needs root and loop devices")
     around = tmp_path / "around"
     around.mkdir()
-    return Run(benchmark, disk, around)
+    with nobody_hides() if benchmark.name == "drives" else contextlib.nullcontext():
+        yield Run(benchmark, disk, around)
 
 
 def stops(*names: str) -> pytest.MarkDecorator:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from builders import nvme_drive
+from hidden_files import hidden_from_others, nobody_hides
 from programs import need_program
 from skips import no_loops
 from tunetool.node.array import create
@@ -134,7 +135,15 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def drive(tmp_path: Path) -> Iterator[Drive]:
+def alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Beside other tests that look for the users of a drive, as long as this one shows them what it has open."""
+    kind = request.node.callspec.params.get("kind", "") if hasattr(request.node, "callspec") else ""
+    with hidden_from_others() if "without" in kind else nobody_hides():
+        yield
+
+
+@pytest.fixture
+def drive(tmp_path: Path, alone: None) -> Iterator[Drive]:
     """A blank loop device in the place of an NVMe drive."""
     if no_loops():
         pytest.skip("needs root and loop devices")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_drift import wishes
 
+from hidden_files import nobody_hides
 from programs import need_program
 from skips import no_loops
 from tunetool.node.array.create import note_as_made, note_formatting
@@ -93,7 +94,8 @@ def device(tmp_path: Path) -> Iterator[Array]:
     name = Path(run(["losetup", "--find", "--show", str(image)]).stdout.strip()).name
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / name).symlink_to(f"/dev/{name}")
-    yield Array(name, "0", "nvme_raid0", "raid0", 2**20, 8, "clean", (), "7:999")
+    with nobody_hides():
+        yield Array(name, "0", "nvme_raid0", "raid0", 2**20, 8, "clean", (), "7:999")
     run(["losetup", "--detach", f"/dev/{name}"])
 
 

@@ -15,6 +15,7 @@ import pytest
 from test_drift import raid_array
 
 from builders import nvme_drive
+from hidden_files import nobody_hides
 from programs import need_program
 from skips import no_loops
 from tunetool.bench.drives import made, volume
@@ -53,7 +54,8 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
     path = run(["losetup", "--find", "--show", str(image)]).stdout.strip()
     one = nvme_drive(1, name=Path(path).name)
     here(monkeypatch, one)
-    yield one
+    with nobody_hides():
+        yield one
     run(["losetup", "--detach", path])
 
 
