@@ -381,6 +381,10 @@ def test_metrics_replace_no_device(tmp_path: Path) -> None:
         ({"places": "a"}, "is no list"),
         ({"give_up_after": 0}, "would never save"),
         ({"time_limit": 0}, "would fail every save"),
+        ({"replicas": {"host": "node2"}}, "`replicas` takes no `host`"),
+        ({"replicas": {"rate": 0}}, "`rate=0` is not a rate"),
+        ({"replicas": {"max_to_keep": 0}}, "would keep nothing"),
+        ({"replicas": {"patience": -1}}, "is not a time"),
     ],
 )
 def test_wrong_calls(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
@@ -388,6 +392,26 @@ def test_wrong_calls(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
         Saver(**{"places": [tmp_path], **wrong})
     with pytest.raises(UsageProblem, match="threads"):
         Saver([tmp_path], threads=0)
+
+
+@HOWS
+def test_a_job_on_one_node_saves_without_a_replica(
+    tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Saver([tmp_path], replicas=True) as saver:
+        assert [holds(save(saver, step, how), step) for step in (1, 2)] == [True, True]
+        assert saver.replica is None
+    assert capsys.readouterr().err.startswith("warning: no replicas: all ranks are on `")
+
+
+@HOWS
+def test_a_peer_that_does_not_answer_fails_no_save(tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with Saver([tmp_path], replicas={"peer": "node2", "ssh": ("sh", "-c", "echo no route >&2; exit 255")}) as saver:
+        assert holds(save(saver, 1, how), 1)
+        assert saver.replica is not None
+        problem = saver.replica.wait().problem
+    assert problem is not None
+    assert capfd.readouterr().err == f"warning: no replica of `{tmp_path}/step_1` on `node2`: {problem}\n"
 
 
 @HOWS

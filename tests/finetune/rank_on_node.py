@@ -20,7 +20,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, drain, latest, replicate, replicating
+from tunetool.checkpoint import (
+    DirectReader,
+    DirectSavePlanner,
+    DirectWriter,
+    Saver,
+    drain,
+    latest,
+    replicate,
+    replicating,
+)
 from tunetool.errors import TunetoolError
 
 
@@ -81,6 +90,14 @@ class Rank:
             print(
                 replicate(path, peer=peer, metadata=content[0], ssh=self.order["ssh"], **options).wait().problem or ""
             )
+
+    def save_and_replicate(self, steps: list[int]) -> None:
+        with Saver([self.scratch], replicas={"ssh": self.order["ssh"]}) as saver:
+            for step in steps:
+                saver.save_async(self.state(step), step)
+                saver.wait()
+                if saver.replica:
+                    print(json.dumps({"step": step, "replica": saver.replica.wait().path}))
 
     def drain(self, step: int) -> None:
         drain(self.scratch / f"step_{step}", self.order["bulk"], rank=self.rank, world=self.order["world"]).wait()

@@ -17,6 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from cluster import ROOT, Cluster
+from losses import PROGRAM, Job, values
 from tunetool.checkpoint import DirectWriter
 from waiting import PATIENCE, until
 
@@ -168,6 +169,24 @@ def test_a_replica_has_the_bytes_of_its_save(nodes: Nodes, writer: Callable[[Pat
     nodes.sh("node1", f"rm -rf {step}")
     assert nodes.fetch(step) == f"node2:{REPLICAS}/step_7"
     assert nodes.sums("node1", step) == before
+
+
+def test_a_saver_replicates_what_it_saves(nodes: Nodes) -> None:
+    env = {"PYTHONPATH": str(ROOT / "tools"), "GLOO_SOCKET_IFNAME": "eth0"}
+    job = Job(nodes.cluster, (sys.executable, str(PROGRAM)), SCRATCH, f"{nodes.cluster.shared}/bulk", FAST, env)
+    ranks = ("node1", "node1", "node2")
+    said = job.run(ranks, ("save_and_replicate", {"steps": [5, 6, 7]}))
+    of_each = [[json.loads(line)["replica"] for line in rank.splitlines() if line.startswith("{")] for rank in said]
+    places = [f"{SCRATCH}/.replicas/{host}/step_" for host in ("node1", "node2")]
+    assert of_each == [
+        [f"node2:{places[0]}{step}" for step in (5, 6, 7)],
+        [],
+        [f"node1:{places[1]}{step}" for step in (5, 6, 7)],
+    ]
+    assert nodes.names() == ["step_6", "step_7"], "the last two stay"
+    nodes.sh("node1", f"rm -rf {SCRATCH}")
+    resumed = job.resume("a node lost after its saver replicated", ranks)
+    assert (resumed[0]["step"], values(resumed)) == (7, [7, 7, 7])
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,3 +57,10 @@ class WriteFailed(SystemRefused):
         failure = cls(f"`{path}`: {doing} failed: {error.strerror or error}", hint)
         failure.errno = error.errno
         return failure
+
+
+def warn(text: str) -> None:
+    """One line on stderr, if it can be written: where stderr leads may be full as well."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write(f"warning: {text}\n")

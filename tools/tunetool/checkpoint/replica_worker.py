@@ -28,7 +28,7 @@ from typing import IO, Any
 from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.drain_worker import answer
 from tunetool.checkpoint.identity import Identity
-from tunetool.checkpoint.os_errors import naming_errors
+from tunetool.checkpoint.os_errors import naming_errors, warn
 from tunetool.checkpoint.pace import Pace, saving, yield_to_training
 from tunetool.checkpoint.replica_receiver import Incoming
 from tunetool.checkpoint.retention import leave_replica_note
@@ -292,7 +292,7 @@ def warned(step_dir: str | Path, peer: str, error: TunetoolError | OSError) -> T
     """The error for which there is no replica, once it was printed as a warning."""
     if isinstance(error, OSError):
         error = CannotJudge(f"`{error.filename or 'system call'}`: {error.strerror or error}", _AGAIN)
-    sys.stderr.write(f"warning: no replica of `{step_dir}` on `{peer}`: {error.line}\n")
+    warn(f"no replica of `{step_dir}` on `{peer}`: {error.line}")
     return error
 
 

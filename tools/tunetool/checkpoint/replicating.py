@@ -90,6 +90,17 @@ class Replica:
         return Replicated(None, document["problem"])
 
 
+class NothingHere(UsageProblem):
+    """No file of the step is on this node."""
+
+
+def check_settings(rate: object, max_to_keep: object, patience: object) -> None:
+    """Raises ``UsageProblem`` for numbers that ``replicate`` does not take."""
+    check_numbers(rate, max_to_keep)
+    if not isinstance(patience, int | float) or not patience > 0:
+        raise UsageProblem(f"`patience={patience}` is not a time", "give seconds")
+
+
 def replicate(
     step_dir: str | Path,
     *,
@@ -128,9 +139,7 @@ def replicate(
     """
     source = Path(os.path.realpath(step_dir))
     step_number(source.name)
-    check_numbers(rate, max_to_keep)
-    if not isinstance(patience, (int, float)) or not patience > 0:
-        raise UsageProblem(f"`patience={patience}` is not a time", "give seconds")
+    check_settings(rate, max_to_keep, patience)
     host = socket.gethostname() if host is None else host
     check_names(peer, host)
     directory = peer_directory(source, peer_dir)
@@ -185,9 +194,11 @@ def _incoming(
             below(source, name)
     sources = look_at(source, needed)
     short = next((name for name, file in sources.items() if file.size < needed[name]), None)
-    if short is not None or not sources:
-        what = f"`{source / short}` is cut short" if short else f"`{source}` has no file that `.metadata` names"
-        raise UsageProblem(what, "the checkpoint on this node is damaged: use another one")
+    damaged = "the checkpoint on this node is damaged: use another one"
+    if short is not None:
+        raise UsageProblem(f"`{source / short}` is cut short", damaged)
+    if not sources:
+        raise NothingHere(f"`{source}` has no file that `.metadata` names", damaged)
     sums = getattr(loaded, SUMS, None)
     items = None if sums is None else items_in(loaded, sums, sources)
     incoming = Incoming(

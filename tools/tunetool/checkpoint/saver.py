@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -26,9 +25,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint import ahead, commit, open_saves
 from tunetool.checkpoint.host_buffers import use_gpu
-from tunetool.checkpoint.os_errors import SystemRefused, naming_errors
+from tunetool.checkpoint.os_errors import SystemRefused, naming_errors, warn
 from tunetool.checkpoint.planner import DirectSavePlanner
+from tunetool.checkpoint.replicating import Replica
 from tunetool.checkpoint.save_counters import Counters
+from tunetool.checkpoint.saver_replicas import SaverReplicas
 from tunetool.checkpoint.stager import Hold, marks, memory_of
 from tunetool.checkpoint.torch_call import TorchCall, taking_part
 from tunetool.checkpoint.writer import DirectWriter, Saved
@@ -192,7 +193,9 @@ class Saver:
     ``give_up_after``: so many failed saves in a row raise ``CannotJudge``. ``time_limit``: seconds in which each part
     of a save must answer; None: no limit. ``on_failure``: called on every rank with each ``FailedSave``; default: rank
     0 prints it to stderr. ``on_saved``: called on every rank with the directory of each step once it is saved, such as
-    ``lambda step: drain(step, bulk)``, for `save_async` in its thread; it may call no collective. ``metrics``: a file
+    ``lambda step: drain(step, bulk)``, for `save_async` in its thread; it may call no collective. ``replicas``: True:
+    the first rank of each node replicates each step that the first place took, before ``on_saved``; a mapping is that
+    with arguments of ``replicate``, such as ``{"rate": 1e9}``. No failure of it is one of the save. ``metrics``: a file
     for the textfile collector of Prometheus' node exporter, which rank 0 replaces after each save. ``settings``: those
     of ``DirectWriter``.
 
@@ -210,6 +213,7 @@ class Saver:
         time_limit: float | None = ANSWER_WITHIN,
         on_failure: Callable[[FailedSave], object] | None = None,
         on_saved: Callable[[Path], object] | None = None,
+        replicas: bool | Mapping[str, Any] = False,
         metrics: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
@@ -224,12 +228,18 @@ class Saver:
         self._limit, self._settings = time_limit, settings
         self._on_failure = on_failure or self._print
         self._on_saved = on_saved
+        self._replicas = None if replicas is False else SaverReplicas({} if replicas is True else replicas)
         self._counters = Counters(None if metrics is None else Path(metrics))
         self._failures = 0
         self._saving: futures.Future[Path | None] | None = None
         self.last: Saved | None = None
         """Figures of this rank's last complete save."""
         DirectWriter(self._places[0].path, **settings)  # refuses wrong settings
+
+    @property
+    def replica(self) -> Replica | None:
+        """The last replica that this rank began, which may be running: on the first rank of each node."""
+        return None if self._replicas is None else self._replicas.last
 
     def save(self, state: dict[str, Any], step: int) -> Path | None:
         """Save the state now. Returns the directory of the step; None if no place took it."""
@@ -287,10 +297,12 @@ class Saver:
         self.close()
 
     def _meet(self) -> None:
+        # The other ranks wait in it for the longest save.
+        timeout = timedelta(seconds=2 * max(self._limit or 0, ANSWER_WITHIN))
         if self._group is None and dist.is_available() and dist.is_initialized():
-            # The other ranks wait in it for the longest save.
-            timeout = timedelta(seconds=2 * max(self._limit or 0, ANSWER_WITHIN))
             self._group = dist.new_group(backend="gloo", timeout=timeout)
+        if self._replicas is not None:
+            self._replicas.meet(self._group, timeout)
 
     def _save(
         self,
@@ -317,6 +329,7 @@ class Saver:
                 self.last = writer.last
                 if _rank(self._group) == 0:
                     self._counters.saved(place.path, step)
+                self._replicate(place, writer.path, step)
                 if self._on_saved is not None:
                     self._on_saved(writer.path)
                 return writer.path
@@ -336,6 +349,13 @@ class Saver:
                 f"{self._failures} saves in a row failed, the last: {failed}", "restart the job from `latest()`"
             )
         return None
+
+    def _replicate(self, place: _Place, path: Path, step: int) -> None:
+        if self._replicas is not None and place is self._places[0]:
+            try:
+                self._replicas.begin(path)
+            except RuntimeError as error:
+                raise _no_agreement(step, error) from error
 
     def _in_turn(self) -> list[_Place]:
         awake = [place for place in self._places if not place.rests]
@@ -377,10 +397,8 @@ class Saver:
         return values
 
     def _print(self, failed: FailedSave) -> None:
-        # Where stderr leads may be full as well.
-        with contextlib.suppress(OSError, ValueError):
-            if _rank(self._group) == 0 and sys.stderr is not None:
-                sys.stderr.write(f"warning: {failed}\n")
+        if _rank(self._group) == 0:
+            warn(str(failed))
 
 
 def _drop_frames(error: BaseException | None) -> None:
