@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +271,9 @@ def test_no_file_outside_the_checkpoint(name: str, tmp_path: Path) -> None:
         (lambda content: pickle.dumps({"a": 1}), "it holds a `dict`"),
         (lambda content: pickle.dumps(Metadata({}, None, {"a": 1})), "is stored in no way"),
         (lambda content: pickle.dumps(Metadata([], None, {})), "it has no table of tensors"),
+        (lambda content: pickle.dumps(replace(pickle.loads(content), storage_data=None)), "it has no table of files"),
     ],
-    ids=["cut short", "empty", "a dict", "another store", "no table"],
+    ids=["cut short", "empty", "a dict", "another store", "no table", "no files"],
 )
 def test_damaged_metadata(change: Any, message: str, tmp_path: Path) -> None:
     content = pickle.dumps(describing("a"))

@@ -90,7 +90,8 @@ def _problem_in(loaded: Any) -> str | None:
         return f"it holds a `{type(loaded).__name__}`"
     if type(getattr(loaded, "state_dict_metadata", None)) is not dict:
         return "it has no table of tensors"
-    if loaded.storage_data is not None and type(loaded.storage_data) is not dict:
+    # torch describes an empty state by an empty table.
+    if type(loaded.storage_data) is not dict and (loaded.state_dict_metadata or loaded.storage_data is not None):
         return "it has no table of files"
     for problems in (
         map(_entry_problem, loaded.state_dict_metadata.items()),
