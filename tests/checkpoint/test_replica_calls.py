@@ -472,6 +472,25 @@ def test_a_peer_that_many_ask_at_once_is_asked_again(
         assert len(asked.read_text().splitlines()) == 4
 
 
+@pytest.mark.parametrize(
+    ("received", "times", "calls"), [(4096, 1, 2), (4096, 99, 2), (0, 1, 1)], ids=["once", "always", "never stood"]
+)
+def test_a_connection_that_breaks_is_made_once_more(
+    replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, received: int, times: int, calls: int
+) -> None:
+    monkeypatch.setattr("tunetool.checkpoint.recovering._PAUSES", (0, 0, 0))
+    asked = tmp_path / "asked"
+    cut = f"rsync: connection unexpectedly closed ({received} bytes received so far) [receiver]"
+    count = f"echo >> {asked}; test $(wc -l < {asked}) -gt {times}"
+    monkeypatch.setenv("MEANWHILE", f"{count} || {{ echo '{cut}' >&2; exit 12; }}")
+    if received and times == 1:
+        assert values(bring(replica, tmp_path / "step_1")) == (1, 1)
+    else:
+        with pytest.raises(CannotJudge, match=re.escape(cut)):
+            bring(replica, tmp_path / "step_1")
+    assert len(asked.read_text().splitlines()) == calls
+
+
 @pytest.mark.parametrize(("before", "code"), [(True, 11), (False, 12)])
 def test_a_node_that_is_full_takes_no_source_from_others(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, before: bool, code: int

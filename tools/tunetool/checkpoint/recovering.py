@@ -56,8 +56,10 @@ Those of a broken connection name no file. The exit code may be that of the conn
 _CROWDED = re.compile(r"(?:kex|ssh)_exchange_identification")
 """What ssh says where sshd takes no more connections for the moment (`MaxStartups`), as when all nodes of a job ask
 one of them."""
+_CUT = re.compile(r"connection unexpectedly closed \((?!0 bytes)")
+"""What rsync says where the connection broke after it had stood."""
 _PAUSES = (1, 2, 4, 8, 16)
-"""Seconds, at the most, before each further attempt: each node waits a random part of them."""
+"""Seconds, at the most, before each further attempt: each node waits a random part of them. A cut has one attempt."""
 
 
 class _Refused(CannotJudge):
@@ -254,6 +256,7 @@ def _bring(
             listed.flush()
             argv += ["--from0", f"--files-from={listed.name}"]
         argv += [f"{peer}:{source}/" if peer else f"{source}/", f"{partial}/"]
+        was_cut = False
         for pause in (*_PAUSES, None):
             # Into a file: a pipe ends only with all that ssh has left, such as a master of its connections. rsync keeps
             # the lock, so that nothing of it writes into a step that was verified since; it ends with this process, or
@@ -263,7 +266,9 @@ def _bring(
                 status = program.process.wait()
             said.seek(0)
             text = said.read(_LONGEST).decode(errors="replace")
-            if not status or pause is None or not _CROWDED.search(text):
+            first_cut = not was_cut and _CUT.search(text) is not None
+            was_cut = was_cut or first_cut
+            if not status or pause is None or not (first_cut or _CROWDED.search(text)):
                 break
             said.seek(0)
             said.truncate()
