@@ -20,7 +20,16 @@ from ..volume.unit_dropins import (
     link_to,
     quoted,
 )
-from .settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, KEPT_PATH, MEASURED_PATH, SettingsError, load
+from .settings import (
+    ANSWER_PATH,
+    CHECKED_PATH,
+    CONFIG_PATH,
+    KEPT_PATH,
+    MEASURED_PATH,
+    WEAR_PATH,
+    SettingsError,
+    load,
+)
 
 SERVICE = "tunetool-health.service"
 TIMER = "tunetool-health.timer"
@@ -286,7 +295,7 @@ def stale_results(enabled: bool, measures: bool, root: str = "/") -> list[str]:
     The note of a drain in Slurm is not among them: only with it is the drain known as ours.
     """
     gone = [
-        *([] if enabled else [CHECKED_PATH, ANSWER_PATH, KEPT_PATH]),
+        *([] if enabled else [CHECKED_PATH, ANSWER_PATH, KEPT_PATH, WEAR_PATH]),
         *([] if enabled and measures else [MEASURED_PATH]),
     ]
     return [path for path in (os.path.join(root, path.lstrip("/")) for path in gone) if os.path.exists(path)]

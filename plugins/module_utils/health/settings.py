@@ -14,6 +14,7 @@ CHECKED_PATH = "/run/tunetool/health.json"
 ANSWER_PATH = "/run/tunetool/answer.json"
 MEASURED_PATH = "/var/lib/tunetool/health/measured.json"
 KEPT_PATH = "/var/lib/tunetool/health/kept.json"
+WEAR_PATH = "/var/lib/tunetool/health/wear.json"
 SCHEMA_NAME = "tunetool.health/1"
 SHORTEST_PERIOD = 60
 

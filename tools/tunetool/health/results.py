@@ -20,6 +20,7 @@ from tunetool.node.health.settings import (
     CONFIG_PATH,
     KEPT_PATH,
     MEASURED_PATH,
+    WEAR_PATH,
     SettingsError,
     load,
 )
@@ -63,6 +64,11 @@ class Files:
     def kept(self) -> Path:
         """What one check leaves for the next: where it has read the kernel's log, and what it wrote to the volume."""
         return self.root / KEPT_PATH.lstrip("/")
+
+    @property
+    def wear(self) -> Path:
+        """What the drives counted, a sample a day."""
+        return self.root / WEAR_PATH.lstrip("/")
 
     @property
     def drained(self) -> Path:
