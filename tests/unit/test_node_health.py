@@ -660,14 +660,14 @@ def test_a_failed_measurement_counts_only_while_one_can_clear_it(files: Files, n
 
 def test_results_go_with_the_health_check(tmp_path: Path) -> None:
     node = Files(tmp_path)
-    for path in (node.checked, node.answer, node.measured, node.drained):
+    for path in (node.checked, node.answer, node.line, node.measured, node.drained):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert health_units.stale_results(True, True, str(tmp_path)) == []
     assert health_units.stale_results(True, False, str(tmp_path)) == [str(node.measured)]
     # The note of a drain stays: without it the node would be drained for ever.
     assert health_units.stale_results(False, True, str(tmp_path)) == [
-        str(path) for path in (node.checked, node.answer, node.measured)
+        str(path) for path in (node.checked, node.answer, node.line, node.measured)
     ]
 
 

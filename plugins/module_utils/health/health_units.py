@@ -25,6 +25,7 @@ from .settings import (
     CHECKED_PATH,
     CONFIG_PATH,
     KEPT_PATH,
+    LINE_PATH,
     MEASURED_PATH,
     WEAR_PATH,
     SettingsError,
@@ -295,7 +296,7 @@ def stale_results(enabled: bool, measures: bool, root: str = "/") -> list[str]:
     The note of a drain in Slurm is not among them: only with it is the drain known as ours.
     """
     gone = [
-        *([] if enabled else [CHECKED_PATH, ANSWER_PATH, KEPT_PATH, WEAR_PATH]),
+        *([] if enabled else [CHECKED_PATH, ANSWER_PATH, LINE_PATH, KEPT_PATH, WEAR_PATH]),
         *([] if enabled and measures else [MEASURED_PATH]),
     ]
     return [path for path in (os.path.join(root, path.lstrip("/")) for path in gone) if os.path.exists(path)]
