@@ -43,7 +43,7 @@ STARTER_NAME = "tunetool-health"
 EXECUTABLE = 0o755
 _RUNS = ("activating", "deactivating")
 _CHECK_ENDS = 60.0
-"""Seconds: more than a check takes while the volume or a drive does not answer."""
+"""Seconds. One that hangs for longer is stopped, and what it left behind is a user as any other."""
 METRICS = ("tunetool-health.prom", "tunetool-verify.prom")
 """Of the checks, and of measurements."""
 
