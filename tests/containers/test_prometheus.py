@@ -43,7 +43,16 @@ tests:
       - {{series: 'tunetool_check{{kind="health", node="n2", check="array.members"}}', values: '0x20'}}
       - {{series: 'tunetool_check{{kind="health", node="n2", check="drives.wear"}}', values: '3x20'}}
       - {{series: 'tunetool_finished_timestamp_seconds{{kind="health", node="n2"}}', values: '0x90'}}
+      - {{series: 'tunetool_drive_months_left{{kind="health", node="n1", drive="S1", end="wear"}}', values: '7 5.5x20'}}
     alert_rule_test:
+      - {{eval_time: 0m, alertname: TunetoolDriveWearsOut}}
+      - eval_time: 3m
+        alertname: TunetoolDriveWearsOut
+        exp_alerts:
+          - exp_labels: {{severity: warning, kind: health, node: n1, drive: S1, end: wear}}
+            exp_annotations:
+              summary: Drive S1 of n1 ends by wear in 5.5 months
+              description: "Plan to replace it. On the node: tunetool verify --level config."
       - eval_time: 1m
         alertname: TunetoolNodeIsSick
       - eval_time: 3m
@@ -87,7 +96,7 @@ def promtool(programs: Path, *arguments: object, content: str = "") -> str:
 
 def test_promtool_accepts_the_rules_and_they_fire_when_they_must(programs: Path, tmp_path: Path) -> None:
     rules = DOCS / "alerts.yml"
-    assert "5 rules found" in promtool(programs, "check", "rules", rules)
+    assert "6 rules found" in promtool(programs, "check", "rules", rules)
     tests = tmp_path / "rules.test.yml"
     tests.write_text(RULE_TESTS.format(rules=rules))
     assert "SUCCESS" in promtool(programs, "test", "rules", tests)

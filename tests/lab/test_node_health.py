@@ -38,7 +38,7 @@ until [ "$({BEGAN})" != "$before" ] && ! systemctl is-active tunetool-health.ser
     n=$((n+1)); [ $n -lt 600 ] || {{ systemctl status --no-pager -l 'tunetool-health*'; exit 1; }}; sleep 1; done
 cat /run/tunetool/health.json"""
 NOTHING_LEFT = """ls /etc/systemd/system/tunetool-health* /opt/tunetool/bin/tunetool-health /etc/tunetool/health.json \
-/run/tunetool/*.json /run/tunetool/*.sock /var/lib/prometheus/node-exporter/tunetool-* 2>/dev/null
+/run/tunetool/*.json /run/tunetool/*.line /run/tunetool/*.sock /var/lib/prometheus/node-exporter/tunetool-* 2>/dev/null
 systemctl list-units --all --no-legend 'tunetool-health*'"""
 
 

@@ -30,9 +30,13 @@ from tunetool.health.results import Files, Health, Result, current, health, keep
 from tunetool.measure.session import Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import Result as Done
+from tunetool.node.common.drift import Ledger
 from tunetool.node.health import health_units, kernel_faults
 from tunetool.node.health.settings import SettingsError, dump, load
 from tunetool.node.memory.memory_checks import Attempt
+from tunetool.node.plan.plan_file import TEARDOWN
+from tunetool.node.removal.apply import Job
+from tunetool.node.removal.decision import Removal, Volume
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.node.volume.write_read_probe import Answer, Question
@@ -660,14 +664,14 @@ def test_a_failed_measurement_counts_only_while_one_can_clear_it(files: Files, n
 
 def test_results_go_with_the_health_check(tmp_path: Path) -> None:
     node = Files(tmp_path)
-    for path in (node.checked, node.answer, node.measured, node.drained):
+    for path in (node.checked, node.answer, node.line, node.measured, node.drained):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert health_units.stale_results(True, True, str(tmp_path)) == []
     assert health_units.stale_results(True, False, str(tmp_path)) == [str(node.measured)]
     # The note of a drain stays: without it the node would be drained for ever.
     assert health_units.stale_results(False, True, str(tmp_path)) == [
-        str(path) for path in (node.checked, node.answer, node.measured)
+        str(path) for path in (node.checked, node.answer, node.line, node.measured)
     ]
 
 
@@ -746,6 +750,35 @@ def test_a_check_that_runs_is_stopped_before_the_files_go() -> None:
     assert units == [health_units.TIMER, health_units.SERVICE, health_units.MEASURE, health_units.SOCKET]
     assert health_units.to_stop(True, False) == [health_units.SOCKET]
     assert health_units.to_stop(True, True) == []
+
+
+def test_a_check_that_runs_is_waited_for_before_a_teardown(tmp_path: Path) -> None:
+    """What a stopped check leaves in the volume would keep it busy, and no timer starts another one meanwhile."""
+    calls: list[list[str]] = []
+    states = ["activating", "activating", "inactive"]
+
+    def call(argv: Sequence[str], accept: Sequence[int] = (0,)) -> Done:
+        calls.append(list(argv[1:]))
+        return Done(0, states.pop(0) + "\n" if argv[1] == "is-active" else "", "")
+
+    health_units.stop(False, False, str(tmp_path), call)
+    assert calls == [], "systemd does not run"
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    health_units.stop(False, False, str(tmp_path), call)
+    asked = ["is-active", health_units.SERVICE]
+    assert calls == [["stop", health_units.TIMER], asked, asked, asked, ["stop", *health_units.to_stop(False, False)]]
+    calls.clear()
+    health_units.stop(True, False, str(tmp_path), call)
+    assert calls == [["stop", health_units.SOCKET]], "a check that goes on is not waited for"
+
+
+def test_a_check_is_no_user_that_refuses_a_teardown(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = ["process 7 (`python`) has a file open"]
+    monkeypatch.setattr(health_units, "wait_for_check", uses.clear)
+    monkeypatch.setattr(Job, "occupants", lambda job: list(uses))
+    volume = Volume("nvme_raid0", "u", "f", "/nowhere", ())
+    Job(Removal(volume, ()), volume, TEARDOWN, PROGRAM, Ledger(None, acting=False)).refuse_if_busy()
+    assert not uses
 
 
 def test_a_job_of_the_last_second_spoils_the_figures(tmp_path: Path) -> None:

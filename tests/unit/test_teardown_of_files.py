@@ -331,7 +331,11 @@ echo "umount $*" >> /run/calls
 [ ! -e /run/busy ] || {{ echo "umount: $1: target is busy." >&2; exit 32; }}
 exec {shutil.which("umount")} "$@"
 """
-STOP = " ".join(["systemctl stop", *health_units.to_stop(False, False)])
+STOPS = [
+    f"systemctl stop {health_units.TIMER}",
+    " ".join(["systemctl stop", *health_units.to_stop(False, False)]),
+]
+"""Between them a check that runs is waited for."""
 
 
 def with_systemd(tmp_path: Path, program: str, change: Callable[[Path], object] = lambda tree: None) -> Any:
@@ -359,7 +363,7 @@ print(json.dumps([mounted(check_mode=True), calls(), mounted(), calls()]))
     assert before == []
     assert diff == would
     assert diff[:3] == [health_units.TIMER, health_units.SOCKET, f"mount {volume}"]
-    assert after[:2] == [STOP, f"umount {volume}"]
+    assert after[:3] == [*STOPS, f"umount {volume}"]
     assert diff.index(f"{unit_dropins.UNITS_DIRECTORY}/{health_units.TIMER}") < diff.index("/etc/fstab")
 
 
@@ -377,7 +381,7 @@ except Exception as error:
     assert "target is busy" in error
     assert is_kept
     start = f"systemctl start {health_units.TIMER} {health_units.SOCKET}"
-    assert ran == [STOP, f"umount {tmp_path}/point/nvme_raid0", start]
+    assert ran == [*STOPS, f"umount {tmp_path}/point/nvme_raid0", start]
 
 
 def test_without_a_manifest_the_health_check_goes_as_well(tmp_path: Path) -> None:
@@ -399,7 +403,7 @@ print(json.dumps([plan, would, before, done, there(), run(), calls()]))
     assert done["changed"]
     assert done["msg"] == "nothing to remove but the health check"
     assert (again["changed"], again["msg"]) == (False, "nothing to remove")
-    assert ran[0] == STOP
+    assert ran[:2] == STOPS
     assert ran[-1] == "systemctl daemon-reload"
 
 

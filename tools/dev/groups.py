@@ -58,7 +58,8 @@ def pytest(*arguments: str) -> list[str]:
 
 def ansible_lint() -> list[str]:
     """It takes seven times as long as all other tools, so it runs where what it reads has changed since it passed."""
-    folders = ("docs/prometheus", "inventory", "meta", "molecule", "playbooks", "plugins", "roles", "tests/infra")
+    copied = ("docs/kubernetes", "docs/prometheus")
+    folders = (*copied, "inventory", "meta", "molecule", "playbooks", "plugins", "roles", "tests/infra")
     read = [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
     read += [*ROOT.glob("*.yml"), *ROOT.glob(".*lint*"), ROOT / "ansible.cfg", ROOT / "constraints.txt"]
     key = hashlib.sha256()
@@ -71,7 +72,8 @@ def ansible_lint() -> list[str]:
 
 def lint_commands() -> list[list[str]]:
     cache = os.environ.get("MYPY_CACHE_DIR", ".mypy_cache")
-    scripts = [str(path) for path in [*ROOT.glob("tools/dev/*.sh"), ROOT / ".ci/run"]]
+    shell = [path for folder in ("tools/dev", "docs/kubernetes") for path in ROOT.glob(f"{folder}/*.sh")]
+    scripts = [str(path) for path in [*shell, ROOT / ".ci/run"]]
     commands = [
         [str(VENV / "ruff"), "format", "--check", "--quiet"],
         [str(VENV / "ruff"), "check", "--quiet"],

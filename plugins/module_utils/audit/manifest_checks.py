@@ -21,7 +21,7 @@ from ..common.check_result import PASS, UNKNOWN, Check, judged
 from ..common.file_lock import ForeignLock
 from ..common.outlived import Say, in_a_child
 from ..gds import md_udev_override, path_choice
-from ..health import kernel_faults
+from ..health import kernel_faults, wear_forecast
 from ..machine.drive_health import HEALTH_CHECKS, Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
 from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
@@ -233,7 +233,10 @@ CHECKS: Sequence[Row] = (
     ),
     Row(
         HEALTH_CHECKS,
-        lambda node: [*judge_health(node.members, node.health), judge_links(node.members)],
+        lambda node: [
+            *wear_forecast.foretold(judge_health(node.members, node.health), wear_forecast.read(node.root)),
+            judge_links(node.members),
+        ],
         _built,
         apart=True,
         building=WARNS,

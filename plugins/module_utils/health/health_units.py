@@ -11,6 +11,7 @@ from typing import Callable, Iterator, Mapping, Sequence
 from ..common.commands import CommandError, Result, run
 from ..common.drift import diff_entry
 from ..common.files import content, replace_file
+from ..common.waiting import wait_for
 from ..volume.unit_dropins import (
     UNITS_DIRECTORY,
     Change,
@@ -20,7 +21,17 @@ from ..volume.unit_dropins import (
     link_to,
     quoted,
 )
-from .settings import ANSWER_PATH, CHECKED_PATH, CONFIG_PATH, KEPT_PATH, MEASURED_PATH, SettingsError, load
+from .settings import (
+    ANSWER_PATH,
+    CHECKED_PATH,
+    CONFIG_PATH,
+    KEPT_PATH,
+    LINE_PATH,
+    MEASURED_PATH,
+    WEAR_PATH,
+    SettingsError,
+    load,
+)
 
 SERVICE = "tunetool-health.service"
 TIMER = "tunetool-health.timer"
@@ -30,6 +41,9 @@ ANSWER = "tunetool-health@.service"
 HEADER = "# Written by tunetool (node_health_enabled); it goes when that is false."
 STARTER_NAME = "tunetool-health"
 EXECUTABLE = 0o755
+_RUNS = ("activating", "deactivating")
+_CHECK_ENDS = 60.0
+"""Seconds. One that hangs for longer is stopped, and what it left behind is a user as any other."""
 METRICS = ("tunetool-health.prom", "tunetool-verify.prom")
 """Of the checks, and of measurements."""
 
@@ -235,15 +249,29 @@ def to_stop(enabled: bool, socket: bool) -> list[str]:
     return [*([] if enabled else [TIMER, SERVICE, MEASURE]), *([] if enabled and socket else [SOCKET])]
 
 
-def stop(enabled: bool, socket: bool) -> None:
+def stop(enabled: bool, socket: bool, root: str = "/", call: Callable[..., Result] = run) -> None:
     """Stop what is not to run any more. Raises ``CommandError``.
 
     It comes before the files go: without them systemd calls the timer failed, and leaves the socket's file behind.
     """
     gone = to_stop(enabled, socket)
-    if gone and os.path.isdir("/run/systemd/system"):
-        # 5: one that is not loaded.
-        run(["systemctl", "stop", *gone], accept=(0, 5))
+    if not gone or not os.path.isdir(os.path.join(root, "run/systemd/system")):
+        return
+    # 5: one that is not loaded.
+    if not enabled:
+        call(["systemctl", "stop", TIMER], accept=(0, 5))
+        wait_for_check(root, call)
+    call(["systemctl", "stop", *gone], accept=(0, 5))
+
+
+def wait_for_check(root: str = "/", call: Callable[..., Result] = run) -> None:
+    """Let a check end that runs now. One that is stopped may leave a child in the volume, which keeps that busy.
+
+    Raises ``CommandError``.
+    """
+    if os.path.isdir(os.path.join(root, "run/systemd/system")):
+        question = ["systemctl", "is-active", SERVICE]
+        wait_for(lambda: call(question, accept=range(256)).stdout.strip() not in _RUNS, _CHECK_ENDS)
 
 
 def start(units: Sequence[str]) -> None:
@@ -286,7 +314,7 @@ def stale_results(enabled: bool, measures: bool, root: str = "/") -> list[str]:
     The note of a drain in Slurm is not among them: only with it is the drain known as ours.
     """
     gone = [
-        *([] if enabled else [CHECKED_PATH, ANSWER_PATH, KEPT_PATH]),
+        *([] if enabled else [CHECKED_PATH, ANSWER_PATH, LINE_PATH, KEPT_PATH, WEAR_PATH]),
         *([] if enabled and measures else [MEASURED_PATH]),
     ]
     return [path for path in (os.path.join(root, path.lstrip("/")) for path in gone) if os.path.exists(path)]
@@ -345,8 +373,8 @@ def halted(acting: bool) -> Iterator[list[dict[str, str]]]:
     if not acting or not installed():
         yield diff
         return
-    stop(False, False)
     try:
+        stop(False, False)
         yield diff
     except BaseException:
         # Its own error would hide the first one.

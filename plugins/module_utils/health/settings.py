@@ -12,8 +12,10 @@ from ..common.refusal import Expected
 CONFIG_PATH = "/etc/tunetool/health.json"
 CHECKED_PATH = "/run/tunetool/health.json"
 ANSWER_PATH = "/run/tunetool/answer.json"
+LINE_PATH = "/run/tunetool/health.line"
 MEASURED_PATH = "/var/lib/tunetool/health/measured.json"
 KEPT_PATH = "/var/lib/tunetool/health/kept.json"
+WEAR_PATH = "/var/lib/tunetool/health/wear.json"
 SCHEMA_NAME = "tunetool.health/1"
 SHORTEST_PERIOD = 60
 

@@ -21,6 +21,8 @@ LOG_BYTES = 512
 _SMART_LOG, _ALL_NAMESPACES, _CONTROLLER = 0x02, 0xFFFFFFFF, 0x01
 
 _KELVIN = 273
+_UNIT = 512 * 1000
+"""Bytes of a data unit."""
 
 WARNINGS = (
     "the spare blocks run out",
@@ -50,6 +52,9 @@ class Health:
     """How often in its life it went slower to cool down (both levels of host controlled thermal management)."""
     warning_temperature: int | None = None
     """Degrees Celsius; None if the drive does not report it."""
+    written_bytes: int = 0
+    """By the host, over the drive's whole life."""
+    power_on_hours: int = 0
 
 
 def parse_health(log: bytes, identity: bytes = b"") -> Health:
@@ -71,6 +76,8 @@ def parse_health(log: bytes, identity: bytes = b"") -> Health:
         critical_minutes=critical_minutes,
         throttled_count=light + heavy,
         warning_temperature=limit - _KELVIN if limit else None,
+        written_bytes=int.from_bytes(log[48:64], "little") * _UNIT,
+        power_on_hours=int.from_bytes(log[128:144], "little"),
     )
 
 
@@ -141,6 +148,7 @@ def _heat(drives: Mapping[str, Health]) -> str:
     return text
 
 
+WEAR, SPARE = "drives.wear", "drives.spare"
 _QUESTIONS = (
     _Question(
         "drives.critical_warning",
@@ -164,14 +172,14 @@ _QUESTIONS = (
         _heat,
     ),
     _Question(
-        "drives.wear",
+        WEAR,
         "under 100 % of its rated life",
         "plan to replace that drive: it has reached its rated life",
         lambda drive: "%d %% used" % drive.used_percent if drive.used_percent >= 100 else "",
         lambda drives: "at most %d %% used" % max(drive.used_percent for drive in drives.values()),
     ),
     _Question(
-        "drives.spare",
+        SPARE,
         "spare blocks above the drive's own threshold",
         "replace that drive: it will soon be read-only",
         lambda drive: (

@@ -82,6 +82,8 @@ class Job:
                 "`%s` is %s, which is not this volume. hint: nothing was changed; unmount it first"
                 % (point, described(mount))
             )
+        # Its own write to the volume is no reason to refuse.
+        health_units.wait_for_check()
         in_the_way = self.occupants()
         if in_the_way:
             raise Refusal("`%s` is in use: %s. hint: nothing was changed; end that first" % (point, shown(in_the_way)))
@@ -100,7 +102,7 @@ class Job:
             self.wipe()
             self.forget()
             return
-        # A check of a volume that is gone would drain the node in Slurm: it stops before, and no boot starts it after.
+        # A check of a volume that is gone would drain the node in Slurm: it ends before, and no boot starts it after.
         with health_units.halted(acting=self.ledger.acting) as stopped:
             self.ledger.diff += stopped
             self.unmount()

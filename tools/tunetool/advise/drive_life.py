@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tunetool.advise.checkpoint import Job, State
 from tunetool.advise.node_loss import DAY, Copies, LostNode, lost_node
 from tunetool.errors import UsageProblem
+from tunetool.node.health.wear_forecast import days_left
 
 if TYPE_CHECKING:
     from tunetool.inspect.model import Inspection
@@ -63,8 +64,8 @@ def rated_bytes(dwpd: float, size: int, warranty: float = WARRANTY) -> float:
 
 def life(bytes_a_day: float, drives: Drives) -> Life:
     """How long the ``drives`` last by their rating. ``bytes_a_day``: above zero."""
-    new = drives.count * drives.rated / bytes_a_day * DAY
-    left = new * max(0.0, 1 - (drives.used or 0.0))
+    rated = drives.count * drives.rated
+    new, left = (DAY * days_left(rated * (1 - used), bytes_a_day) for used in (0.0, drives.used or 0.0))
     writes = bytes_a_day / (drives.count * drives.size) if drives.size else None
     return Life(bytes_a_day, writes, left / YEAR, new >= drives.warranty)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunetool.health import results
+from tunetool.health import results, wear
 from tunetool.health.results import publish
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.check_result import UNKNOWN, Check
@@ -61,12 +61,13 @@ def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> s
         log, told, incidents = check_log(log, manifest, at, Log(str(files.root)), wanted, built)
         checks += told
     results.write_document(files.kept, {"kernel": log, "written": volume.written})
+    drives = wear.keep(files, manifest, checks, at)
     result = results.of_checks(checks, settings["ignored_checks"], at)
     results.keep(files.checked, result, locked=locker.locked)
     publish(files)
     directory = settings["textfile_directory"]
     if directory:
-        figures = [*volume.figures(), *_figures(incidents)]
+        figures = [*volume.figures(), *_figures(incidents), *wear.figures(drives)]
         text = of_checks("health", socket.gethostname(), at, result.status, checks, _cpu_seconds(), figures)
         # The directory may belong to the exporter's user: a link there must not let root write elsewhere.
         replace_file(f"{directory}/{METRICS[0]}", text, sync=False, follow=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,13 +20,19 @@ from tunetool.node.health.settings import (
     CHECKED_PATH,
     CONFIG_PATH,
     KEPT_PATH,
+    LINE_PATH,
     MEASURED_PATH,
+    WEAR_PATH,
     SettingsError,
     load,
 )
 
 PERIODS = 3
 """After so many periods a result says nothing any more."""
+LINE_PERIODS = 2
+"""The same for the line: who reads it asks every minute, and need not wait for a check that is late."""
+LINE_LONGEST = 80
+"""Characters of its words: node-problem-detector shows no more by default."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,11 @@ class Files:
         return self.root / ANSWER_PATH.lstrip("/")
 
     @property
+    def line(self) -> Path:
+        """The node's health in a line that a shell can read: status, from when and until when it counts, and words."""
+        return self.root / LINE_PATH.lstrip("/")
+
+    @property
     def measured(self) -> Path:
         """The result of the last measurement."""
         return self.root / MEASURED_PATH.lstrip("/")
@@ -63,6 +75,11 @@ class Files:
     def kept(self) -> Path:
         """What one check leaves for the next: where it has read the kernel's log, and what it wrote to the volume."""
         return self.root / KEPT_PATH.lstrip("/")
+
+    @property
+    def wear(self) -> Path:
+        """What the drives counted, a sample a day."""
+        return self.root / WEAR_PATH.lstrip("/")
 
     @property
     def drained(self) -> Path:
@@ -171,8 +188,25 @@ def publish(files: Files = NODE) -> None:
 
     The directories of the other files may be closed to it, where they were made under root's umask.
     """
+    known = _known(files)
     make_run_directory(str(files.answer.parent))
-    replace_file(str(files.answer), json.dumps(_known(files)) + "\n", sync=False, follow=False)
+    replace_file(str(files.answer), json.dumps(known) + "\n", sync=False, follow=False)
+    replace_file(str(files.line), _line(known) + "\n", sync=False, follow=False)
+
+
+def _line(known: Mapping[str, Any]) -> str:
+    judged, checked = _judged(known), result_in(known.get("checked"))
+    at = int(checked.at) if checked is not None else 0
+    until = at + LINE_PERIODS * int(known.get("period", 0))
+    return f"{judged.status} {at} {until} {in_a_line(judged.reasons, LINE_LONGEST) or 'nothing was found'}"
+
+
+def in_a_line(reasons: Sequence[str], longest: int) -> str:
+    """The first reason in plain characters, without those that Slurm's files and shells read otherwise; and how many
+    more there are."""
+    words = re.sub(r"[^\x20-\x7e]|[\"\\]", "?", next(iter(reasons), ""))
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return words[: longest - len(more)].strip() + more
 
 
 def answered(files: Files = NODE) -> Health:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from tunetool.health import results
-from tunetool.health.results import Health, current
+from tunetool.health.results import Health, current, in_a_line
 from tunetool.node.common.commands import CommandError, Result, run
 
 PREFIX = "tunetool health: "
@@ -50,9 +50,7 @@ def apply(health: Health, node: str, files: results.Files = results.NODE, call: 
 
 def reason_of(health: Health) -> str:
     """The reason for Slurm: one line of plain characters, since Slurm's own files hold it between quotation marks."""
-    words = re.sub(r"[^\x20-\x7e]|[\"\\]", "?", next(iter(health.reasons), "it fails"))
-    more = f" (and {len(health.reasons) - 1} more)" if len(health.reasons) > 1 else ""
-    return PREFIX + words[: LONGEST - len(more)].strip() + more
+    return PREFIX + in_a_line(health.reasons or ["it fails"], LONGEST)
 
 
 def _look(node: str, call: Run) -> tuple[set[str], str]:
