@@ -13,6 +13,8 @@ from tunetool.node.common.commands import CommandError, Result, run
 
 PREFIX = "tunetool health: "
 LONGEST = 200
+NAME_A_DRIVE = ("drives.", "array.members: ", "kernel.drives: ")
+"""Reasons that come first: a drive is the cause of what fails above it, and a person can replace it."""
 OUT_OF_SERVICE = {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "ERROR"}
 _REASON = re.compile(r"(?:^|\s)Reason=(.*?)(?: \[[^\s@\[\]]+@[^\s\[\]]+\](?=\s|$)|\s*$)")
 """The reason, and who gave it and when; newer versions print more after it."""
@@ -50,8 +52,9 @@ def apply(health: Health, node: str, files: results.Files = results.NODE, call: 
 
 def reason_of(health: Health) -> str:
     """The reason for Slurm: one line of plain characters, since Slurm's own files hold it between quotation marks."""
-    words = re.sub(r"[^\x20-\x7e]|[\"\\]", "?", next(iter(health.reasons), "it fails"))
-    more = f" (and {len(health.reasons) - 1} more)" if len(health.reasons) > 1 else ""
+    reasons = sorted(health.reasons or ["it fails"], key=lambda reason: not reason.startswith(NAME_A_DRIVE))
+    words = re.sub(r"[^\x20-\x7e]|[\"\\]", "?", reasons[0])
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return PREFIX + words[: LONGEST - len(more)].strip() + more
 
 
