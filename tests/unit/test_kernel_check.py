@@ -71,7 +71,11 @@ def test_a_log_without_a_fault_passes(built: Path) -> None:
             "kernel.drives",
             "port 0000:00:08.0 above `LAB1NV4`: its PCIe link went down",
         ),
-        ("md/raid0md127: Disk failure on nvme4n1 detected, failing array.", "kernel.array", "`md127`: a member failed"),
+        (
+            "md/raid0md127: Disk failure on nvme4n1 detected, failing array.",
+            "kernel.drives",
+            "`LAB1NV4`: md calls it failed",
+        ),
         ("XFS (md127): log I/O error -5", "kernel.filesystem", "`md127`: XFS could not write or read"),
     ],
 )

@@ -99,9 +99,9 @@ LINES = [
     ("pcie_link_down", "0000:89:02.0", "pcieport 0000:89:02.0: pciehp: Slot(400): Link Down"),
     ("pcie_link_down", "0000:89:02.0", "pcieport 0000:89:02.0: pciehp: Slot(400): Card not present"),
     # github.com/leptonai/gpud (6.5 on: no colon behind the level)
-    ("md_disk_failure", "md0", "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array."),
+    ("md_disk_failure", "nvme0n1", "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array."),
     # source: drivers/md/raid10.c, raid10_error
-    ("md_disk_failure", "md127", "md/raid10:md127: Disk failure on nvme1n1, disabling device."),
+    ("md_disk_failure", "nvme1n1", "md/raid10:md127: Disk failure on nvme1n1, disabling device."),
     # source: drivers/md/md.h of 5.15, mddev_is_broken
     ("md_member_gone", "md0", "md: md0: raid0 array has a missing/failed member"),
     # source: drivers/md/raid10.c, handle_read_error

@@ -639,6 +639,14 @@ def test_any_reason_is_one_that_slurm_can_hold(reasons: list[str]) -> None:
     assert words == words.strip() or words == slurm.PREFIX
 
 
+@pytest.mark.parametrize(
+    "names_it", ["drives.answer: `S3` is silent", "array.members: missing `S3`", "kernel.drives: `S3`"]
+)
+def test_slurm_s_reason_begins_with_what_names_a_drive(names_it: str) -> None:
+    words = slurm.reason_of(Health("fail", ["array.state: state `broken`", names_it, "kernel.array: `md127`"]))
+    assert words == f"tunetool health: {names_it} (and 2 more)"
+
+
 def test_a_node_has_the_name_that_slurm_gives_it() -> None:
     assert slurm.node_name({"SLURMD_NODENAME": "n7"}) == "n7"
     assert "." not in slurm.node_name({})

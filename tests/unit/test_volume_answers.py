@@ -407,6 +407,18 @@ def test_a_volume_full_at_this_moment_is_full_and_has_no_quota(volume: Path, mon
     assert checks["filesystem.answers"].found.startswith("it is full")
 
 
+def test_a_volume_without_inodes_is_not_called_full(volume: Path) -> None:
+    over = volume / "offload"
+    run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs", str(over)])
+    try:
+        question = Question(str(over))
+        check = check_answers(question, ask(question), "tmpfs", "")
+    finally:
+        run(["umount", str(over)])
+    assert check.status == "unknown"
+    assert check.found.startswith("it has room and no inode left (`df -i`), so nothing could be written: ")
+
+
 def test_root_may_write_nothing_in_a_directory_on_a_network() -> None:
     mount = Mount("0:50", "/v", "/", "nfs4", "server:/v", ("rw",))
     answer = Answer(

@@ -125,11 +125,11 @@ FAULTS: Sequence[Fault] = (
     ),
     _fault(
         "md_disk_failure",
-        ARRAY,
+        DRIVES,
         FAILS,
-        r"\bmd/(?:raid\d+|linear|multipath):?(?P<name>[^:\s]+): Disk failure on \S+",
-        "a member failed",
-        "see `array.members` and `drives.answer` for which, and replace it",
+        r"\bmd/(?:raid\d+|linear|multipath):?[^:\s]+: Disk failure on (?P<name>[^\s,]+)",
+        "md calls it failed",
+        _REPLACE,
     ),
     _fault(
         "md_member_gone",

@@ -137,6 +137,8 @@ def _error(question: Question, answer: Answer, fs_type: str) -> tuple[str, str, 
     words = "%s (%s)" % (os.strerror(answer.error), answer.error_at)
     if answer.error in FULL:
         what = "it is full" if answer.error == errno.ENOSPC else "a quota of it is used up"
+        if answer.no_inode:
+            what = "it has room and no inode left (`df -i`)"
         remedy = "remove what nobody needs on `%s`, then check again" % question.mount_point
         return UNKNOWN, "%s, so nothing could be written: %s" % (what, words), remedy
     if answer.error in (errno.EACCES, errno.EPERM) and not question.write:

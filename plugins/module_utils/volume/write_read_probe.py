@@ -90,6 +90,8 @@ class Answer:
     """As ``error``, of the directory, where the top takes data."""
     directory_error_at: str = ""
     directory_flag: str = ""
+    no_inode: bool = False
+    """Whether the error is one for want of inodes: there is room for data."""
     shut_down: bool = False
     """Whether not even the top directory can be looked at."""
     failed_drives: tuple[tuple[str, int], ...] = ()
@@ -176,6 +178,8 @@ def _ask(question: Question, say: Say) -> None:
     except OSError as error:
         number = error.errno or errno.EIO
         say(error=number, shut_down=number == errno.EIO and _is_shut_down(question.mount_point))
+        if number == errno.ENOSPC:
+            say(no_inode=_has_no_inode(question.mount_point))
         say(done=True)
     except Exception as error:
         say(fault="%s: %s" % (type(error).__name__, error))
@@ -205,6 +209,12 @@ def _is_shut_down(mount_point: str) -> bool:
     except OSError as error:
         return error.errno == errno.EIO
     return False
+
+
+def _has_no_inode(mount_point: str) -> bool:
+    """XFS, which makes inodes of free blocks, counts none left only where its limit is reached. 0 in all: no limit."""
+    room = os.statvfs(mount_point)
+    return room.f_files > 0 and room.f_ffree == 0 and room.f_bfree > 0
 
 
 def _ask_volume(question: Question, say: Callable[..., None]) -> None:

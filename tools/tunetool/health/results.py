@@ -31,6 +31,8 @@ PERIODS = 3
 """After so many periods a result says nothing any more."""
 LINE_PERIODS = 2
 """The same for the line: who reads it asks every minute, and need not wait for a check that is late."""
+NAME_A_DRIVE = ("drives.", "array.members: ", "kernel.drives: ")
+"""Reasons that come first: a drive is the cause of what fails above it, and a person can replace it."""
 LINE_LONGEST = 80
 """Characters of its words: node-problem-detector shows no more by default."""
 
@@ -202,9 +204,10 @@ def _line(known: Mapping[str, Any]) -> str:
 
 
 def in_a_line(reasons: Sequence[str], longest: int) -> str:
-    """The first reason in plain characters, without those that Slurm's files and shells read otherwise; and how many
-    more there are."""
-    words = re.sub(r"[^\x20-\x7e]|[\"\\]", "?", next(iter(reasons), ""))
+    """A reason, one that names a drive if there is one, in plain characters, without those that Slurm's files and
+    shells read otherwise; and how many more there are."""
+    named = sorted(reasons, key=lambda reason: not reason.startswith(NAME_A_DRIVE))
+    words = re.sub(r"[^\x20-\x7e]|[\"\\]", "?", next(iter(named), ""))
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return words[: longest - len(more)].strip() + more
 
