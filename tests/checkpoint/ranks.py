@@ -153,6 +153,18 @@ def save_cached(rank: int, world: int, path: str, meet: str, planner: str) -> No
     dist.destroy_process_group()
 
 
+def save_held_by_more(rank: int, world: int, path: str, meet: str) -> None:
+    """Save three times with planners that cache; from the second on, the last rank holds what the others held alone."""
+    _joined(rank, world, meet)
+    for step in range(3):
+        state = {f"own{rank}": torch.full((5,), 1.0 + rank)}
+        if step or rank < world - 1:
+            state["same"] = torch.full((100,), 1.0 + step)
+        writer = DirectWriter(Path(path) / f"step_{step}")
+        dcp.save(state, storage_writer=writer, planner=DirectSavePlanner(enable_plan_caching=True))
+    dist.destroy_process_group()
+
+
 def save_changing(
     rank: int,
     world: int,

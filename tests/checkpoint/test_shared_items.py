@@ -52,6 +52,15 @@ def test_a_rank_loads_from_the_files_that_it_needs(forks: Ask, tmp_path: Path, w
         assert sum((step / name).stat().st_size for name in {*needed_of(step, 0)} - alone) < 50_000
 
 
+def test_a_planner_that_caches_tells_who_holds_an_item_now(forks: Ask, tmp_path: Path) -> None:
+    order = {"path": str(tmp_path), "meet": str(tmp_path / "a")}
+    assert {answer["status"] for answer in forks(do="save_held_by_more", world=RANKS, **{"with": order})} == {0}
+    for number in range(3):
+        described = metadata.read(tmp_path / f"step_{number}")
+        (its,) = {stored.relative_path for at, stored in described.storage_data.items() if at.fqn == "same"}
+        assert holders_in(described)[its] == ("0-2" if number else "0,1")
+
+
 def test_a_fetched_part_has_all_that_its_ranks_need(forks: Ask, tmp_path: Path, run: Ask) -> None:
     step = tmp_path / "drained/step_5"
     order = {"path": str(step), "meet": str(tmp_path / "a"), "seed": 5, "writer": "ours"}

@@ -145,6 +145,8 @@ class DirectSavePlanner(DefaultSavePlanner):
     send no plan. ``TypeError`` if torch is too old for it.
     """
 
+    global_plan: list[SavePlan]
+
     def __init__(
         self,
         flatten_state_dict: bool = True,
@@ -250,9 +252,14 @@ class DirectSavePlanner(DefaultSavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         if self._torch_caches:
+            before = SavePlanner._cached_global_plan.get(self._cached_plans_key, ())
             # It calls `_create_global_plan` with all plans if one has changed.
-            plans: tuple[list[SavePlan], Metadata] = super().create_global_plan(all_plans)
-            return plans
+            plans, metadata = super().create_global_plan(all_plans)
+            # torch compares items alone: a rank would go on with who held these in an earlier save.
+            for rank, (known, now) in enumerate(zip(before, self.global_plan, strict=False)):
+                if getattr(known, "groups", None) != getattr(now, "groups", None):
+                    plans[rank] = now
+            return plans, metadata
         self.global_plan, self.metadata = self._create_global_plan(all_plans)
         return self.global_plan, self.metadata
 
