@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,15 +64,19 @@ def is_text(text: object) -> bool:
 
 def holds(text: str, ranks: Collection[int]) -> bool:
     """Whether any of these ranks is among those of the text."""
-    if text == EVERY:
-        return True
+    return text == EVERY or any(rank in held for held in _runs(text) for rank in ranks)
+
+
+def last_of(text: str) -> int:
+    """The highest rank that the text names; -1 if it names none."""
+    return -1 if text == EVERY else max(held.stop - 1 for held in _runs(text))
+
+
+def _runs(text: str) -> Iterator[range]:
     for run in text.split(","):
         bounds, _, step = run.partition(":")
         first, _, last = bounds.partition("-")
-        held = range(int(first), int(last or first) + 1, int(step or 1))
-        if any(rank in held for rank in ranks):
-            return True
-    return False
+        yield range(int(first), int(last or first) + 1, int(step or 1))
 
 
 class HolderSets:
