@@ -19,6 +19,8 @@ EVERY = "*"
 """All ranks."""
 _MOST = 4
 """Groups of a rank that get files of their own. A mesh gives about as many as it has dimensions."""
+_LONGEST = 1 << 16
+"""Characters of a text. What takes more, such as ten thousand ranks without a pattern, is for all."""
 _RUN = r"\d{1,9}(-\d{1,9}(:[1-9]\d{0,8})?)?"
 _TEXT = re.compile(rf"\*|{_RUN}(,{_RUN})*")
 
@@ -54,12 +56,14 @@ def text_of(ranks: Iterable[int]) -> str:
         first, last = rest[0], rest[count - 1]
         runs.append(str(first) if count == 1 else f"{first}-{last}" + (f":{step}" if step > 1 else ""))
         rest = rest[count:]
-    return ",".join(runs)
+    text = ",".join(runs)
+    return text if len(text) <= _LONGEST else EVERY
 
 
 def is_text(text: object) -> bool:
     """Whether ``ranks_of`` reads it."""
-    return type(text) is str and _TEXT.fullmatch(text) is not None
+    # The match takes 150 bytes of memory for each character.
+    return type(text) is str and len(text) <= _LONGEST and _TEXT.fullmatch(text) is not None
 
 
 def holds(text: str, ranks: Collection[int]) -> bool:
