@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, bulk, markers, metadata
 from tunetool.checkpoint.draining import holders_in, needed_by
-from tunetool.checkpoint.holders import HOLDERS, files_of
+from tunetool.checkpoint.holders import HOLDERS, TOGETHER, files_of
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.transfer import digest_of
 from tunetool.errors import UsageProblem
@@ -81,12 +81,21 @@ def test_one_rank_names_no_holders(tmp_path: Path) -> None:
     assert len([*tmp_path.glob("*.distcp")]) == 1
 
 
-@pytest.mark.parametrize("held", [5, {"__0_0.distcp": 1}, {"__0_0.distcp": "all"}, {3: "*"}, {"__0_0.distcp": ""}])
-def test_a_table_of_ranks_that_is_none_is_refused(tmp_path: Path, held: Any) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "held"),
+    [
+        *(
+            (HOLDERS, held)
+            for held in (5, {"__0_0.distcp": 1}, {"__0_0.distcp": "all"}, {3: "*"}, {"__0_0.distcp": ""})
+        ),
+        *((TOGETHER, held) for held in (5, {"weight": 1}, ["weight", 1])),
+    ],
+)
+def test_a_table_of_ranks_that_is_none_is_refused(tmp_path: Path, attribute: str, held: Any) -> None:
     dcp.save({"weight": torch.ones(5)}, storage_writer=DirectWriter(tmp_path))
     described = metadata.read(tmp_path)
-    setattr(described, HOLDERS, held)
-    with pytest.raises(UsageProblem, match="table of ranks"):
+    setattr(described, attribute, held)
+    with pytest.raises(UsageProblem, match=r"table of ranks|what ranks hold together"):
         metadata.dumps(described, tmp_path / ".metadata")
 
 

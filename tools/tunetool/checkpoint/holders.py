@@ -15,6 +15,9 @@ from typing import NamedTuple
 HOLDERS = "tunetool_holders"
 """An attribute of `.metadata`, which torch ignores: of each file whose items other ranks hold too, these ranks, as
 ``text_of`` has them. It is there where several ranks saved, and all of them by this version or a later one."""
+TOGETHER = "tunetool_together"
+"""An attribute of what ``DirectSavePlanner`` plans: the names of what several ranks hold. torch's writer, whose
+files are not by who holds what, keeps it in `.metadata`."""
 EVERY = "*"
 """All ranks."""
 _MOST = 4

@@ -22,7 +22,7 @@ from tunetool.checkpoint import column_plan, global_plan, loadable
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.global_plan import GroupedPlan, share_out
-from tunetool.checkpoint.holders import Groups
+from tunetool.checkpoint.holders import TOGETHER, Groups
 from tunetool.checkpoint.metadata_pickle import Described
 from tunetool.checkpoint.packed import PackedItems
 from tunetool.checkpoint.state_shape import PLAIN, StateShape, leaves_of, values_of
@@ -275,6 +275,7 @@ class DirectSavePlanner(DefaultSavePlanner):
         if known is None:
             with without_collections():
                 plans, metadata = self._planned_together(all_plans)
+                setattr(metadata, TOGETHER, global_plan.held_together(plans))
                 if self.flatten_state_dict:
                     metadata.planner_data = global_plan.merged(plan.planner_data for plan in plans)
             if not keeps:
@@ -293,10 +294,9 @@ class DirectSavePlanner(DefaultSavePlanner):
         tables = known.metadata.state_dict_metadata
         tables = tables.fresh() if isinstance(tables, TensorTable) else dict(tables)
         answers = zip(all_plans, known.answered, known.groups, strict=True)
-        return (
-            [global_plan.with_groups(*answer) for answer in answers],
-            dataclasses.replace(known.metadata, state_dict_metadata=tables),
-        )
+        metadata = dataclasses.replace(known.metadata, state_dict_metadata=tables)
+        setattr(metadata, TOGETHER, getattr(known.metadata, TOGETHER))
+        return [global_plan.with_groups(*answer) for answer in answers], metadata
 
     def _planned_together(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         planned = None
