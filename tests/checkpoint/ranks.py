@@ -100,7 +100,8 @@ def save_shards(rank: int, world: int, path: str, meet: str, seed: int, writer: 
     _joined(rank, world, meet)
     state = {"model": _sharded(_whole(seed), rank, world, blank=False), "step": seed}
     if writer.startswith("torch"):
-        planner = DirectSavePlanner() if writer == "torch's, planned" else None
+        # It cuts what all ranks hold, which then looks like shards.
+        planner = DirectSavePlanner(split_above=2_000) if writer == "torch's, planned" else None
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path), planner=planner)
     else:
         # torch's own planner does not say who holds what.
@@ -150,6 +151,18 @@ def save_cached(rank: int, world: int, path: str, meet: str, planner: str) -> No
             settings = {} if planner == "torch" else {"split_above": 100_000}
             writer = DirectWriter(Path(path) / name)
             dcp.save(state, storage_writer=writer, planner=made(enable_plan_caching=True, **settings))
+    dist.destroy_process_group()
+
+
+def save_held_by_more(rank: int, world: int, path: str, meet: str) -> None:
+    """Save three times with planners that cache; from the second on, the last rank holds what the others held alone."""
+    _joined(rank, world, meet)
+    for step in range(3):
+        state = {f"own{rank}": torch.full((5,), 1.0 + rank)}
+        if step or rank < world - 1:
+            state["same"] = torch.full((100,), 1.0 + step)
+        writer = DirectWriter(Path(path) / f"step_{step}")
+        dcp.save(state, storage_writer=writer, planner=DirectSavePlanner(enable_plan_caching=True))
     dist.destroy_process_group()
 
 

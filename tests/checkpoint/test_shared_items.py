@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, bulk, markers, metadata
 from tunetool.checkpoint.draining import holders_in, needed_by
-from tunetool.checkpoint.holders import HOLDERS, files_of
+from tunetool.checkpoint.holders import HOLDERS, TOGETHER, files_of
 from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.transfer import digest_of
 from tunetool.errors import UsageProblem
@@ -52,6 +52,15 @@ def test_a_rank_loads_from_the_files_that_it_needs(forks: Ask, tmp_path: Path, w
         assert sum((step / name).stat().st_size for name in {*needed_of(step, 0)} - alone) < 50_000
 
 
+def test_a_planner_that_caches_tells_who_holds_an_item_now(forks: Ask, tmp_path: Path) -> None:
+    order = {"path": str(tmp_path), "meet": str(tmp_path / "a")}
+    assert {answer["status"] for answer in forks(do="save_held_by_more", world=RANKS, **{"with": order})} == {0}
+    for number in range(3):
+        described = metadata.read(tmp_path / f"step_{number}")
+        (its,) = {stored.relative_path for at, stored in described.storage_data.items() if at.fqn == "same"}
+        assert holders_in(described)[its] == ("0-2" if number else "0,1")
+
+
 def test_a_fetched_part_has_all_that_its_ranks_need(forks: Ask, tmp_path: Path, run: Ask) -> None:
     step = tmp_path / "drained/step_5"
     order = {"path": str(step), "meet": str(tmp_path / "a"), "seed": 5, "writer": "ours"}
@@ -72,12 +81,21 @@ def test_one_rank_names_no_holders(tmp_path: Path) -> None:
     assert len([*tmp_path.glob("*.distcp")]) == 1
 
 
-@pytest.mark.parametrize("held", [5, {"__0_0.distcp": 1}, {"__0_0.distcp": "all"}, {3: "*"}, {"__0_0.distcp": ""}])
-def test_a_table_of_ranks_that_is_none_is_refused(tmp_path: Path, held: Any) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "held"),
+    [
+        *(
+            (HOLDERS, held)
+            for held in (5, {"__0_0.distcp": 1}, {"__0_0.distcp": "all"}, {3: "*"}, {"__0_0.distcp": ""})
+        ),
+        *((TOGETHER, held) for held in (5, {"weight": 1}, ["weight", 1])),
+    ],
+)
+def test_a_table_of_ranks_that_is_none_is_refused(tmp_path: Path, attribute: str, held: Any) -> None:
     dcp.save({"weight": torch.ones(5)}, storage_writer=DirectWriter(tmp_path))
     described = metadata.read(tmp_path)
-    setattr(described, HOLDERS, held)
-    with pytest.raises(UsageProblem, match="table of ranks"):
+    setattr(described, attribute, held)
+    with pytest.raises(UsageProblem, match=r"table of ranks|what ranks hold together"):
         metadata.dumps(described, tmp_path / ".metadata")
 
 

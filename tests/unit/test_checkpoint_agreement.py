@@ -114,7 +114,7 @@ def test_one_rank_of_a_node_lists_files_and_all_get_theirs() -> None:
 
 def test_a_rank_also_gets_what_it_holds_and_another_wrote() -> None:
     shared = ("__0_1.00ab.distcp", "__1_1.00ab.distcp")
-    needed, held = dict.fromkeys([*NAMES, *shared], MIB), {shared[0]: "*", shared[1]: "1,5"}
+    needed, held = dict.fromkeys([*NAMES, *shared], MIB), {shared[0]: "*", shared[1]: "1"}
     first = step(7, files(NAMES[0], shared[0]), metadata=True, needed=needed, holders=held)
     second = step(7, files(NAMES[1], shared[1]), metadata=True, needed=needed, holders=held)
     agreed = agree([survey(0, "a", first), survey(1, "b", second)])
@@ -134,6 +134,15 @@ def test_a_job_of_another_size_gets_all_files_everywhere() -> None:
     held = step(7, files(*NAMES), metadata=True, problem=None)
     agreed = agree([survey(0, "a", held), survey(1, "b"), survey(2, "b")])
     assert brought(agreed) == {"b": {"a:/step_7": [".metadata", *NAMES]}}
+
+
+def test_ranks_that_hold_what_others_wrote_count_in_the_size_of_a_job() -> None:
+    held = step(7, files(*NAMES), metadata=True, problem=None, holders={NAMES[0]: "0,2", NAMES[1]: "1-3:2"})
+    assert brought(agree([survey(0, "a", held), survey(1, "b")])) == {"b": {"a:/step_7": [".metadata", *NAMES]}}
+    four = [survey(0, "a", held), survey(1, "b"), survey(2, "c"), survey(3, "d")]
+    assert brought(agree(four)) == {
+        node: {"a:/step_7": [".metadata", NAMES[number]]} for node, number in (("b", 1), ("c", 0), ("d", 1))
+    }
 
 
 def test_a_file_that_is_cut_short_is_brought() -> None:

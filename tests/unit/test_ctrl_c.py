@@ -107,6 +107,26 @@ except BaseException as error:
     assert said(program) == ["KeyboardInterrupt"]
 
 
+def test_ctrl_c_that_torch_throws_away_while_it_is_imported_counts(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0)\nexcept KeyboardInterrupt:\n    pass\n"
+    )
+    program = f"""
+import sys
+from tunetool.cli import bench, checkpoint
+sys.path.insert(0, {str(tmp_path)!r})
+bench.go_on_under = lambda *_: None
+try:
+    checkpoint._Options().go_on()
+    import torch
+    print("it is lost")
+except KeyboardInterrupt:
+    print("it counts")
+"""
+    assert said(program) == ["it counts"]
+
+
 def test_ctrl_c_inside_a_destructor_counts() -> None:
     program = """
 from tunetool import ctrl_c

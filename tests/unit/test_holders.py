@@ -29,6 +29,12 @@ def test_meshes_are_named_shortly(ranks: list[int], text: str) -> None:
     assert text_of(ranks) == text
 
 
+def test_a_text_that_would_be_too_long_is_for_all() -> None:
+    ranks = {number**2 for number in range(10_000)}
+    assert text_of(ranks) == EVERY
+    assert not is_text("1," * 50_000 + "1")
+
+
 @pytest.mark.parametrize("text", ["", "-1", "1-", "1-2:0", "1,", "a", "1-2:3:4", "*,1", "9999999999", None, 7])
 def test_other_texts_are_refused(text: object) -> None:
     assert not is_text(text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunetool.checkpoint.bulk import token_of, writer_of
-from tunetool.checkpoint.holders import files_of
+from tunetool.checkpoint.holders import files_of, last_of
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.markers import METADATA
 from tunetool.checkpoint.steps import Stamp, number_or_none, stamps
@@ -255,7 +255,9 @@ class _Parts:
 
     def _files_of(self, ranks: Sequence[int]) -> list[str]:
         writers = self._writers
-        world = 1 + max((writer for writer in writers.values() if writer is not None), default=-1)
+        # A rank may have written nothing of what it holds.
+        known = [*(writer for writer in writers.values() if writer is not None), *map(last_of, self._held_by.values())]
+        world = 1 + max(known, default=-1)
         if world != len(self._surveys):
             return sorted(writers)
         return files_of(ranks, writers, self._held_by)

@@ -18,7 +18,7 @@ import xxhash
 
 from tunetool.checkpoint import bulk
 from tunetool.checkpoint.drain_worker import Order, order_text
-from tunetool.checkpoint.holders import EVERY, HOLDERS
+from tunetool.checkpoint.holders import EVERY, HOLDERS, TOGETHER
 from tunetool.checkpoint.identity import Identity, look_at, rows
 from tunetool.checkpoint.markers import METADATA
 from tunetool.checkpoint.pace import savers
@@ -246,7 +246,7 @@ def holders_in(metadata: Metadata) -> Mapping[str, str]:
         name
         for name, described in metadata.state_dict_metadata.items()
         if (chunks := getattr(described, "chunks", None)) and chunks[0].sizes != described.size
-    }
+    } - {*getattr(metadata, TOGETHER, ())}
     stored = (metadata.storage_data or {}).items()
     return {where.relative_path: EVERY for index, where in stored if index.fqn not in shards}
 

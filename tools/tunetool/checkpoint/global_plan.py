@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from tunetool.checkpoint.holders import EVERY, ByItem, Groups, HolderSets
+from tunetool.checkpoint.packed import PackedItems
 
 _LONGEST_MESSAGE = 500
 _SMALL, _FEW = 64 << 10, 8
@@ -125,6 +126,18 @@ def with_groups(plan: SavePlan, items: Any, groups: Groups | None) -> GroupedPla
     """The plan with these items, and their groups."""
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(SavePlan)}
     return GroupedPlan(**{**fields, "items": items, "groups": groups})
+
+
+def held_together(plans: Iterable[SavePlan]) -> list[str]:
+    """The names of the items that several ranks hold."""
+    names: set[str] = set()
+    for plan in plans:
+        groups = plan.groups if isinstance(plan, GroupedPlan) else None
+        if groups is not None and sum(groups.counts) > groups.counts[0]:
+            columns = plan.items.known_columns if isinstance(plan.items, PackedItems) else None
+            every = columns.structure.names if columns else [item.index.fqn for item in plan.items]
+            names.update(every[groups.counts[0] :])
+    return sorted(names)
 
 
 def by_wholeness(items: Sequence[WriteItem]) -> ByItem:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 HOLDERS = "tunetool_holders"
 """An attribute of `.metadata`, which torch ignores: of each file whose items other ranks hold too, these ranks, as
 ``text_of`` has them. It is there where several ranks saved, and all of them by this version or a later one."""
+TOGETHER = "tunetool_together"
+"""An attribute of what ``DirectSavePlanner`` plans: the names of what several ranks hold. torch's writer, whose
+files are not by who holds what, keeps it in `.metadata`."""
 EVERY = "*"
 """All ranks."""
 _MOST = 4
 """Groups of a rank that get files of their own. A mesh gives about as many as it has dimensions."""
+_LONGEST = 1 << 16
+"""Characters of a text. What takes more, such as ten thousand ranks without a pattern, is for all."""
 _RUN = r"\d{1,9}(-\d{1,9}(:[1-9]\d{0,8})?)?"
 _TEXT = re.compile(rf"\*|{_RUN}(,{_RUN})*")
 
@@ -54,25 +59,31 @@ def text_of(ranks: Iterable[int]) -> str:
         first, last = rest[0], rest[count - 1]
         runs.append(str(first) if count == 1 else f"{first}-{last}" + (f":{step}" if step > 1 else ""))
         rest = rest[count:]
-    return ",".join(runs)
+    text = ",".join(runs)
+    return text if len(text) <= _LONGEST else EVERY
 
 
 def is_text(text: object) -> bool:
     """Whether ``ranks_of`` reads it."""
-    return type(text) is str and _TEXT.fullmatch(text) is not None
+    # The match takes 150 bytes of memory for each character.
+    return type(text) is str and len(text) <= _LONGEST and _TEXT.fullmatch(text) is not None
 
 
 def holds(text: str, ranks: Collection[int]) -> bool:
     """Whether any of these ranks is among those of the text."""
-    if text == EVERY:
-        return True
+    return text == EVERY or any(rank in held for held in _runs(text) for rank in ranks)
+
+
+def last_of(text: str) -> int:
+    """The highest rank that the text names; -1 if it names none."""
+    return -1 if text == EVERY else max(held.stop - 1 for held in _runs(text))
+
+
+def _runs(text: str) -> Iterator[range]:
     for run in text.split(","):
         bounds, _, step = run.partition(":")
         first, _, last = bounds.partition("-")
-        held = range(int(first), int(last or first) + 1, int(step or 1))
-        if any(rank in held for rank in ranks):
-            return True
-    return False
+        yield range(int(first), int(last or first) + 1, int(step or 1))
 
 
 class HolderSets:

@@ -29,7 +29,7 @@ from tunetool import regular_files
 from tunetool.checkpoint import metadata_opcodes, metadata_pickle, pickled
 from tunetool.checkpoint.checksums import Sums, hasher
 from tunetool.checkpoint.collections_off import without_collections
-from tunetool.checkpoint.holders import HOLDERS, is_text
+from tunetool.checkpoint.holders import HOLDERS, TOGETHER, is_text
 from tunetool.checkpoint.metadata_opcodes import Unusual
 from tunetool.checkpoint.metadata_pickle import SUMS, Content, Described
 from tunetool.checkpoint.packed import Results
@@ -131,6 +131,9 @@ def _extras_problem(loaded: Any) -> str | None:
     held = getattr(loaded, HOLDERS, {})
     if type(held) is not dict or not all(type(name) is str and is_text(ranks) for name, ranks in held.items()):
         return "its table of ranks holds something else"
+    together = getattr(loaded, TOGETHER, [])
+    if type(together) is not list or not all(type(name) is str for name in together):
+        return "its list of what ranks hold together holds something else"
     return None
 
 

@@ -22,7 +22,7 @@ from tunetool.checkpoint import column_plan, global_plan, loadable
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.global_plan import GroupedPlan, share_out
-from tunetool.checkpoint.holders import Groups
+from tunetool.checkpoint.holders import TOGETHER, Groups
 from tunetool.checkpoint.metadata_pickle import Described
 from tunetool.checkpoint.packed import PackedItems
 from tunetool.checkpoint.state_shape import PLAIN, StateShape, leaves_of, values_of
@@ -145,6 +145,8 @@ class DirectSavePlanner(DefaultSavePlanner):
     send no plan. ``TypeError`` if torch is too old for it.
     """
 
+    global_plan: list[SavePlan]
+
     def __init__(
         self,
         flatten_state_dict: bool = True,
@@ -250,9 +252,14 @@ class DirectSavePlanner(DefaultSavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         if self._torch_caches:
+            before = SavePlanner._cached_global_plan.get(self._cached_plans_key, ())
             # It calls `_create_global_plan` with all plans if one has changed.
-            plans: tuple[list[SavePlan], Metadata] = super().create_global_plan(all_plans)
-            return plans
+            plans, metadata = super().create_global_plan(all_plans)
+            # torch compares items alone: a rank would go on with who held these in an earlier save.
+            for rank, (known, now) in enumerate(zip(before, self.global_plan, strict=False)):
+                if getattr(known, "groups", None) != getattr(now, "groups", None):
+                    plans[rank] = now
+            return plans, metadata
         self.global_plan, self.metadata = self._create_global_plan(all_plans)
         return self.global_plan, self.metadata
 
@@ -268,6 +275,7 @@ class DirectSavePlanner(DefaultSavePlanner):
         if known is None:
             with without_collections():
                 plans, metadata = self._planned_together(all_plans)
+                setattr(metadata, TOGETHER, global_plan.held_together(plans))
                 if self.flatten_state_dict:
                     metadata.planner_data = global_plan.merged(plan.planner_data for plan in plans)
             if not keeps:
@@ -286,10 +294,9 @@ class DirectSavePlanner(DefaultSavePlanner):
         tables = known.metadata.state_dict_metadata
         tables = tables.fresh() if isinstance(tables, TensorTable) else dict(tables)
         answers = zip(all_plans, known.answered, known.groups, strict=True)
-        return (
-            [global_plan.with_groups(*answer) for answer in answers],
-            dataclasses.replace(known.metadata, state_dict_metadata=tables),
-        )
+        metadata = dataclasses.replace(known.metadata, state_dict_metadata=tables)
+        setattr(metadata, TOGETHER, getattr(known.metadata, TOGETHER))
+        return [global_plan.with_groups(*answer) for answer in answers], metadata
 
     def _planned_together(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         planned = None

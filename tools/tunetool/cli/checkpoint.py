@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import click
 
 from tunetool.cli.groups import Group, answering
 from tunetool.cli.output import write_text
+from tunetool.ctrl_c import uninterrupted
 from tunetool.errors import ExitCode
 from tunetool.options import shared as options
 from tunetool.options.fields import argument, number, option, repeatable, takes
@@ -42,6 +44,8 @@ class _Options(AsJson):
         from tunetool.training_python import TORCH
 
         go_on_under(self.python, TORCH)
+        # Libraries that torch imports throw a Ctrl-C away that comes in them, or make another error of it.
+        uninterrupted(lambda: importlib.import_module("torch"), lambda _: None)
 
     def finish(
         self, kind: str, code: ExitCode, document: Callable[[], dict[str, Any]], show: Callable[[Console], None]
