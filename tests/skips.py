@@ -147,7 +147,7 @@ ALLOWED = (
     Allowed(r"^(it is for (a state on|samples in) a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),
     Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
     Allowed(
-        r"^(Orbax|Megatron-core|TensorFlow) is not installed",
+        r"^(Orbax|Megatron-core|TensorFlow|torchtitan) is not installed",
         "the group `frameworks` runs these tests where they are installed (tools/dev/environments.py)",
         without_frameworks,
     ),

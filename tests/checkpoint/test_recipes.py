@@ -66,3 +66,16 @@ def test_lightning_under_fsdp2(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", ["2", "3"])
 def test_deepspeed(tmp_path: Path, stage: str) -> None:
     goes_on("recipe_deepspeed.py", tmp_path, losses=3, ZERO_STAGE=stage)
+
+
+@pytest.mark.slow  # the imports of Megatron-core, sixteen times
+@pytest.mark.skipif(not find_spec("megatron"), reason="Megatron-core is not installed")
+@pytest.mark.parametrize("tensor_parallel", ["1", "2"])
+def test_megatron(tmp_path: Path, tensor_parallel: str) -> None:
+    goes_on("recipe_megatron.py", tmp_path, losses=3, TENSOR_PARALLEL=tensor_parallel)
+
+
+@pytest.mark.slow  # the imports of torchtitan, eight times
+@pytest.mark.skipif(not find_spec("torchtitan"), reason="torchtitan is not installed")
+def test_torchtitan(tmp_path: Path) -> None:
+    goes_on("recipe_torchtitan.py", tmp_path, losses=3)

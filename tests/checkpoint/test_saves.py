@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata, saver_lock, saving
@@ -464,6 +465,28 @@ def test_a_state_that_contains_itself_ends_its_search() -> None:
     state: dict[str, Any] = {"tensor": torch.ones(3)}
     state["self"] = [state]
     assert memory_of(state)[0] == set()
+
+
+def test_memory_of_a_tensor_in_parts_is_that_of_its_parts() -> None:
+    class Holder(torch.Tensor):  # as Megatron-core has them
+        @staticmethod
+        def __new__(cls, part: torch.Tensor) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, part.shape)  # type: ignore[attr-defined]
+
+        def __init__(self, part: torch.Tensor) -> None:
+            self.part = part
+
+        __torch_dispatch__ = None  # it does not compute
+
+        def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+            return [ChunkStorageMetadata(torch.Size([0]), self.part.size())]
+
+        def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+            assert index.offset == torch.Size([0])
+            return self.part
+
+    part = torch.ones(3)
+    assert list(memory_of({"weight": Holder(part)})[1]) == [part.untyped_storage().data_ptr()]
 
 
 def test_small_buffers_are_whole_blocks(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Environments beside .venv, made once for what they are made from, in the user's cache.
 
 environments.py python INTERPRETER VERSION    run the unit tests on another Python
-environments.py frameworks [ARGUMENTS]        run tests of Orbax with JAX, Megatron-core and TensorFlow
+environments.py frameworks [ARGUMENTS]        run tests of Orbax with JAX, Megatron-core, TensorFlow and torchtitan
 environments.py llamafactory                  make LLaMA-Factory's if it is missing, and print where it is
 environments.py vllm                          the same for vLLM's
 """
@@ -85,9 +85,10 @@ FRAMEWORKS = ROOT / "tests/frameworks.txt"
 THEIR_TESTS = (
     "tests/checkpoint/test_engines.py",
     "tests/checkpoint/test_frameworks.py",
+    "tests/checkpoint/test_recipes.py",
     "tests/measurement/test_bench_dataset.py",
 )
-NEEDING_THEM = "orbax or megatron or tensorflow"
+NEEDING_THEM = "orbax or megatron or tensorflow or torchtitan"
 """Names of tests: those of an engine have the engine's name."""
 
 

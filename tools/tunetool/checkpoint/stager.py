@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
 
 from tunetool.checkpoint import ahead
 from tunetool.checkpoint.ahead import Ahead
@@ -114,6 +116,10 @@ def memory_of(value: Any) -> tuple[set[torch.device], dict[int, torch.UntypedSto
         each = todo.pop()
         if isinstance(each, ShardedTensor):  # refuses `is_cuda`
             todo += [shard.tensor for shard in each.local_shards()]
+        elif hasattr(each, "__create_chunk_list__") and not isinstance(each, DTensor):  # its own device is not theirs
+            todo += [
+                each.__get_tensor_shard__(MetadataIndex("", chunk.offsets)) for chunk in each.__create_chunk_list__()
+            ]
         elif isinstance(each, torch.Tensor):
             if each.is_cuda:
                 found.add(each.device)
