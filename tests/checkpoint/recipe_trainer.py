@@ -53,7 +53,7 @@ model = LlamaForCausalLM(LlamaConfig(num_key_value_heads=4, attention_dropout=0.
 tokens = torch.randint(97, (64, 16), generator=torch.Generator().manual_seed(5))
 data = [{"input_ids": each, "labels": each} for each in tokens]
 trainer = told["DirectTrainer"](model=model, args=args, train_dataset=data, callbacks=[Killed()])
-trainer.resume(folder / "scratch", folder / "bulk")
+trainer.resume(Path(os.environ.get("SCRATCH", folder / "scratch")), folder / "bulk")
 digest = hashlib.sha256()
 for parameter in trainer.model.parameters():
     digest.update(parameter.full_tensor().detach().numpy().tobytes())
@@ -61,7 +61,7 @@ for state in trainer.optimizer.state.values():
     for moment in ("exp_avg", "exp_avg_sq"):
         digest.update(state[moment].full_tensor().numpy().tobytes())
 result = {
-    "from": getattr(trainer, "loaded", None) and str(trainer.loaded.relative_to(folder)),
+    "from": getattr(trainer, "loaded", None) and "/".join(trainer.loaded.parts[-2:]),
     "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
     "digest": digest.hexdigest(),
 }

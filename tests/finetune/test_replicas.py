@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,37 @@ def test_a_saver_replicates_what_it_saves(nodes: Nodes) -> None:
     nodes.sh("node1", f"rm -rf {SCRATCH}")
     resumed = job.resume("a node lost after its saver replicated", ranks)
     assert (resumed[0]["step"], values(resumed)) == (7, [7, 7, 7])
+
+
+@pytest.mark.slow  # the imports of transformers, six times
+@pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
+def test_a_trainer_whose_node_is_lost_goes_on(nodes: Nodes) -> None:
+    tests, two = ROOT / "tests", ("node1", "node2")
+    variables = {"ACCELERATE_USE_FSDP": "true", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "eth0", "SCRATCH": SCRATCH}
+    variables |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1", **_ENVIRONMENT}
+    variables |= {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+    def run(name: str, killed: int) -> list[tuple[int, str]]:
+        folder = nodes.cluster.shared / name
+        guide = tests.parent / "docs/guides/checkpoint-recipes.md"
+        argv = [sys.executable, str(tests / "checkpoint/recipe_trainer.py"), str(guide), str(folder), str(killed)]
+        started = [nodes.cluster.start(node, argv, env={**variables, "RANK": str(n)}) for n, node in enumerate(two)]
+        said = [rank.communicate(timeout=PATIENCE)[0] for rank in started]
+        return [(rank.returncode, words) for rank, words in zip(started, said, strict=True)]
+
+    def results(name: str) -> list[dict[str, Any]]:
+        ended = run(name, 0)
+        assert [code for code, _ in ended] == [0, 0], ended
+        return [json.loads(words.splitlines()[-1]) for _, words in ended]
+
+    whole = results("whole")
+    for node in two:
+        nodes.sh(node, f"rm -rf {SCRATCH}/*  {SCRATCH}/.[a-z]*")
+    assert all(code for code, _ in run("cut", 5))
+    # The replication goes on when the job has died.
+    until(lambda: "step_4" in nodes.names(), "the replica of node1")
+    nodes.sh("node1", f"rm -rf {SCRATCH} {nodes.cluster.shared}/cut/bulk")
+    assert results("cut") == [{**rank, "from": "scratch/step_4"} for rank in whole]
 
 
 @pytest.mark.slow
