@@ -12,6 +12,7 @@ from .unit_dropins import units_problem
 SETTINGS: dict[str, Any] = {
     "mount_point": {"type": "path", "required": True},
     "mount_options": {"type": "list", "elements": "str", "default": ["noatime", "logbufs=8", "logbsize=256k"]},
+    "project_quota": {"type": "bool", "default": False},
     "device_timeout": {"type": "str", "default": "30s"},
     "label": {"type": "str", "default": "nvme_raid0"},
     "offload_dir": {"type": "str", "default": ""},
@@ -43,6 +44,12 @@ _MODE = re.compile(r"[0-7]{3,4}")
 _SPAN = re.compile(
     r"\d+(\.\d+)?\s*(us|usec|ms|msec|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?|w|weeks?|M|months?|y|years?)?"
 )
+
+
+def options_of(wanted: Mapping[str, Any]) -> list[str]:
+    """The mount options that are asked for, with the one that limits of jobs need."""
+    quota = [BUILT.project_quota] if wanted.get("project_quota") else []
+    return list(dict.fromkeys([*wanted["mount_options"], *quota]))
 
 
 def volume_problems(wanted: Mapping[str, Any], log_su_bytes: int) -> list[str]:
