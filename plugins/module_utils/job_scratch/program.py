@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import socket
-import subprocess
 import sys
 import time
 from typing import Any, Mapping, NoReturn, Sequence
@@ -106,14 +105,14 @@ def _sweep_soon() -> None:
     if os.path.isdir("/run/systemd/system"):
         run(["systemctl", "start", "--no-block", SERVICE])
         return
-    subprocess.Popen(
-        [sys.executable, "-I", "-m", __spec__.name, "sweep"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        cwd="/",
-    )
+    if os.fork():
+        return
+    # Nothing of the caller's: Slurm ends the group of an epilog's processes, and waits for what it prints.
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os._exit(main(["sweep"]))
 
 
 def _make(wanted: argparse.Namespace, settings: Mapping[str, Any]) -> None:
