@@ -98,6 +98,7 @@ def scratch(slurm: Cluster, tmp_path: Path) -> Iterator[Scratch]:
         slurm.run(CONTROL, ["rm", "-rf", str(folder), str(slurm.shared / "image")])
 
 
+@pytest.mark.slow
 def test_two_jobs_share_a_node_and_neither_hurts_the_other(scratch: Scratch) -> None:
     first, second = jobs = [scratch.submit(user, SHARING) for user in USERS]
     outputs = [f"/tmp/{job}.out" for job in jobs]
@@ -129,6 +130,7 @@ def test_two_jobs_share_a_node_and_neither_hurts_the_other(scratch: Scratch) -> 
     assert "DRAIN" not in scratch.cluster.run(CONTROL, ["scontrol", "show", "node", "node1"]).stdout
 
 
+@pytest.mark.slow
 def test_a_node_without_its_volume_is_drained_with_the_reason(scratch: Scratch) -> None:
     job = scratch.submit("games", "#!/bin/sh\nsleep 600\n", "node2")
 

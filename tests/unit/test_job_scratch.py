@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 
 from programs import need_program
+from tunetool.inspect.collect import inspect
+from tunetool.inspect.source import Source
 from tunetool.node.common.commands import CommandError, Result, run
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.job_scratch import kernel, program, scratch_units, settings, slurm_jobs
 from tunetool.node.job_scratch.directories import ATTRIBUTE, REMOVED, Directories, Quota
 from tunetool.node.job_scratch.program import metrics, sweep_ended
 from tunetool.node.volume.unit_dropins import ForeignDropIn
+from tunetool.report.inspection import screen
 
 PROGRAM = "/opt/tunetool/bin/tunetool"
 ALICE, BOB = 30001, 30002
@@ -427,6 +430,21 @@ def test_one_command_serves_any_scheduler(
         assert said.startswith("error: ")
         assert words in said
         assert said.count("\n") == 1
+
+
+def test_inspect_shows_who_holds_how_much(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"mount_point": str(volume.point), "directory": str(volume.jobs)}
+    monkeypatch.setattr(program, "load", lambda: given)
+    assert program.jobs_of_node() == []
+    # It only reads.
+    assert not volume.jobs.exists()
+    volume.make("12")
+    shown = inspect(Source("/", live=True))
+    assert [job.model_dump() for job in shown.jobs] == [
+        {"job": "12", "user": str(ALICE), "bytes": None, "limit_bytes": None}
+    ]
+    assert f"jobs        12 of {ALICE}: unknown, no limit\n" in screen(shown)
+    assert inspect(Source(str(volume.point))).jobs == []
 
 
 def test_a_failed_prolog_drains_its_node_and_an_epilog_never(

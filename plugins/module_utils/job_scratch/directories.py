@@ -77,19 +77,24 @@ class Quota:
 
 
 class Directories:
-    """Of one volume, as a context. Raises ``Refusal`` where it is not mounted, or where a user could exchange them."""
+    """Of one volume, as a context. Raises ``Refusal`` where it is not mounted, or where a user could exchange them.
 
-    def __init__(self, mount_point: str, directory: str, quota: Callable[[int], Quota] = Quota) -> None:
+    ``make``: the directory above them, where it is missing.
+    """
+
+    def __init__(
+        self, mount_point: str, directory: str, quota: Callable[[int], Quota] = Quota, make: bool = True
+    ) -> None:
         self.directory = directory
         with contextlib.ExitStack() as closing:
             volume = _open_volume(mount_point)
             closing.callback(os.close, volume)
             above = volume
             for name in os.path.relpath(directory, mount_point).split("/"):
-                above = _open_or_make(above, name, 0o711, directory)
+                above = _opened(above, name, 0o711, directory, make)
                 closing.callback(os.close, above)
             self._jobs = above
-            self._removed = _open_or_make(above, REMOVED, 0o700, directory)
+            self._removed = _opened(above, REMOVED, 0o700, directory, make)
             closing.callback(os.close, self._removed)
             self._quota = quota(volume)
             space = os.fstatvfs(volume)
@@ -282,7 +287,7 @@ def this_boot() -> str:
 def described(held: Held, user: Callable[[int], str]) -> Mapping[str, Any]:
     """For lists and metrics."""
     record = held.record
-    return {"job": record.job, "user": user(record.uid), "bytes": held.used, "limit": record.limit or None}
+    return {"job": record.job, "user": user(record.uid), "bytes": held.used, "limit_bytes": record.limit or None}
 
 
 def _name_of(job: str) -> str:
@@ -315,12 +320,12 @@ def _open_volume(mount_point: str) -> int:
     return handle
 
 
-def _open_or_make(above: int, name: str, mode: int, directory: str) -> int:
-    try:
-        os.mkdir(name, mode, dir_fd=above)
-        made = True
-    except FileExistsError:
-        made = False
+def _opened(above: int, name: str, mode: int, directory: str, make: bool) -> int:
+    made = False
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=above)
+            made = True
     try:
         handle = kernel.open_inside(above, name)
     except OSError as error:

@@ -169,11 +169,26 @@ def _list(wanted: argparse.Namespace, settings: Mapping[str, Any]) -> None:
         print(json.dumps({"jobs": rows, "removing": removing}))
         return
     for row in rows:
-        used = "unknown" if row["bytes"] is None else format_size(row["bytes"])
-        limit = "no limit" if row["limit"] is None else "of %s" % format_size(row["limit"])
-        print("job %s of %s: %s, %s" % (row["job"], row["user"], used, limit))
+        print("job %s" % in_words(row))
     if removing:
         print("%d more being removed" % removing)
+
+
+def jobs_of_node() -> list[Mapping[str, Any]]:
+    """Who holds how much on this node, for root; nothing where jobs have no directories, or the volume is not there."""
+    try:
+        settings = load()
+        with Directories(settings["mount_point"], settings["directory"], make=False) as directories:
+            return [described(held, user_name) for held in directories.held()]
+    except (Expected, OSError):
+        return []
+
+
+def in_words(row: Mapping[str, Any]) -> str:
+    """A job's line for people."""
+    used = "unknown" if row["bytes"] is None else format_size(row["bytes"])
+    limit = "no limit" if row["limit_bytes"] is None else "of %s" % format_size(row["limit_bytes"])
+    return "%s of %s: %s, %s" % (row["job"], row["user"], used, limit)
 
 
 def metrics(directories: Directories) -> str:
@@ -183,7 +198,7 @@ def metrics(directories: Directories) -> str:
     lines = []
     for key, name, meaning in (
         ("bytes", "tunetool_scratch_bytes", "Bytes in a job's directory"),
-        ("limit", "tunetool_scratch_limit_bytes", "Bytes that it may hold"),
+        ("limit_bytes", "tunetool_scratch_limit_bytes", "Bytes that it may hold"),
     ):
         lines += ["# HELP %s %s" % (name, meaning), "# TYPE %s gauge" % name]
         for row in rows:
