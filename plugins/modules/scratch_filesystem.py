@@ -47,6 +47,12 @@ options:
     description: The array is made in this run, so an earlier manifest of the node no longer applies.
     type: bool
     default: false
+  project_quota:
+    description:
+      - Whether C(prjquota) is added to the mount options, which limits of jobs need (M(tunetool.node.job_scratch)). XFS
+        takes it only when it is mounted, so on a built node it is a difference until the volume is unmounted.
+    type: bool
+    default: false
   settings:
     description:
       - The variables of the role P(tunetool.node.scratch_filesystem#role) without its name; C(mount_point) is required.

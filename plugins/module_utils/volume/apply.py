@@ -31,6 +31,7 @@ OF_THE_ARRAY: dict[str, Any] = {
     "members": {"type": "int", "required": True},
     "adopt": {"type": "bool", "default": False},
     "new_array": {"type": "bool", "default": False},
+    "project_quota": {"type": "bool", "default": False},
 }
 WISHES = {**OF_THE_ARRAY, **SETTINGS}
 ARGUMENTS = {**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}}

@@ -12,7 +12,6 @@ from .unit_dropins import units_problem
 SETTINGS: dict[str, Any] = {
     "mount_point": {"type": "path", "required": True},
     "mount_options": {"type": "list", "elements": "str", "default": ["noatime", "logbufs=8", "logbsize=256k"]},
-    "project_quota": {"type": "bool", "default": False},
     "device_timeout": {"type": "str", "default": "30s"},
     "label": {"type": "str", "default": "nvme_raid0"},
     "offload_dir": {"type": "str", "default": ""},
