@@ -519,6 +519,8 @@ def test_systemd_accepts_the_units_of_the_sweep(tmp_path: Path) -> None:
         check=False,
     )
     assert [line for line in done.stderr.splitlines() if "tunetool-scratch" in line] == []
+    # What somebody has unmounted is not mounted again every 5 minutes.
+    assert "RequiresMountsFor" not in (tmp_path / scratch_units.SERVICE).read_text()
 
 
 @pytest.mark.parametrize(

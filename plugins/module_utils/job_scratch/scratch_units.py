@@ -41,7 +41,8 @@ _SERVICE = """\
 %(header)s
 [Unit]
 Description=Remove the scratch directories of jobs that have ended
-RequiresMountsFor=%(mount_point)s
+# Not a requirement, which would mount what somebody has unmounted.
+ConditionPathIsMountPoint=%(mount_point)s
 
 [Service]
 Type=oneshot
@@ -78,7 +79,7 @@ def files(program: str, settings: str, mount_point: str, directory: str) -> dict
         "header": HEADER,
         "program": "'%s'" % program.replace("'", "'\\''"),
         "starter": quoted(starter_path(program)),
-        "mount_point": quoted(mount_point),
+        "mount_point": mount_point,
         "directory": directory,
         "variable": VARIABLE,
     }
