@@ -124,6 +124,7 @@ ALLOWED = (
     Allowed(r"needs root and mount\(2\)|may not (make a mount namespace|mount a file system)", "rights", no_mounts),
     Allowed(r"no file system can be mounted here", "rights: a container mounts none", no_loops),
     Allowed(r"no nodes can be made here", "rights: a container has no network of its own", no_mounts),
+    Allowed(r"this kernel has no project quota of XFS", "kernel: built without CONFIG_XFS_QUOTA", always),
     Allowed(r"needs XFS", "kernel: this one has no XFS, and loads no module for it", no_xfs),
     Allowed(r"this kernel has no huge pages for a tmpfs", "kernel, or processor", no_huge_tmpfs),
     Allowed(r"this kernel does not count what a process reads", "kernel", no_counted_reads),

@@ -95,6 +95,10 @@ health_check:
   description: Whether anything of M(tunetool.node.node_health) is on the node.
   returned: success, without O(plan)
   type: bool
+job_scratch:
+  description: Whether anything of M(tunetool.node.job_scratch) is on the node.
+  returned: success, without O(plan)
+  type: bool
 gds:
   description: Whether there are NVIDIA GPUs (C(gpus)), and anything of M(tunetool.node.gpudirect_storage) (C(traces)).
   returned: success, without O(plan)
@@ -164,6 +168,7 @@ from ..module_utils.ephemeral.boot_decision import BEGUN_PATH  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
 from ..module_utils.gds.facts import read_gpus  # noqa: E402
 from ..module_utils.health import health_units  # noqa: E402
+from ..module_utils.job_scratch import scratch_units  # noqa: E402
 from ..module_utils.machine.drive_contents import (  # noqa: E402
     RAID_MEMBER,
     Contents,
@@ -380,6 +385,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         changed=False,
         boot_unit=bool(boot_unit.changes({})),
         health_check=health_units.installed(),
+        job_scratch=scratch_units.installed(),
         gds={"gpus": bool(read_gpus()), "traces": gds_apply.traces()},
         tuned=anything_of_ours(),
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],

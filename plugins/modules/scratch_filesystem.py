@@ -47,6 +47,12 @@ options:
     description: The array is made in this run, so an earlier manifest of the node no longer applies.
     type: bool
     default: false
+  project_quota:
+    description:
+      - Whether C(prjquota) is added to the mount options, which limits of jobs need (M(tunetool.node.job_scratch)). XFS
+        takes it only when it is mounted, so on a built node it is a difference until the volume is unmounted.
+    type: bool
+    default: false
   settings:
     description:
       - The variables of the role P(tunetool.node.scratch_filesystem#role) without its name; C(mount_point) is required.
@@ -106,7 +112,7 @@ from ..module_utils.play.convergence import AnsibleModule, converge  # noqa: E40
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402
-from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
+from ..module_utils.volume.volume_values import options_of, volume_problems  # noqa: E402
 
 
 def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
@@ -151,7 +157,7 @@ def main() -> None:
             "data_su_bytes": geometry.data_su_bytes,
             "data_sw": geometry.data_sw,
             "log_su_bytes": geometry.log_su_bytes,
-            "mount_options": shown_options(module.params["mount_options"]),
+            "mount_options": shown_options(options_of(module.params)),
         },
         offload_dir=offload_dir,
         offload=access(module.params) if offload_dir else {},

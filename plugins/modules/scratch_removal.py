@@ -17,14 +17,15 @@ description:
     says, and anything that O(wipes) and O(volume) do not name as it is now.
   - Then unmounts it, removes every label from the file system, the array and the drives, and removes its traces. After
     a power cut, the next run continues; a drive that is blank already needs no consent.
-  - Where there is neither a volume nor a manifest, V(teardown) removes the health check, which needs no plan.
+  - Where there is neither a volume nor a manifest, V(teardown) removes the health check and what makes
+    directories of jobs, which needs no plan.
   - Data blocks stay on the drives. This is not an erasure.
 options:
   job:
     description:
-      - V(teardown) also removes the drop-ins, the health check, the line in mdadm.conf, the mount point and the
-        manifest, and rebuilds the initramfs. V(replace) keeps those for the array that is to be built next, and first
-        makes sure that it can be built.
+      - V(teardown) also removes the drop-ins, the health check, what makes directories of jobs, the line in mdadm.conf,
+        the mount point and the manifest, and rebuilds the initramfs. V(replace) keeps those for the array that is to be
+        built next, and first makes sure that it can be built.
     type: str
     choices: [teardown, replace]
     required: true
@@ -125,7 +126,7 @@ from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.convergence import AnsibleModule, Words, change, line_of  # noqa: E402
-from ..module_utils.removal.apply import Job, remove_remains  # noqa: E402
+from ..module_utils.removal.apply import Job, names_of_remains, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
     Removal,
     consent_problem,
@@ -170,7 +171,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     if removal.done and wanted["job"] == TEARDOWN:
         remains = remove_remains(wanted["program"], acting=False)
     if remains:
-        removal = replace(removal, note="nothing to remove but the health check")
+        removal = replace(removal, note="nothing to remove but %s" % names_of_remains())
     ledger = Ledger(None, not module.check_mode, module.change_begins)
     if removal.volume:
         job = Job(removal, removal.volume, wanted["job"], wanted["program"], ledger)

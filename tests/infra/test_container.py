@@ -137,6 +137,14 @@ with socket.socket(socket.AF_UNIX) as asking:
 """
 
 
+def test_jobs_get_no_directory_where_there_is_no_volume(host: Host) -> None:
+    assert host.check_output("systemctl is-active tunetool-scratch.timer") == "active"
+    host.check_output("systemctl start tunetool-scratch.service")
+    done = host.run("/opt/tunetool/bin/tunetool-scratch make 12 --user root")
+    assert done.rc == 3
+    assert done.stderr.startswith("error: `/mnt/nvme_raid0` is not mounted. hint: ")
+
+
 def test_the_socket_answers_everybody(host: Host) -> None:
     """By an ordinary user, as a job would ask; tests/unit/test_health_socket.py asks with gRPC's own client."""
     shown = host.check_output("setpriv --reuid=65534 --regid=65534 --clear-groups python3 -c %s", ASK)

@@ -551,6 +551,13 @@ def test_a_real_mount_takes_options_and_label_and_keeps_its_data(real_xfs: tuple
         "`filesystem.label`: expected `nvme_raid0`, found `other`",
     ]
     assert rounds == [expected, expected, []]
+    wanted["project_quota"] = True
+    with pytest.raises(Drifted) as caught:
+        settle(work, MANIFEST, False)
+    (quota,) = caught.value.differences
+    assert (quota.expected, quota.found, quota.mended) == ("prjquota", "none of them", False)
+    assert "takes it only when it is mounted" in quota.hint
+    wanted["project_quota"] = False
     wanted["mount_options"] = ["relatime", "logbufs=4", "logbsize=256k"]
     with pytest.raises(Drifted) as caught:
         settle(work, MANIFEST, False)

@@ -122,6 +122,7 @@ def test_the_settings_of_a_module_are_the_variables_of_its_role(monkeypatch: pyt
         "ephemeral_unit",
         "host_memory",
         "io_tuning",
+        "job_scratch",
         "node_health",
         "node_manifest",
         "nvme_drives",

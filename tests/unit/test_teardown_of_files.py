@@ -21,6 +21,8 @@ from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common import manifest as manifests
 from tunetool.node.ephemeral import boot_decision, boot_unit
 from tunetool.node.health import health_units, settings
+from tunetool.node.job_scratch import scratch_units
+from tunetool.node.job_scratch import settings as job_settings
 from tunetool.node.machine.fstab import with_entry
 from tunetool.node.volume import late_mount, unit_dropins
 
@@ -150,7 +152,9 @@ def node(root: Path, point: str) -> None:
     for change in ours:
         unit_dropins.apply(change)
     put(root, health_units.files(TOOL, settings.dump(900, 0, "/etc/prom", []), 900, "/run/health.sock"))
-    put(root, {f"/etc/prom/{name}": "old 1\n" for name in health_units.METRICS})
+    jobs = {"directory": f"{point}/jobs", "limit": "", "by_request": False, "textfile_directory": "/etc/prom"}
+    put(root, scratch_units.files(TOOL, job_settings.dump(jobs, point), point, f"{point}/jobs"))
+    put(root, {f"/etc/prom/{name}": "old 1\n" for name in (*health_units.METRICS, scratch_units.METRICS)})
     put(root, {boot_decision.BEGUN_PATH: f"{ARRAY}\n", settings.MEASURED_PATH: "{}\n", DRAINED: "{}\n"})
     manifests.write(built, str(root / manifests.MANIFEST_PATH[1:]))
     (root / "mnt/nvme_raid0").mkdir(parents=True)
@@ -336,6 +340,8 @@ STOPS = [
     " ".join(["systemctl stop", *health_units.to_stop(False, False)]),
 ]
 """Between them a check that runs is waited for."""
+BOTH = "the health check and `tunetool-scratch`"
+STOP_SWEEPS = f"systemctl stop {scratch_units.TIMER} {scratch_units.SERVICE}"
 
 
 def with_systemd(tmp_path: Path, program: str, change: Callable[[Path], object] = lambda tree: None) -> Any:
@@ -362,8 +368,8 @@ print(json.dumps([mounted(check_mode=True), calls(), mounted(), calls()]))
     volume = f"{tmp_path}/point/nvme_raid0"
     assert before == []
     assert diff == would
-    assert diff[:3] == [health_units.TIMER, health_units.SOCKET, f"mount {volume}"]
-    assert after[:3] == [*STOPS, f"umount {volume}"]
+    assert diff[:4] == [health_units.TIMER, health_units.SOCKET, scratch_units.TIMER, f"mount {volume}"]
+    assert after[:4] == [*STOPS, STOP_SWEEPS, f"umount {volume}"]
     assert diff.index(f"{unit_dropins.UNITS_DIRECTORY}/{health_units.TIMER}") < diff.index("/etc/fstab")
 
 
@@ -381,7 +387,8 @@ except Exception as error:
     assert "target is busy" in error
     assert is_kept
     start = f"systemctl start {health_units.TIMER} {health_units.SOCKET}"
-    assert ran == [*STOPS, f"umount {tmp_path}/point/nvme_raid0", start]
+    again = f"systemctl start {scratch_units.TIMER}"
+    assert ran == [*STOPS, STOP_SWEEPS, f"umount {tmp_path}/point/nvme_raid0", again, start]
 
 
 def test_without_a_manifest_the_health_check_goes_as_well(tmp_path: Path) -> None:
@@ -394,14 +401,14 @@ print(json.dumps([plan, would, before, done, there(), run(), calls()]))
     plan, would, before, done, left, again, ran = with_systemd(
         tmp_path, program, lambda tree: (tree / "etc/tunetool/node.json").unlink()
     )
-    assert plan["msg"].endswith("nothing to remove but the health check")
+    assert plan["msg"].endswith(f"nothing to remove but {BOTH}")
     assert plan["plan"]["array_action"] == "nothing"
     assert not plan["changed"]
     assert before
     assert left == []
     assert (would["changed"], would["diff"], would["msg"]) == (done["changed"], done["diff"], done["msg"])
     assert done["changed"]
-    assert done["msg"] == "nothing to remove but the health check"
+    assert done["msg"] == f"nothing to remove but {BOTH}"
     assert (again["changed"], again["msg"]) == (False, "nothing to remove")
     assert ran[:2] == STOPS
     assert ran[-1] == "systemctl daemon-reload"

@@ -62,6 +62,12 @@ WRONG: list[tuple[str, str, Any, str]] = [
         "`drives.ware`, which is no check. hint: did you mean `drives.wear`?",
     ),
     ("node_health", "ignored_checks", ["io_tuning.*", "wear*"], "has `wear*`, which is no check. hint: "),
+    ("job_scratch", "directory", "/home/jobs", "`job_scratch_directory` is `/home/jobs`"),
+    ("job_scratch", "directory", "/mnt/nvme_raid0/a b", "`job_scratch_directory` is `/mnt/nvme_raid0/a b`"),
+    ("job_scratch", "limit", "101%", "`job_scratch_limit`: `101%` is not a quantity"),
+    ("job_scratch", "limit", "5", "`job_scratch_limit`: `5` is not a size"),
+    ("job_scratch", "limit", "1kB", "`job_scratch_limit`: `1kB` is below 1 MiB"),
+    ("job_scratch", "textfile_directory", "x", "`job_scratch_textfile_directory` is `x`"),
     ("node_reboot", "timeout", 0, "`node_reboot_timeout` is 0"),
 ]
 GOOD: dict[str, dict[str, Any]] = {
@@ -86,6 +92,12 @@ GOOD: dict[str, dict[str, Any]] = {
     "ephemeral": {"enabled": True, "wait_seconds": 30},
     "tunetool": {"install": True, "expect_read": "50GBps", "volume": ""},
     "node_health": {"enabled": True, "period": 900, "measure_every": 0, "textfile_directory": "", "socket": ""},
+    "job_scratch": {
+        "enabled": True,
+        "limit": "25%",
+        "by_request": False,
+        "textfile_directory": "",
+    },
     "node_reboot": {"timeout": 1800},
 }
 
@@ -118,7 +130,11 @@ def test_all_of_them_are_named_together(numbers: set[int]) -> None:
     problems = value_problems(changed(*((role, name, value) for role, name, value, _ in picked.values())))
     # Another count or mount point changes what else is wrong, and that is about other values.
     for role, name, _, words in picked.values():
-        if (role, name) not in {("scratch_filesystem", "offload_dir"), ("nvme_drives", "serials")}:
+        if (role, name) not in {
+            ("scratch_filesystem", "offload_dir"),
+            ("nvme_drives", "serials"),
+            ("job_scratch", "directory"),
+        }:
             assert [words in problem for problem in problems].count(True) == 1, (role, name, problems)
 
 
@@ -132,6 +148,13 @@ def test_settings_that_only_contradict_each_other_are_named() -> None:
     assert "its owner's" in problem
     (problem,) = value_problems({"node_health": {"enabled": True}, "tunetool": {"install": False}})
     assert "`node_health_enabled` needs the program" in problem
+    jobs = {"enabled": True, "limit": "", "by_request": True}
+    (problem,) = value_problems({"job_scratch": jobs})
+    assert "`job_scratch_by_request` needs a limit" in problem
+    (problem,) = value_problems({"job_scratch": {"enabled": True}, "tunetool": {"install": False}})
+    assert "`job_scratch_enabled` needs the program" in problem
+    on_theirs = {"enabled": True, "directory": "/data/jobs"}
+    assert value_problems({"job_scratch": on_theirs, "tunetool": {"volume": "/data"}}) == []
 
 
 def test_a_key_that_is_no_public_key_is_named() -> None:

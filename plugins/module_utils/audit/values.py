@@ -15,6 +15,7 @@ from ..common.io_settings import ARGUMENTS as TUNING
 from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems
+from ..job_scratch.settings import problems_of as jobs_problems
 from ..machine.file_system import BUILT
 from ..memory.limits import memory_problems
 from ..tuning.settings import normal_form
@@ -111,7 +112,7 @@ def _units_problems(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str
     """Of the roles whose units call the program."""
     problems = [
         "`%s_enabled` needs the program on the node. hint: set `tunetool_install: true`" % role
-        for role in ("ephemeral", "node_health")
+        for role in ("ephemeral", "job_scratch", "node_health")
         if roles.get(role, {}).get("enabled") and program.get("install") is False
     ]
     ephemeral, health = roles.get("ephemeral", {}), roles.get("node_health", {})
@@ -123,6 +124,10 @@ def _units_problems(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str
             )
         if (ephemeral.get("wait_seconds") or 0) < 0:
             problems.append("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
+    jobs = roles.get("job_scratch", {})
+    if jobs.get("enabled"):
+        mounted = roles.get("scratch_filesystem", {}).get("mount_point") or str(_VOLUME["mount_point"])
+        problems += jobs_problems(jobs, program.get("volume") or mounted)
     if health.get("enabled"):
         problems += [*health_problems(health), *_ignored_problems(health.get("ignored_checks") or [])]
     return problems

@@ -47,6 +47,8 @@ class Xfs:
     """Characters in a label (xfs(5))."""
     remounted = ("inode32", "inode64")
     """Options of its own that it changes on a remount (kernel: fs/xfs/xfs_super.c)."""
+    project_quota = "prjquota"
+    """The mount option with which it keeps to limits of projects."""
     log_buffer_max = log_stripe_unit_max = 256 * 1024
     """XFS caps the log stripe unit at 256 KiB: ``mkfs.xfs -l su=1m`` fails (xfsprogs 6.1)."""
     look = "xfs_repair -n %s"

@@ -17,6 +17,7 @@ from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..ephemeral import boot_unit
 from ..health import health_units
+from ..job_scratch import scratch_units
 from ..machine.device_users import users_of
 from ..machine.drive_contents import claim_problem, read_signatures, use_problems
 from ..machine.drives import read_drives
@@ -37,11 +38,22 @@ from .wipe_drives import contents_text, refuse_unless_wipeable, wipe
 def remove_remains(program: str, acting: bool) -> list[dict[str, str]]:
     """Remove what a teardown would, where no volume is left to remove. Returns the diff.
 
-    With a manifest the health check stays: it checks the node against that. Raises ``CommandError`` and ``OSError``.
+    With a manifest both stay: the health check checks the node against that, and jobs may use a volume of the owner's.
+    Raises ``CommandError`` and ``OSError``.
     """
     if os.path.lexists(MANIFEST_PATH):
         return []
-    return health_units.remove(program, acting)
+    return [*health_units.remove(program, acting), *scratch_units.converge(program, {}, "", acting)]
+
+
+def names_of_remains() -> str:
+    """What that is, for people."""
+    present = [
+        name
+        for name, units in (("the health check", health_units), ("`tunetool-scratch`", scratch_units))
+        if units.installed()
+    ]
+    return " and ".join(present) or "the health check"
 
 
 class Job:
@@ -103,10 +115,12 @@ class Job:
             self.forget()
             return
         # A check of a volume that is gone would drain the node in Slurm: it ends before, and no boot starts it after.
-        with health_units.halted(acting=self.ledger.acting) as stopped:
-            self.ledger.diff += stopped
+        acting = self.ledger.acting
+        with health_units.halted(acting) as checks, scratch_units.halted(acting) as sweeps:
+            self.ledger.diff += [*checks, *sweeps]
             self.unmount()
-        self.ledger.diff += health_units.remove(self.program, acting=self.ledger.acting)
+        self.ledger.diff += health_units.remove(self.program, acting)
+        self.ledger.diff += scratch_units.converge(self.program, {}, "", acting)
         self.forget()
         self.forget_services()
         self.wipe()

@@ -22,7 +22,7 @@ from ..machine.unlabelled import look, look_at_ends
 from ..units import format_size_binary
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import MountPoint, reload_systemd
-from .volume_values import SETTINGS
+from .volume_values import SETTINGS, options_of
 
 OF_THE_ARRAY: dict[str, Any] = {
     "array": {"type": "str", "required": True},
@@ -31,6 +31,7 @@ OF_THE_ARRAY: dict[str, Any] = {
     "members": {"type": "int", "required": True},
     "adopt": {"type": "bool", "default": False},
     "new_array": {"type": "bool", "default": False},
+    "project_quota": {"type": "bool", "default": False},
 }
 WISHES = {**OF_THE_ARRAY, **SETTINGS}
 ARGUMENTS = {**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}}
@@ -194,7 +195,7 @@ class Volume(MountPoint):
         """Write the volume's line in /etc/fstab, by UUID."""
         # A node whose array is gone must still boot: nofail, and a bounded wait for the device.
         timeout = "x-systemd.device-timeout=" + self.wanted["device_timeout"]
-        options = ",".join([*self.wanted["mount_options"], "nofail", timeout])
+        options = ",".join([*options_of(self.wanted), "nofail", timeout])
         before = content(self._path(FSTAB))
         ours = {"UUID=" + known for known in self.known | former_uuid(self.root)}
         specs = {entry.spec for entry in entries_at(before, self.point)}
@@ -213,7 +214,7 @@ class Volume(MountPoint):
 
     def mount(self) -> None:
         """Mount the volume at its mount point with its options."""
-        asked = shown_options(self.wanted["mount_options"])
+        asked = shown_options(options_of(self.wanted))
         mount = self._mount()
         if mount is None:
             if self.blocked:

@@ -45,6 +45,12 @@ _SPAN = re.compile(
 )
 
 
+def options_of(wanted: Mapping[str, Any]) -> list[str]:
+    """The mount options that are asked for, with the one that limits of jobs need."""
+    quota = [BUILT.project_quota] if wanted.get("project_quota") else []
+    return list(dict.fromkeys([*wanted["mount_options"], *quota]))
+
+
 def volume_problems(wanted: Mapping[str, Any], log_su_bytes: int) -> list[str]:
     """Every problem, a line each with its hint. ``wanted``: the arguments of M(tunetool.node.scratch_filesystem).
 

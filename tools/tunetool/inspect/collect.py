@@ -103,6 +103,7 @@ def inspect(source: Source) -> model.Inspection:
         pcie=nodes,
         arrays=[_array(array, drives) for array in arrays],
         filesystems=[_with_space(each, source) for each in mounted],
+        jobs=[model.JobScratch.model_validate(job) for job in source.jobs()],
         memory=memory,
         gds=model.Gds.model_validate(decision, from_attributes=True),
         settings=read_settings(drives, arrays, root),

@@ -149,6 +149,15 @@ class Filesystem(Document):
     free_bytes: int | None = Field(None, description="Free for users other than root")
 
 
+class JobScratch(Document):
+    """A job's directory on the scratch volume (role job_scratch)."""
+
+    job: str
+    user: str
+    bytes: int | None = Field(None, description="What counts for it; null where it has no limit, since nothing counts")
+    limit_bytes: int | None = None
+
+
 class HugePages(Document):
     """A pool of huge pages."""
 
@@ -244,6 +253,7 @@ class Inspection(Document):
     pcie: list[PciNode]
     arrays: list[Array]
     filesystems: list[Filesystem]
+    jobs: list[JobScratch] = Field([], description="Directories of jobs; empty where another user than root looks")
     memory: Memory
     gds: Gds
     settings: list[Setting] = Field([])

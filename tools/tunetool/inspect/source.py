@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from tunetool.errors import UsageProblem
 from tunetool.node.array.drive_selection import occupied
 from tunetool.node.common import documents
 from tunetool.node.gds.facts import GdsFacts, read_gds_facts
+from tunetool.node.job_scratch.program import jobs_of_node
 from tunetool.node.machine.drive_contents import read_contents
 from tunetool.node.machine.drive_health import Health, read_health
 from tunetool.node.machine.drives import Drive
@@ -81,6 +82,10 @@ class Source:
                 return None
             return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
         return self.beside.space.get(mount_point)
+
+    def jobs(self) -> list[Mapping[str, Any]]:
+        """The directories of jobs, which only root reads. Whose jobs ran is not recorded."""
+        return jobs_of_node() if self.live and os.geteuid() == 0 else []
 
     def gds_facts(self, mount_point: str | None) -> GdsFacts:
         """The facts about GPUDirect Storage, read or recorded; some of them are not in a recorded tree."""

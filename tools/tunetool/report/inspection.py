@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tunetool.inspect.model import Array, Blocker, Disk, Drive, Filesystem, Gds, Host, HugePages, Inspection, Path
 from tunetool.node.common.refusal import on_one_line
+from tunetool.node.job_scratch.program import in_words
 from tunetool.node.units import format_size_binary
 from tunetool.report.lines import WIDTH, section, wrapped
 from tunetool.report.pcie_tree import link_words, pcie
@@ -224,6 +225,8 @@ def _volume(shown: Inspection) -> Iterator[str]:
     yield ""
     yield from section("array", array_words(shown))
     yield from section("mounts", filesystem_words(shown))
+    if shown.jobs:
+        yield from section("jobs", job_words(shown))
 
 
 def array_words(shown: Inspection) -> list[str]:
@@ -234,6 +237,11 @@ def array_words(shown: Inspection) -> list[str]:
 def filesystem_words(shown: Inspection) -> list[str]:
     """A line for each mounted file system."""
     return [_filesystem(filesystem) for filesystem in shown.filesystems] or ["no block device is mounted"]
+
+
+def job_words(shown: Inspection) -> list[str]:
+    """A line for each job that has a directory on the volume."""
+    return [in_words(job.model_dump()) for job in shown.jobs]
 
 
 def _array(array: Array) -> str:

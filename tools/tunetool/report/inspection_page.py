@@ -22,6 +22,7 @@ from tunetool.report.inspection import (
     driver_words,
     filesystem_words,
     isolation_words,
+    job_words,
     machine_words,
     memory_words,
 )
@@ -74,6 +75,7 @@ def page(shown: Inspection, command: Sequence[str], taken: datetime) -> str:
             *(("memory", line) for line in memory_words(shown)),
             *(("array", line) for line in array_words(shown)),
             *(("mount", line) for line in filesystem_words(shown)),
+            *(("job", line) for line in job_words(shown)),
         ],
         gds=shown.gds,
         paths=[path for path in shown.gds.paths if path.mode != "off" or shown.gds.mode == "off"],

@@ -1,0 +1,350 @@
+"""The directories of jobs on the volume: made, listed, taken from their names, and emptied.
+
+What a directory is for is in its attribute ``trusted.tunetool``, which root alone reads and writes; nothing else is
+remembered anywhere. One that is removed is moved at once into a directory that only root can enter: its name is free,
+and no path leads a user there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from ..common.file_lock import FileLock
+from ..common.files import read_text
+from ..common.refusal import Refusal
+from ..machine.file_system import BUILT
+from ..machine.mounts import mount_at, read_mounts
+from . import kernel
+from .removal import Emptying
+
+ATTRIBUTE = "trusted.tunetool"
+PREFIX = "job-"
+REMOVED = ".removed"
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CONTAINER = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{16}")
+_FIRST_PROJECT, _LAST_PROJECT = 1 << 16, (1 << 31) - 1
+"""Smaller ones may be the owner's."""
+_LOCK_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a directory is for. ``project``: 0 without a limit; ``boot``: the boot in which it was made."""
+
+    job: str
+    uid: int
+    limit: int
+    project: int
+    slurm: bool
+    boot: str
+    made: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """A job's directory and the bytes that count for it; None where no limit was set, since nothing counts then."""
+
+    record: Record
+    used: int | None
+
+
+class Quota:
+    """The limits of projects on the file system of an open directory."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        number = os.fstat(handle).st_dev
+        name = "%d:%d" % (os.major(number), os.minor(number))
+        self.enforced = any(
+            mount.device_number == name and BUILT.project_quota in mount.options for mount in read_mounts()
+        )
+
+    def limit(self, project: int, size: int, files: int) -> None:
+        """Set both; 0 is none."""
+        kernel.set_limits(self._handle, project, size, files)
+
+    def used(self, project: int) -> int:
+        """Bytes."""
+        return kernel.used_bytes(self._handle, project)
+
+
+class Directories:
+    """Of one volume, as a context. Raises ``Refusal`` where it is not mounted, or where a user could exchange them.
+
+    ``make``: the directory above them, where it is missing.
+    """
+
+    def __init__(
+        self, mount_point: str, directory: str, quota: Callable[[int], Quota] = Quota, make: bool = True
+    ) -> None:
+        self.directory = directory
+        with contextlib.ExitStack() as closing:
+            volume = _open_volume(mount_point)
+            closing.callback(os.close, volume)
+            above = volume
+            for name in os.path.relpath(directory, mount_point).split("/"):
+                above = _opened(above, name, 0o711, directory, make)
+                closing.callback(os.close, above)
+            self._jobs = above
+            self._removed = _opened(above, REMOVED, 0o700, directory, make)
+            closing.callback(os.close, self._removed)
+            self._quota = quota(volume)
+            space = os.fstatvfs(volume)
+            self.size = space.f_blocks * space.f_frsize
+            self._files = space.f_files
+            self._closing = closing.pop_all()
+
+    def __enter__(self) -> Directories:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def make(self, job: str, uid: int, gid: int, limit: int, slurm: bool) -> str:
+        """The path of a job's directory, made if it is not there. Raises ``Refusal`` and ``OSError``."""
+        name = _name_of(job)
+        if limit and not self._quota.enforced:
+            raise Refusal(
+                "the volume of `%s` is mounted without `%s`, so no job can be limited. hint: unmount it, then run "
+                "`tunetool provision`; or set `job_scratch_limit: ''`" % (self.directory, BUILT.project_quota)
+            )
+        boot = this_boot()
+        with self._locked():
+            present = self._record(name)
+            if present is not None and (present.uid, present.slurm, present.boot) == (uid, slurm, boot):
+                # A scheduler calls again for the same job, as when its daemon was restarted.
+                self._note(name, present)
+                return os.path.join(self.directory, name)
+            if present is not None:
+                self._take_name(name, present.project)
+            project = self._free_project() if limit else 0
+            record = Record(job, uid, limit, project, slurm, boot, time.time_ns())
+            with self._container(project) as (container, container_name):
+                self._prepare(container, record, gid)
+                os.rename("0", name, src_dir_fd=container, dst_dir_fd=self._jobs)
+                os.rmdir(container_name, dir_fd=self._removed)
+        return os.path.join(self.directory, name)
+
+    def _prepare(self, container: int, record: Record, gid: int) -> None:
+        os.mkdir("0", 0o700, dir_fd=container)
+        handle = kernel.open_inside(container, "0")
+        try:
+            if record.project:
+                # A volume has room for so many files: else one job could use it up with empty ones.
+                files = max(1024, self._files * record.limit // self.size) if self._files else 0
+                self._quota.limit(record.project, record.limit, files)
+                kernel.set_project(handle, record.project)
+            os.setxattr(handle, ATTRIBUTE, json.dumps(asdict(record)).encode())
+            os.fchown(handle, record.uid, gid)
+        finally:
+            os.close(handle)
+
+    def records(self) -> list[Record]:
+        """Every job's, by name. One over which its user has mounted something is left out until it is removed."""
+        names = sorted(name for name in os.listdir(self._jobs) if name.startswith(PREFIX))
+        return [record for record in map(self._record_or_none, names) if record is not None]
+
+    def held(self) -> list[Held]:
+        """Who holds how much. Raises ``OSError``."""
+        return [
+            Held(record, self._quota.used(record.project) if record.project and self._quota.enforced else None)
+            for record in self.records()
+        ]
+
+    def removing(self) -> int:
+        """How many directories are still to be emptied."""
+        return len(os.listdir(self._removed))
+
+    def remove(self, job: str, made: int | None = None) -> bool:
+        """Take a job's directory from its name; false where there is none. ``made``: only the one of that moment."""
+        name = _name_of(job)
+        with self._locked():
+            record = self._record(name)
+            if record is None or made not in (None, record.made):
+                return False
+            self._take_name(name, record.project)
+            return True
+
+    def empty(self, until: float, clock: Callable[[], float] = time.monotonic) -> list[str]:
+        """Delete what was taken from its name, as far as time allows. What stays against its will, a line each."""
+        with self._locked():
+            # One that is made after this holds a directory that is being prepared.
+            names = sorted(os.listdir(self._removed))
+        troubles: list[str] = []
+        for name in names:
+            if clock() >= until:
+                break
+            try:
+                troubles += self._empty(name, until, clock)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                troubles.append("`%s/%s/%s`: %s" % (self.directory, REMOVED, ascii(name)[1:-1], error.strerror))
+        return troubles
+
+    def _empty(self, name: str, until: float, clock: Callable[[], float]) -> Sequence[str]:
+        container = kernel.open_inside(self._removed, name)
+        try:
+            emptying = Emptying(container, until, clock)
+            done = emptying.finish()
+        finally:
+            os.close(container)
+        if not done:
+            where = "`%s/%s/%s`" % (self.directory, REMOVED, ascii(name)[1:-1])
+            return ["%s: %s" % (where, trouble) for trouble in emptying.troubles]
+        project = _project_in(name)
+        if project and self._quota.enforced:
+            self._quota.limit(project, 0, 0)
+        os.rmdir(name, dir_fd=self._removed)
+        return []
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # Opened again: a lock belongs to what was opened, not to the process.
+        with FileLock(os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._removed)) as lock:
+            if not lock.take(patience=_LOCK_SECONDS):
+                raise Refusal(
+                    "`%s` is locked by another process for %g s. hint: `fuser -v %s/%s` names it"
+                    % (self.directory, _LOCK_SECONDS, self.directory, REMOVED)
+                )
+            yield
+
+    def _record(self, name: str, uncover: bool = True) -> Record | None:
+        """Of a directory that is there; ``uncover``: unmount what lies over it. Raises ``Refusal`` where something else
+        has that name."""
+        try:
+            handle = kernel.open_inside(self._jobs, name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EXDEV and uncover:
+                # A user may mount over a directory of his own (FUSE).
+                kernel.detach(self._jobs, name)
+                return self._record(name)
+            raise self._foreign(name) from None
+        try:
+            return Record(**json.loads(os.getxattr(handle, ATTRIBUTE)))
+        except (OSError, ValueError, TypeError):
+            raise self._foreign(name) from None
+        finally:
+            os.close(handle)
+
+    def _record_or_none(self, name: str) -> Record | None:
+        with contextlib.suppress(Refusal):
+            return self._record(name, uncover=False)
+        return None
+
+    def _foreign(self, name: str) -> Refusal:
+        return Refusal(
+            "`%s/%s` is not tunetool's. hint: look whose it is, and move it away" % (self.directory, ascii(name)[1:-1])
+        )
+
+    def _note(self, name: str, record: Record) -> None:
+        handle = kernel.open_inside(self._jobs, name)
+        try:
+            os.setxattr(handle, ATTRIBUTE, json.dumps({**asdict(record), "made": time.time_ns()}).encode())
+        finally:
+            os.close(handle)
+
+    def _take_name(self, name: str, project: int) -> None:
+        with self._container(project) as (container, _):
+            os.rename(name, "0", src_dir_fd=self._jobs, dst_dir_fd=container)
+
+    @contextlib.contextmanager
+    def _container(self, project: int) -> Iterator[tuple[int, str]]:
+        """A directory in the one that only root enters; it carries the project in its name."""
+        name = "%08x.%s" % (project, secrets.token_hex(8))
+        os.mkdir(name, 0o700, dir_fd=self._removed)
+        handle = kernel.open_inside(self._removed, name)
+        try:
+            yield handle, name
+        finally:
+            os.close(handle)
+
+    def _free_project(self) -> int:
+        """A number that nobody uses, and that no user can guess: the kernel lets the owner of a file count it for any
+        project, and so use up the limit of another job whose number is known."""
+        taken = {record.project for record in self.records()} | set(map(_project_in, os.listdir(self._removed)))
+        while True:
+            project = secrets.randbelow(_LAST_PROJECT - _FIRST_PROJECT) + _FIRST_PROJECT
+            if project not in taken and not self._quota.used(project):
+                return project
+
+
+def this_boot() -> str:
+    """Another one after every boot."""
+    return read_text("/proc/sys/kernel/random/boot_id") or ""
+
+
+def described(held: Held, user: Callable[[int], str]) -> Mapping[str, Any]:
+    """For lists and metrics."""
+    record = held.record
+    return {"job": record.job, "user": user(record.uid), "bytes": held.used, "limit_bytes": record.limit or None}
+
+
+def _name_of(job: str) -> str:
+    if not _JOB.fullmatch(job):
+        raise Refusal("`%s` is no job. hint: its number, or up to 64 letters, digits and `._-`" % ascii(job)[1:-1])
+    return PREFIX + job
+
+
+def _project_in(name: str) -> int:
+    match = _CONTAINER.fullmatch(name)
+    return int(match.group(1), 16) if match else 0
+
+
+def _open_volume(mount_point: str) -> int:
+    mount = mount_at(mount_point, read_mounts())
+    if mount is None:
+        raise Refusal("`%s` is not mounted. hint: `mount %s`" % (mount_point, mount_point))
+    handle = os.open(mount_point, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(handle)
+    number = "%d:%d" % (os.major(status.st_dev), os.minor(status.st_dev))
+    try:
+        if number != mount.device_number:
+            raise Refusal("`%s` is hidden by another mount. hint: unmount that first" % mount_point)
+        # In a directory with the sticky bit no user renames what is root's.
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & 0o1000):
+            raise _unsafe(mount_point)
+    except Refusal:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _opened(above: int, name: str, mode: int, directory: str, make: bool) -> int:
+    made = False
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=above)
+            made = True
+    try:
+        handle = kernel.open_inside(above, name)
+    except OSError as error:
+        raise Refusal(
+            "`%s` on the way to `%s` is no directory of this volume: %s. hint: remove the link, mount or file"
+            % (name, directory, error.strerror)
+        ) from None
+    status = os.fstat(handle)
+    if status.st_uid != 0 or status.st_mode & 0o022:
+        os.close(handle)
+        raise _unsafe(directory)
+    if made:
+        # Whatever umask the scheduler has.
+        os.fchmod(handle, mode)
+    return handle
+
+
+def _unsafe(path: str) -> Refusal:
+    return Refusal(
+        "users may exchange what is below `%s`. hint: it has to be root's, and no others may write there "
+        "(`chown root %s; chmod go-w %s`)" % (path, path, path)
+    )

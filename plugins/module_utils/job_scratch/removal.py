@@ -1,0 +1,103 @@
+"""Empties a directory that holds what a hostile user left: of any depth, with any names, flags and mounts in it.
+
+Every call is made on an open directory and never follows a link. A directory that is not empty is moved up beside the
+first one, so nothing is nested in the end: no path grows, two directories are open at a time, and what a run has
+done stays done when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from typing import Callable
+
+from . import kernel
+
+Clock = Callable[[], float]
+_STACKED = 64
+"""Mounts one over the other that are taken down. Only root makes more."""
+
+
+_SHOWN = 8
+"""Troubles that are kept."""
+
+
+class Emptying:
+    """Of one directory of root's that no user can enter. ``troubles``: what stays, a line each."""
+
+    def __init__(self, directory: int, until: float, clock: Clock = time.monotonic) -> None:
+        self.troubles: list[str] = []
+        self._directory, self._until, self._clock = directory, until, clock
+        self._steps = 0
+
+    def finish(self) -> bool:
+        """Remove all that it holds, or as much as time allows; whether nothing is left."""
+        before = -1
+        while before < self._steps and not self._over():
+            before, self.troubles = self._steps, []
+            names = os.listdir(self._directory)
+            if not names:
+                return True
+            for name in names:
+                self._remove(self._directory, name)
+        return False
+
+    def _over(self) -> bool:
+        return self._clock() >= self._until
+
+    def _remove(self, directory: int, name: str) -> None:
+        """Remove a file, a link, or a directory; one that is nested and not empty is moved up instead."""
+        for _ in range(_STACKED):
+            if self._over():
+                return
+            try:
+                self._take(directory, name)
+                self._steps += 1
+                return
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if not _helped(directory, name, error):
+                    if len(self.troubles) < _SHOWN:
+                        self.troubles.append("`%s`: %s" % (ascii(name)[1:-1], error.strerror))
+                    return
+
+    def _take(self, directory: int, name: str) -> None:
+        # What a name is may change between two calls, so none is asked before.
+        try:
+            os.unlink(name, dir_fd=directory)
+            return
+        except IsADirectoryError:
+            pass
+        try:
+            os.rmdir(name, dir_fd=directory)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if directory != self._directory:
+            os.rename(name, secrets.token_hex(16), src_dir_fd=directory, dst_dir_fd=self._directory)
+            return
+        inside = kernel.open_inside(directory, name)
+        try:
+            with os.scandir(inside) as entries:
+                for entry in entries:
+                    self._remove(inside, entry.name)
+        finally:
+            os.close(inside)
+        if not self._over():
+            os.rmdir(name, dir_fd=directory)
+
+
+def _helped(directory: int, name: str, error: OSError) -> bool:
+    """Whether what stood against it is gone: a mount, or a flag of the entry or of the directory."""
+    with contextlib.suppress(OSError):
+        if error.errno in (errno.EBUSY, errno.EXDEV):
+            kernel.detach(directory, name)
+            return True
+        if error.errno == errno.EPERM:
+            return kernel.unprotect_open(directory) or kernel.unprotect(directory, name)
+    return False

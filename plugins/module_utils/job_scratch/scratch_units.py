@@ -1,0 +1,209 @@
+"""The files that the role writes: the settings, the program's starter, and the timer that sweeps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Callable, Iterator, Mapping
+
+from ..common.commands import CommandError, run
+from ..common.drift import diff_entry
+from ..common.files import content, replace_file
+from ..volume.unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, apply, exact_changes, link_to, quoted
+from .settings import CONFIG_PATH, SettingsError, load
+
+SERVICE = "tunetool-scratch.service"
+TIMER = "tunetool-scratch.timer"
+STARTER_NAME = "tunetool-scratch"
+METRICS = "tunetool-scratch.prom"
+VARIABLE = "TUNETOOL_SCRATCH"
+HEADER = "# Written by tunetool (job_scratch_enabled); it goes when that is false."
+EXECUTABLE = 0o755
+_SYSTEMD = "/run/systemd/system"
+
+# As TaskProlog it runs as the user, once for each task: the shell alone answers.
+_STARTER = """\
+#!/bin/sh
+%(header)s
+# Without an argument it is a program for Slurm's Prolog, Epilog and TaskProlog, which take none.
+if [ $# = 0 ] && [ "${SLURM_SCRIPT_CONTEXT:-}" = prolog_task ]; then
+    [ -d "%(directory)s/job-$SLURM_JOB_ID" ] && echo "export %(variable)s=%(directory)s/job-$SLURM_JOB_ID"
+    exit 0
+fi
+# slurmd may start it without a PATH.
+PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
+export PATH
+program=$(readlink -f %(program)s) || exit 3
+exec "${program%%/*}/python" -I -m tunetool.node.job_scratch.program "$@"
+"""
+
+_SERVICE = """\
+%(header)s
+[Unit]
+Description=Remove the scratch directories of jobs that have ended
+# Not a requirement, which would mount what somebody has unmounted.
+ConditionPathIsMountPoint=%(mount_point)s
+
+[Service]
+Type=oneshot
+# What is left after that time is the next one's.
+ExecStart=%(starter)s sweep --seconds 240
+Nice=10
+IOSchedulingClass=idle
+TimeoutStartSec=600
+"""
+
+_TIMER = """\
+%(header)s
+[Unit]
+Description=Remove the scratch directories of jobs that have ended, after a boot and every 5 minutes
+
+[Timer]
+OnBootSec=60
+OnUnitInactiveSec=300
+AccuracySec=15
+
+[Install]
+WantedBy=timers.target
+"""
+
+
+def starter_path(program: str) -> str:
+    """The path of the starter, beside the link of the program."""
+    return os.path.join(os.path.dirname(program), STARTER_NAME)
+
+
+def files(program: str, settings: str, mount_point: str, directory: str) -> dict[str, str]:
+    """Every file by path, including the link that `systemctl enable` would make."""
+    words = {
+        "header": HEADER,
+        "program": "'%s'" % program.replace("'", "'\\''"),
+        "starter": quoted(starter_path(program)),
+        "mount_point": mount_point,
+        "directory": directory,
+        "variable": VARIABLE,
+    }
+    units = {
+        SERVICE: _SERVICE % words,
+        TIMER: _TIMER % words,
+        "timers.target.wants/" + TIMER: link_to("../" + TIMER),
+    }
+    return {
+        CONFIG_PATH: settings,
+        starter_path(program): _STARTER % words,
+        **{os.path.join(UNITS_DIRECTORY, name): text for name, text in units.items()},
+    }
+
+
+def changes(wanted: Mapping[str, str], program: str, root: str = "/") -> list[Change]:
+    """Differences from exactly these files; without files, all must be absent. Raises ``ForeignDropIn``."""
+
+    def under(path: str) -> str:
+        return os.path.join(root, path.lstrip("/"))
+
+    starter = under(starter_path(program))
+    ours = HEADER in content(starter) or not os.path.lexists(starter)
+    if wanted and not ours:
+        raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % starter)
+    known = map(under, files(program, "", "/", "/"))
+    present = [path for path in known if os.path.lexists(path) and (path != starter or ours)]
+    texts = {under(path): text for path, text in wanted.items()}
+    return exact_changes(under(os.path.join(UNITS_DIRECTORY, SERVICE)), HEADER, texts, present)
+
+
+def put(change: Change) -> None:
+    """Write or remove one of these files. It has its mode from the beginning: a run may be cut at any moment."""
+    if change.after and not change.after.startswith(link_to("")):
+        mode = EXECUTABLE if os.path.basename(change.path) == STARTER_NAME else 0o644
+        replace_file(change.path, change.after, mode, follow=False)
+    else:
+        apply(change)
+
+
+def installed(root: str = "/") -> bool:
+    """Whether anything of it is on the node."""
+    return any(
+        os.path.lexists(os.path.join(root, path.lstrip("/")))
+        for path in (CONFIG_PATH, *(os.path.join(UNITS_DIRECTORY, name) for name in (SERVICE, TIMER)))
+    )
+
+
+def converge(
+    program: str,
+    wanted: Mapping[str, str],
+    directory: str,
+    acting: bool,
+    begins: Callable[[], None] = lambda: None,
+) -> list[dict[str, str]]:
+    """Compare, then write or remove; without ``wanted`` all of it goes, and the metrics. Returns the diff.
+
+    ``directory``: of the metrics, empty for none; ``begins`` is called before the first change. Directories of jobs
+    stay: a teardown takes them with the volume. Raises ``CommandError``, ``ForeignDropIn`` and ``OSError``.
+    """
+    changed = changes(wanted, program)
+    diff = [diff_entry(each.path, each.before, each.after) for each in changed]
+    directory = directory if wanted else ""
+    metrics = _stale_metrics(directory) if changed else ""
+    if metrics:
+        diff.append(diff_entry(metrics, "metrics\n", ""))
+    if directory and not os.path.isdir(directory):
+        diff.append(diff_entry(directory, "", "a directory\n"))
+    if wanted and not diff and not _is_active():
+        diff.append(diff_entry(TIMER, "", "active\n"))
+    if not acting or not diff:
+        return diff
+    begins()
+    if not wanted:
+        _systemctl("stop", TIMER, SERVICE)
+    if metrics:
+        os.unlink(metrics)
+    if directory:
+        os.makedirs(directory, exist_ok=True)
+    for each in changed:
+        put(each)
+    _systemctl("daemon-reload")
+    if wanted:
+        _systemctl("restart", TIMER)
+    return diff
+
+
+@contextlib.contextmanager
+def halted(acting: bool) -> Iterator[list[dict[str, str]]]:
+    """Stop what runs of it on a volume that is to be unmounted, and give the diff. It runs again if the block fails.
+
+    Raises ``CommandError``.
+    """
+    running = installed() and os.path.isdir(_SYSTEMD) and _is_active()
+    if running and acting:
+        _systemctl("stop", TIMER, SERVICE)
+    try:
+        yield [diff_entry(TIMER, "active\n", "")] if running else []
+    except BaseException:
+        if running and acting:
+            # Its own error would hide the first one.
+            with contextlib.suppress(CommandError):
+                _systemctl("start", TIMER)
+        raise
+
+
+def _is_active() -> bool:
+    """Whether the timer runs; True if systemd does not."""
+    if not os.path.isdir(_SYSTEMD):
+        return True
+    return run(["systemctl", "is-active", TIMER], accept=range(256)).returncode == 0
+
+
+def _systemctl(*words: str) -> None:
+    if os.path.isdir(_SYSTEMD):
+        # 5: a unit that is not loaded.
+        run(["systemctl", *words], accept=(0, 5) if words[0] == "stop" else (0,))
+
+
+def _stale_metrics(directory: str) -> str:
+    """Metrics that nobody will renew, where the settings until now had them written; empty for none."""
+    try:
+        before = load()["textfile_directory"]
+    except SettingsError:
+        return ""
+    path = os.path.join(before, METRICS)
+    return path if before and before != directory and os.path.exists(path) else ""
