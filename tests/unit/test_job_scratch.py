@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -24,6 +26,7 @@ from tunetool.node.job_scratch.directories import ATTRIBUTE, REMOVED, Directorie
 from tunetool.node.job_scratch.program import metrics, sweep_ended
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.report.inspection import screen
+from waiting import until
 
 PROGRAM = "/opt/tunetool/bin/tunetool"
 ALICE, BOB = 30001, 30002
@@ -264,6 +267,69 @@ def test_a_process_that_stays_inside_holds_up_nothing(volume: Volume) -> None:
             assert directories.empty(time.monotonic() + FOR_EVER) == []
             assert directories.removing() == 0
     volume.remove("12")
+
+
+def test_processes_that_write_on_hold_up_no_other_job(volume: Volume) -> None:
+    def write_on(path: Path) -> None:
+        os.chdir(path)
+        os.setresuid(ALICE, ALICE, ALICE)
+        for number in itertools.count():
+            with suppress(OSError):
+                Path(str(number)).mkdir()
+
+    jobs = ("1", "2")
+    inside = []
+    try:
+        for job in jobs:
+            path = volume.make(job)
+            pid = os.fork()
+            if not pid:
+                write_on(path)
+            inside.append(pid)
+            until((path / "0").exists, "its first directory")
+        with volume.open() as directories:
+            for job in jobs:
+                directories.remove(job)
+            assert directories.empty(time.monotonic() + 30) == []
+            assert directories.removing() == 0
+    finally:
+        for pid in inside:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_a_full_volume_is_emptied(volume: Volume) -> None:
+    path, last = volume.make("12"), volume.make("13")
+
+    def spread(above: Path, *numbers: int) -> None:
+        for number in range(numbers[0] if numbers else 0):
+            (above / str(number)).mkdir()
+            spread(above / str(number), *numbers[1:])
+
+    def fill() -> None:
+        size, number = 64 << 20, 0
+        while size >= 4096:
+            number += 1
+            try:
+                with (last / str(number)).open("wb") as stream:
+                    os.posix_fallocate(stream.fileno(), 0, size)
+            except OSError:
+                size //= 2
+        while True:
+            number += 1
+            (last / f"{number}{'x' * 200}").mkdir()
+
+    # Directories alone, whose removal makes no room until the lowest ones go.
+    assert as_user(ALICE, lambda: spread(path, 40, 10, 10, 1)) == ""
+    assert as_user(ALICE, fill) == "OSError"
+    with pytest.raises(OSError, match="No space left"):
+        volume.make("14")
+    with volume.open() as directories:
+        for job in ("12", "13"):
+            assert directories.remove(job)
+            assert directories.empty(time.monotonic() + FOR_EVER) == []
+            assert directories.removing() == 0
+    volume.make("14")
 
 
 def test_a_limit_is_set_before_the_user_has_the_directory(volume: Volume) -> None:

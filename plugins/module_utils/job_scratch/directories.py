@@ -2,7 +2,7 @@
 
 What a directory is for is in its attribute ``trusted.tunetool``, which root alone reads and writes; nothing else is
 remembered anywhere. One that is removed is moved at once into a directory that only root can enter: its name is free,
-and no path leads a user there.
+and no path leads a user there. The move makes nothing, so it also works on a full volume.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATTRIBUTE = "trusted.tunetool"
 PREFIX = "job-"
 REMOVED = ".removed"
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CONTAINER = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{16}")
+_ASIDE = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{16}")
 _FIRST_PROJECT, _LAST_PROJECT = 1 << 16, (1 << 31) - 1
 """Smaller ones may be the owner's."""
 _LOCK_SECONDS = 60.0
@@ -127,15 +127,14 @@ class Directories:
                 self._take_name(name, present.project)
             project = self._free_project() if limit else 0
             record = Record(job, uid, limit, project, slurm, boot, time.time_ns())
-            with self._container(project) as (container, container_name):
-                self._prepare(container, record, gid)
-                os.rename("0", name, src_dir_fd=container, dst_dir_fd=self._jobs)
-                os.rmdir(container_name, dir_fd=self._removed)
+            aside = _aside(project)
+            os.mkdir(aside, 0o700, dir_fd=self._removed)
+            self._prepare(aside, record, gid)
+            os.rename(aside, name, src_dir_fd=self._removed, dst_dir_fd=self._jobs)
         return os.path.join(self.directory, name)
 
-    def _prepare(self, container: int, record: Record, gid: int) -> None:
-        os.mkdir("0", 0o700, dir_fd=container)
-        handle = kernel.open_inside(container, "0")
+    def _prepare(self, aside: str, record: Record, gid: int) -> None:
+        handle = kernel.open_inside(self._removed, aside)
         try:
             if record.project:
                 # A volume has room for so many files: else one job could use it up with empty ones.
@@ -176,8 +175,8 @@ class Directories:
     def empty(self, until: float, clock: Callable[[], float] = time.monotonic) -> list[str]:
         """Delete what was taken from its name, as far as time allows. What stays against its will, a line each."""
         with self._locked():
-            # One that is made after this holds a directory that is being prepared.
-            names = sorted(os.listdir(self._removed))
+            # One that comes after this is being prepared.
+            names = sorted(filter(_ASIDE.fullmatch, os.listdir(self._removed)))
         troubles: list[str] = []
         for name in names:
             if clock() >= until:
@@ -191,12 +190,12 @@ class Directories:
         return troubles
 
     def _empty(self, name: str, until: float, clock: Callable[[], float]) -> Sequence[str]:
-        container = kernel.open_inside(self._removed, name)
+        directory = kernel.open_inside(self._removed, name)
         try:
-            emptying = Emptying(container, until, clock)
+            emptying = Emptying(directory, until, clock)
             done = emptying.finish()
         finally:
-            os.close(container)
+            os.close(directory)
         if not done:
             where = "`%s/%s/%s`" % (self.directory, REMOVED, ascii(name)[1:-1])
             return ["%s: %s" % (where, trouble) for trouble in emptying.troubles]
@@ -255,19 +254,7 @@ class Directories:
             os.close(handle)
 
     def _take_name(self, name: str, project: int) -> None:
-        with self._container(project) as (container, _):
-            os.rename(name, "0", src_dir_fd=self._jobs, dst_dir_fd=container)
-
-    @contextlib.contextmanager
-    def _container(self, project: int) -> Iterator[tuple[int, str]]:
-        """A directory in the one that only root enters; it carries the project in its name."""
-        name = "%08x.%s" % (project, secrets.token_hex(8))
-        os.mkdir(name, 0o700, dir_fd=self._removed)
-        handle = kernel.open_inside(self._removed, name)
-        try:
-            yield handle, name
-        finally:
-            os.close(handle)
+        os.rename(name, _aside(project), src_dir_fd=self._jobs, dst_dir_fd=self._removed)
 
     def _free_project(self) -> int:
         """A number that nobody uses, and that no user can guess: the kernel lets the owner of a file count it for any
@@ -296,8 +283,13 @@ def _name_of(job: str) -> str:
     return PREFIX + job
 
 
+def _aside(project: int) -> str:
+    """A name in the directory that only root enters; it tells the project."""
+    return "%08x.%s" % (project, secrets.token_hex(8))
+
+
 def _project_in(name: str) -> int:
-    match = _CONTAINER.fullmatch(name)
+    match = _ASIDE.fullmatch(name)
     return int(match.group(1), 16) if match else 0
 
 

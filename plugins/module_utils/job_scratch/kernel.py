@@ -73,6 +73,18 @@ def set_project(directory: int, project: int) -> None:
     fcntl.ioctl(directory, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*attributes))
 
 
+def seize(directory: int) -> None:
+    """Make an open directory root's alone: who has it open adds nothing, and anything may be moved into it. Raises
+    ``OSError``."""
+    attributes = _attributes(directory)
+    kept = attributes[0] & ~(_IMMUTABLE | _APPEND_ONLY | PROJECT_INHERITED)
+    if kept != attributes[0]:
+        attributes[0] = kept
+        fcntl.ioctl(directory, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*attributes))
+    os.fchown(directory, 0, 0)
+    os.fchmod(directory, 0o700)
+
+
 def unprotect(directory: int, name: str) -> bool:
     """Take the flags away with which not even root removes a file or directory; false where it has none.
 
