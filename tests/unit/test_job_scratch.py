@@ -298,6 +298,19 @@ def test_processes_that_write_on_hold_up_no_other_job(volume: Volume) -> None:
             os.waitpid(pid, 0)
 
 
+def test_one_with_many_files_holds_up_no_other_job(volume: Volume) -> None:
+    for job in "123":
+        path = volume.make(job)
+        for number in range(200 if job == "2" else 1):
+            (path / str(number)).touch()
+    clock = itertools.count(step=0.5)
+    with volume.open() as directories:
+        for job in "123":
+            directories.remove(job)
+        assert directories.empty(60, lambda: next(clock)) == []
+        assert directories.removing() == 1
+
+
 def test_a_full_volume_is_emptied(volume: Volume) -> None:
     path, last = volume.make("12"), volume.make("13")
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import re
 import secrets
 import time
@@ -33,6 +34,8 @@ _ASIDE = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{16}")
 _FIRST_PROJECT, _LAST_PROJECT = 1 << 16, (1 << 31) - 1
 """Smaller ones may be the owner's."""
 _LOCK_SECONDS = 60.0
+_TURN = 10.0
+"""Seconds in which one directory is emptied before the next one is."""
 
 
 @dataclass(frozen=True)
@@ -176,17 +179,23 @@ class Directories:
         """Delete what was taken from its name, as far as time allows. What stays against its will, a line each."""
         with self._locked():
             # One that comes after this is being prepared.
-            names = sorted(filter(_ASIDE.fullmatch, os.listdir(self._removed)))
+            names = list(filter(_ASIDE.fullmatch, os.listdir(self._removed)))
         troubles: list[str] = []
-        for name in names:
-            if clock() >= until:
-                break
+        # In turns, and not always in the same order: what takes long must not keep the rest from its turn.
+        random.shuffle(names)
+        while names and clock() < until:
+            name = names.pop(0)
+            end = min(until, clock() + _TURN)
             try:
-                troubles += self._empty(name, until, clock)
+                stays = self._empty(name, end, clock)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                troubles.append("`%s/%s/%s`: %s" % (self.directory, REMOVED, ascii(name)[1:-1], error.strerror))
+                stays = ["`%s/%s/%s`: %s" % (self.directory, REMOVED, name, error.strerror)]
+            if clock() < end:
+                troubles += stays
+            else:
+                names.append(name)
         return troubles
 
     def _empty(self, name: str, until: float, clock: Callable[[], float]) -> Sequence[str]:
@@ -197,7 +206,7 @@ class Directories:
         finally:
             os.close(directory)
         if not done:
-            where = "`%s/%s/%s`" % (self.directory, REMOVED, ascii(name)[1:-1])
+            where = "`%s/%s/%s`" % (self.directory, REMOVED, name)
             return ["%s: %s" % (where, trouble) for trouble in emptying.troubles]
         project = _project_in(name)
         if project and self._quota.enforced:

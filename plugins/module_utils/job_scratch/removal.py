@@ -33,6 +33,7 @@ class Emptying:
         self.troubles: list[str] = []
         self._directory, self._until, self._clock = directory, until, clock
         self._steps = self._level = 0
+        self._late = False
 
     def finish(self) -> bool:
         """Remove all that it holds, or as much as time allows; whether nothing is left."""
@@ -48,7 +49,9 @@ class Emptying:
         return False
 
     def _over(self) -> bool:
-        return self._clock() >= self._until
+        # The rest of a long list is passed over without asking again.
+        self._late = self._late or self._clock() >= self._until
+        return self._late
 
     def _remove(self, directory: int, name: str) -> None:
         """Remove a file, a link, or a directory; one that is nested and not empty is moved up instead."""
