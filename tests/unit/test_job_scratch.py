@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,9 @@ class Limits:
 
     def used(self, project: int) -> int:
         return self.counted.get(project, 0)
+
+    def unused(self, project: int) -> bool:
+        return not self.used(project)
 
 
 class Volume:
@@ -369,6 +373,7 @@ def test_a_limit_is_set_before_the_user_has_the_directory(volume: Volume) -> Non
     handle = os.open(path, os.O_RDONLY)
     assert as_user(ALICE, lambda: kernel.set_project(handle, 7)) == ""
     os.close(handle)
+    volume.limits.counted.clear()
     volume.remove("12")
     # Only the limit that was set for it is gone.
     assert volume.limits.set[record.project] == (0, 0)
@@ -376,6 +381,40 @@ def test_a_limit_is_set_before_the_user_has_the_directory(volume: Volume) -> Non
     assert sum(size for size, _ in volume.limits.set.values()) == 100 << 20
     # Nor does he learn another job's.
     assert as_user(ALICE, lambda: os.open(another, os.O_RDONLY)) == "PermissionError"
+
+
+def test_a_limit_stays_while_anything_counts_for_it(volume: Volume) -> None:
+    limit = 100 << 20
+    volume.make("12", limit=limit)
+    with volume.open() as directories:
+        (record,) = directories.records()
+        # As a deleted file that a process has open.
+        volume.limits.counted[record.project] = 4096
+        directories.remove("12")
+        assert directories.empty(time.monotonic() + FOR_EVER) == []
+        assert directories.removing() == 0
+    assert volume.limits.set[record.project][0] == limit
+
+
+def test_a_cut_make_takes_no_limit_from_a_running_job(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def cut(name: str, *arguments: Any, **places: int) -> None:
+        act(name, *arguments, **places)
+        raise Killed
+
+    for place in ("mkdir", "rename", "rmdir", "setxattr", "fchown"):
+        act = getattr(os, place)
+        with volume.open() as directories, monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(os, place, cut)
+            directories.make(place, ALICE, ALICE, 1 << 20, slurm=True)
+        with volume.open() as directories:
+            assert directories.empty(time.monotonic() + FOR_EVER) == []
+            assert directories.removing() == 0
+            limits = {record.project: 1 << 20 for record in directories.records()}
+        assert {project: size for project, (size, _) in volume.limits.set.items() if size} == limits
+    assert len(limits) == 2
 
 
 def test_a_failed_make_leaves_no_directory_and_no_remains(volume: Volume) -> None:
@@ -671,7 +710,7 @@ def test_the_kernel_keeps_a_job_to_its_limit(limiting: Path) -> None:
             directories.remove(job)
         assert directories.empty(time.monotonic() + FOR_EVER) == []
         handle = os.open(limiting, os.O_RDONLY)
-        assert [kernel.used_bytes(handle, project) for project in projects] == [0, 0]
+        assert [kernel.used(handle, project) for project in projects] == [(0, 0)] * 2
         os.close(handle)
 
 

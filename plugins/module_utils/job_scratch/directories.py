@@ -34,6 +34,7 @@ _ASIDE = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{16}")
 _FIRST_PROJECT, _LAST_PROJECT = 1 << 16, (1 << 31) - 1
 """Smaller ones may be the owner's."""
 _LOCK_SECONDS = 60.0
+_LOOKS = 10
 _TURN = 10.0
 """Seconds in which one directory is emptied before the next one is."""
 
@@ -76,7 +77,11 @@ class Quota:
 
     def used(self, project: int) -> int:
         """Bytes."""
-        return kernel.used_bytes(self._handle, project)
+        return kernel.used(self._handle, project)[0]
+
+    def unused(self, project: int) -> bool:
+        """Whether nothing counts for it, not even what has no name any more."""
+        return kernel.used(self._handle, project) == (0, 0)
 
 
 class Directories:
@@ -209,10 +214,19 @@ class Directories:
             where = "`%s/%s/%s`" % (self.directory, REMOVED, name)
             return ["%s: %s" % (where, trouble) for trouble in emptying.troubles]
         project = _project_in(name)
-        if project and self._quota.enforced:
+        if project and self._quota.enforced and self._is_unused(project):
             self._quota.limit(project, 0, 0)
         os.rmdir(name, dir_fd=self._removed)
         return []
+
+    def _is_unused(self, project: int) -> bool:
+        """A process may write on in a file that it has open, or whose second name is elsewhere: its limit stays."""
+        for _ in range(_LOOKS):
+            if self._quota.unused(project):
+                return True
+            # XFS counts deleted files until it has freed them, a little later.
+            time.sleep(0.05)
+        return False
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -267,11 +281,12 @@ class Directories:
 
     def _free_project(self) -> int:
         """A number that nobody uses, and that no user can guess: the kernel lets the owner of a file count it for any
-        project, and so use up the limit of another job whose number is known."""
+        project, and so use up the limit of another job whose number is known. Since Linux 6.17 (``file_getattr``) it
+        shows the number to all; they can fill the volume as well."""
         taken = {record.project for record in self.records()} | set(map(_project_in, os.listdir(self._removed)))
         while True:
             project = secrets.randbelow(_LAST_PROJECT - _FIRST_PROJECT) + _FIRST_PROJECT
-            if project not in taken and not self._quota.used(project):
+            if project not in taken and self._quota.unused(project):
                 return project
 
 

@@ -74,12 +74,12 @@ def set_project(directory: int, project: int) -> None:
 
 
 def seize(directory: int) -> None:
-    """Make an open directory root's alone: who has it open adds nothing, and anything may be moved into it. Raises
-    ``OSError``."""
+    """Make an open directory root's alone: who has it open adds nothing, anything may be moved into it, and it counts
+    for no project. Raises ``OSError``."""
     attributes = _attributes(directory)
     kept = attributes[0] & ~(_IMMUTABLE | _APPEND_ONLY | PROJECT_INHERITED)
-    if kept != attributes[0]:
-        attributes[0] = kept
+    if [kept, 0] != [attributes[0], attributes[3]]:
+        attributes[0], attributes[3] = kept, 0
         fcntl.ioctl(directory, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*attributes))
     os.fchown(directory, 0, 0)
     os.fchmod(directory, 0o700)
@@ -116,15 +116,16 @@ def set_limits(handle: int, project: int, size: int, files: int) -> None:
     _quota(handle, _SET_LIMITS, project, QUOTA.pack(*fields))
 
 
-def used_bytes(handle: int, project: int) -> int:
-    """The bytes that are counted for a project. Raises ``OSError``."""
+def used(handle: int, project: int) -> tuple[int, int]:
+    """The bytes and the files that are counted for a project. Raises ``OSError``."""
     try:
         answer = _quota(handle, _GET_QUOTA, project, bytes(QUOTA.size))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):
-            return 0
+            return 0, 0
         raise
-    return int(QUOTA.unpack(answer)[8]) * BLOCK
+    fields = QUOTA.unpack(answer)
+    return fields[8] * BLOCK, fields[9]
 
 
 def _quota(handle: int, command: int, project: int, block: bytes) -> bytes:
