@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -486,6 +486,7 @@ def test_only_directories_of_jobs_that_ended_are_swept(volume: Volume) -> None:
 @pytest.mark.parametrize(
     ("answer", "over"),
     [
+        (CommandError("`squeue` failed: slurm_load_jobs error: Invalid job id specified"), True),
         ("COMPLETED\n", True),
         ("NODE_FAIL\n", True),
         ("RUNNING\n", False),
@@ -494,9 +495,6 @@ def test_only_directories_of_jobs_that_ended_are_swept(volume: Volume) -> None:
         ("SOMETHING_NEW\n", False),
         ("COMPLETED\nRUNNING\n", False),
         ("", False),
-        (CommandError("`squeue` failed: slurm_load_jobs error: Invalid job id specified"), True),
-        (CommandError("`squeue` failed: Unable to contact slurm controller"), False),
-        (CommandError("`squeue` is not installed"), False),
     ],
 )
 def test_without_slurms_word_no_job_has_ended(answer: str | CommandError, over: bool) -> None:
@@ -508,12 +506,69 @@ def test_without_slurms_word_no_job_has_ended(answer: str | CommandError, over: 
     assert slurm_jobs.is_over("12", call) is over
 
 
+@pytest.mark.parametrize("words", ["`squeue` failed: Unable to contact slurm controller", "`squeue` is not installed"])
+def test_a_slurm_that_is_silent_is_asked_once_and_named(
+    volume: Volume, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    for job in ("1", "2", "3"):
+        volume.make(job)
+    by_hand = volume.make("4", slurm=False)
+    note = json.loads(os.getxattr(by_hand, ATTRIBUTE))
+    os.setxattr(by_hand, ATTRIBUTE, json.dumps({**note, "boot": "another"}).encode())
+    asked = []
+
+    def call(argv: object) -> Result:
+        asked.append(argv)
+        raise CommandError(words)
+
+    with volume.open() as directories:
+        sweep_ended(directories, lambda job: slurm_jobs.is_over(job, call))
+        assert [record.job for record in directories.records()] == ["1", "2", "3"]
+    assert len(asked) == 1
+    said = capsys.readouterr().out
+    assert words in said
+    assert said.count("\n") == 2
+
+
+def test_one_directory_that_cannot_be_removed_keeps_no_other(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job in ("1", "2"):
+        volume.make(job)
+    # An administrator keeps what a job left.
+    volume.make("3").rename(volume.jobs / "job-3.kept")
+    act = os.rename
+
+    def rename(name: str, *arguments: Any, **places: int) -> None:
+        if name == "job-1":
+            raise OSError(5, "Input/output error")
+        act(name, *arguments, **places)
+
+    with volume.open() as directories:
+        monkeypatch.setattr(os, "rename", rename)
+        sweep_ended(directories, lambda _: True)
+        assert [record.job for record in directories.records()] == ["1"]
+    assert capsys.readouterr().out.splitlines() == [
+        "stays: job `1`: `the volume`: Input/output error. hint: see `dmesg`",
+        "job `2` has ended: its directory is removed",
+    ]
+    assert (volume.jobs / "job-3.kept").exists()
+
+
 @pytest.mark.parametrize(
     ("shown", "size"),
-    [("MinTmpDiskNode=0 F", ""), ("MinTmpDiskNode=300M", "300MiB"), ("MinTmpDiskNode=1.50T X", "1.50TiB"), ("x", "")],
+    [("0\n", ""), ("300M\n", "300MiB"), ("1.50T\n1.50T\n", "1.50TiB"), ("x\n", ""), ("", "")],
 )
 def test_the_jobs_request_is_its_tmp(shown: str, size: str) -> None:
-    assert slurm_jobs.requested("12", lambda _: Result(0, shown, "")) == size
+    asked: list[str] = []
+
+    def call(argv: Sequence[str]) -> Result:
+        asked.extend(argv)
+        return Result(0, shown, "")
+
+    assert slurm_jobs.requested("12", call) == size
+    # No other field: the user chooses his job's name, and a bad size drains the node.
+    assert "--format=%d" in asked
 
 
 def test_one_command_serves_any_scheduler(

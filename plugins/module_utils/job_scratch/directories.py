@@ -253,11 +253,15 @@ class Directories:
                 return self._record(name)
             raise self._foreign(name) from None
         try:
-            return Record(**json.loads(os.getxattr(handle, ATTRIBUTE)))
+            record = Record(**json.loads(os.getxattr(handle, ATTRIBUTE)))
         except (OSError, ValueError, TypeError):
             raise self._foreign(name) from None
         finally:
             os.close(handle)
+        if _name_of(record.job) != name:
+            # Somebody keeps what a job left under another name.
+            raise self._foreign(name)
+        return record
 
     def _record_or_none(self, name: str) -> Record | None:
         with contextlib.suppress(Refusal):

@@ -150,10 +150,18 @@ def sweep_ended(directories: Directories, over: Any = slurm_jobs.is_over) -> Non
     Of a job of Slurm only Slurm knows. Of any other, nothing runs on after a boot.
     """
     boot = this_boot()
+    silent = False
     for record in directories.records():
-        if over(record.job) if record.slurm else record.boot != boot:
-            directories.remove(record.job, record.made)
-            print("job `%s` has ended: its directory is removed" % record.job)
+        try:
+            ended = not silent and over(record.job) if record.slurm else record.boot != boot
+            if ended and directories.remove(record.job, record.made):
+                print("job `%s` has ended: its directory is removed" % record.job)
+        except CommandError as error:
+            # Asked for each job, it could take all of the time in which files are deleted.
+            silent = True
+            print("stays: what jobs of Slurm left without an epilog, for it does not answer: %s" % error)
+        except (Refusal, OSError) as error:
+            print("stays: job `%s`: %s" % (record.job, _words_of(error)))
 
 
 def _tell(troubles: Sequence[str]) -> None:

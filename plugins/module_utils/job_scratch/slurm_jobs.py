@@ -30,22 +30,23 @@ def _ask(argv: Sequence[str]) -> Result:
 
 
 def is_over(job: str, call: Call = _ask) -> bool:
-    """Whether Slurm's controller says that the job has ended, or that it has none of that number.
-
-    No answer is a no: nothing is removed by it.
-    """
+    """Whether Slurm's controller says that the job has ended, or that it has none of that number. Raises
+    ``CommandError`` where it does not answer."""
     try:
         answer = call(["squeue", "--all", "--noheader", "--states=all", "--format=%T", "--jobs=" + job])
     except CommandError as error:
-        return _UNKNOWN_JOB in str(error)
+        if _UNKNOWN_JOB in str(error):
+            return True
+        raise
     states = answer.stdout.split()
     return bool(states) and set(states) <= _OVER
 
 
 def requested(job: str, call: Call = _ask) -> str:
     """The job's ``--tmp`` as a size, empty without one. Raises ``CommandError``."""
-    text = call(["scontrol", "--oneliner", "show", "job", job]).stdout
-    asked = re.search(r"\bMinTmpDiskNode=(\d+(?:\.\d+)?)([KMGTP]?)", text)
+    # That field alone: the job's name and comment, which the user chooses, may look like any other.
+    text = call(["squeue", "--all", "--noheader", "--states=all", "--format=%d", "--jobs=" + job]).stdout
+    asked = re.match(r"\s*(\d+(?:\.\d+)?)([KMGTP]?)\s", text)
     if asked is None or not float(asked.group(1)):
         return ""
     return "%s%siB" % (asked.group(1), asked.group(2) or "M")
