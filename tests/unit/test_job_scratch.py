@@ -209,7 +209,13 @@ def test_flags_of_a_job_of_roots_do_not_keep_its_files(volume: Volume) -> None:
     (path / "directory/below").mkdir(parents=True)
     for name in ("directory/below/fixed", "log"):
         (path / name).touch()
-    for flag, name in (("+i", "directory/below/fixed"), ("+a", "log"), ("+i", "directory/below"), ("+i", "directory")):
+    for flag, name in (
+        ("+i", "directory/below/fixed"),
+        ("+a", "log"),
+        ("+i", "directory/below"),
+        ("+i", "directory"),
+        ("+i", ""),
+    ):
         run(["chattr", flag, str(path / name)])
     volume.remove("12")
 
@@ -226,13 +232,22 @@ def test_mounts_of_a_job_go_and_what_they_show_stays(volume: Volume) -> None:
     run(["mount", "--bind", str(outside), str(path / "a/bind")])
     run(["mount", "-t", "tmpfs", "none", str(path / "a/memory")])
     run(["mount", "--bind", str(outside / "file"), str(path / "a/one")])
-    for _ in range(2):
-        run(["mount", "--bind", str(outside), str(path)])
+    libc = ctypes.CDLL(None)
+    for _ in range(1100):
+        # More than Python nests calls.
+        assert libc.mount(bytes(outside), bytes(path), None, 4096, None) == 0
     with volume.open() as directories:
-        # Nobody unmounts what a running job uses.
-        assert directories.records() == []
-    assert (path / "file").exists()
-    volume.remove("12")
+        # A sweep has to know of it, but nobody unmounts what a running job uses.
+        assert [record.job for record in directories.records()] == ["12"]
+        assert volume.make("12") == path
+        assert (path / "file").exists()
+        sweep_ended(directories, lambda _: True)
+        assert not path.exists()
+        # By a process that was in it.
+        (aside,) = (volume.jobs / REMOVED).iterdir()
+        run(["mount", "--bind", str(outside), str(aside)])
+        assert directories.empty(time.monotonic() + FOR_EVER) == []
+        assert directories.removing() == 0
     assert (outside / "file").read_text() == "kept"
 
 

@@ -24,7 +24,7 @@ from ..common.refusal import Refusal
 from ..machine.file_system import BUILT
 from ..machine.mounts import mount_at, read_mounts
 from . import kernel
-from .removal import Emptying
+from .removal import STACKED, Emptying
 
 ATTRIBUTE = "trusted.tunetool"
 PREFIX = "job-"
@@ -102,6 +102,9 @@ class Directories:
                 above = _opened(above, name, 0o711, directory, make)
                 closing.callback(os.close, above)
             self._jobs = above
+            # A user may mount over a directory of his own (FUSE). What it is for is read below that.
+            self._below = kernel.uncovered(above)
+            closing.callback(os.close, self._below)
             self._removed = _opened(above, REMOVED, 0o700, directory, make)
             closing.callback(os.close, self._removed)
             self._quota = quota(volume)
@@ -155,7 +158,7 @@ class Directories:
             os.close(handle)
 
     def records(self) -> list[Record]:
-        """Every job's, by name. One over which its user has mounted something is left out until it is removed."""
+        """Every job's, by name."""
         names = sorted(name for name in os.listdir(self._jobs) if name.startswith(PREFIX))
         return [record for record in map(self._record_or_none, names) if record is not None]
 
@@ -204,7 +207,7 @@ class Directories:
         return troubles
 
     def _empty(self, name: str, until: float, clock: Callable[[], float]) -> Sequence[str]:
-        directory = kernel.open_inside(self._removed, name)
+        directory = self._opened_aside(name)
         try:
             emptying = Emptying(directory, until, clock)
             done = emptying.finish()
@@ -218,6 +221,17 @@ class Directories:
             self._quota.limit(project, 0, 0)
         os.rmdir(name, dir_fd=self._removed)
         return []
+
+    def _opened_aside(self, name: str) -> int:
+        for _ in range(STACKED):
+            try:
+                return kernel.open_inside(self._removed, name)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                # A process that is in it mounted over it; once it is root's, none can.
+                kernel.detach(self._removed, name)
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
 
     def _is_unused(self, project: int) -> bool:
         """A process may write on in a file that it has open, or whose second name is elsewhere: its limit stays."""
@@ -239,18 +253,13 @@ class Directories:
                 )
             yield
 
-    def _record(self, name: str, uncover: bool = True) -> Record | None:
-        """Of a directory that is there; ``uncover``: unmount what lies over it. Raises ``Refusal`` where something else
-        has that name."""
+    def _record(self, name: str) -> Record | None:
+        """Of a directory that is there. Raises ``Refusal`` where something else has that name."""
         try:
-            handle = kernel.open_inside(self._jobs, name)
+            handle = kernel.open_inside(self._below, name)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if error.errno == errno.EXDEV and uncover:
-                # A user may mount over a directory of his own (FUSE).
-                kernel.detach(self._jobs, name)
-                return self._record(name)
+        except OSError:
             raise self._foreign(name) from None
         try:
             record = Record(**json.loads(os.getxattr(handle, ATTRIBUTE)))
@@ -265,7 +274,7 @@ class Directories:
 
     def _record_or_none(self, name: str) -> Record | None:
         with contextlib.suppress(Refusal):
-            return self._record(name, uncover=False)
+            return self._record(name)
         return None
 
     def _foreign(self, name: str) -> Refusal:
@@ -274,14 +283,31 @@ class Directories:
         )
 
     def _note(self, name: str, record: Record) -> None:
-        handle = kernel.open_inside(self._jobs, name)
+        handle = kernel.open_inside(self._below, name)
         try:
             os.setxattr(handle, ATTRIBUTE, json.dumps({**asdict(record), "made": time.time_ns()}).encode())
         finally:
             os.close(handle)
 
     def _take_name(self, name: str, project: int) -> None:
-        os.rename(name, _aside(project), src_dir_fd=self._jobs, dst_dir_fd=self._removed)
+        for _ in range(STACKED):
+            try:
+                os.rename(name, _aside(project), src_dir_fd=self._jobs, dst_dir_fd=self._removed)
+                return
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    kernel.detach(self._jobs, name)
+                elif error.errno != errno.EPERM or not self._unprotected(name):
+                    raise
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+
+    def _unprotected(self, name: str) -> bool:
+        """Whether it had a flag, which only a job of root's sets, that keeps it where it is."""
+        handle = kernel.open_inside(self._below, name)
+        try:
+            return kernel.unprotect_open(handle)
+        finally:
+            os.close(handle)
 
     def _free_project(self) -> int:
         """A number that nobody uses, and that no user can guess: the kernel lets the owner of a file count it for any

@@ -15,7 +15,8 @@ import struct
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_OPENAT2, _QUOTACTL_FD = 437, 443
+_OPEN_TREE, _OPENAT2, _QUOTACTL_FD = 428, 437, 443
+_CLONE, _EMPTY_PATH = 1, 0x1000
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 1, 2, 4, 8
 _MNT_DETACH = 2
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820
@@ -48,6 +49,12 @@ def open_inside(directory: int, name: str) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     how = struct.pack("=QQQ", flags, 0, _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH)
     return _call(_OPENAT2, ctypes.c_long(directory), os.fsencode(name), how, ctypes.c_size_t(len(how)))
+
+
+def uncovered(directory: int) -> int:
+    """Open an open directory again so that no mount lies over anything in it. Raises ``OSError``."""
+    flags = ctypes.c_uint(_CLONE | _EMPTY_PATH | os.O_CLOEXEC)
+    return _call(_OPEN_TREE, ctypes.c_long(directory), b"", flags)
 
 
 def detach(directory: int, name: str) -> None:

@@ -18,8 +18,8 @@ from typing import Callable
 from . import kernel
 
 Clock = Callable[[], float]
-_STACKED = 64
-"""Mounts one over the other that are taken down. Only root makes more."""
+STACKED = 2048
+"""Mounts one over the other that are taken down; users make up to 1000 (mount_max of FUSE)."""
 _SHOWN = 8
 """Troubles that are kept."""
 _LEVELS = 64
@@ -55,7 +55,7 @@ class Emptying:
 
     def _remove(self, directory: int, name: str) -> None:
         """Remove a file, a link, or a directory; one that is nested and not empty is moved up instead."""
-        for _ in range(_STACKED):
+        for _ in range(STACKED):
             if self._over():
                 return
             try:
