@@ -608,6 +608,9 @@ def test_one_command_serves_any_scheduler(
     assert "tunetool_scratch_removing" in (volume.point / "tunetool-scratch.prom").read_text()
     wrong = {
         ("make", "1", "--user", "nobody-here"): "`nobody-here` is no user of this node. hint: ",
+        ("make", "1", "--user", "4294967295"): "`4294967295` is no number of a user or a group. hint: ",
+        ("make", "1", "--user", "99999999999"): "`99999999999` is no number of a user or a group. hint: ",
+        ("make", "1", "--user", "\N{SUPERSCRIPT TWO}"): "`\\xb2` is no number of a user or a group. hint: ",
         ("make", "1", "--user", str(ALICE), "--limit", "much"): "hint: a share such as `25%`",
         ("make", "1", "--user", str(ALICE), "--limit", "5%"): "without `prjquota`",
     }
@@ -657,6 +660,9 @@ def test_a_failed_prolog_drains_its_node_and_an_epilog_never(
     assert "gone` is not mounted. hint: " in words
     assert words in capsys.readouterr().err
     assert program.by_slurm(job) == 2
+    drained.clear()
+    assert program.by_slurm({**job, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURM_JOB_UID": "?"}) == program.FAILED
+    assert "hint: " in drained[0][1]
 
 
 def test_words_for_slurm_are_plain() -> None:

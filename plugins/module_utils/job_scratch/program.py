@@ -229,7 +229,7 @@ def user_name(uid: int) -> str:
 
 def _user_of(text: str) -> int:
     try:
-        return int(text) if text.isdigit() else pwd.getpwnam(text).pw_uid
+        return slurm_jobs.number_of(text) if text.isdigit() else pwd.getpwnam(text).pw_uid
     except KeyError:
         raise Refusal("`%s` is no user of this node. hint: one that `getent passwd` has, or a number" % text) from None
 
