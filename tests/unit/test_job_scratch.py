@@ -742,6 +742,21 @@ def test_the_starter_tells_a_task_its_directory(tmp_path: Path, context: str, ar
     assert done.stdout == ""
 
 
+def test_without_the_program_a_prolog_fails_and_an_epilog_does_not(tmp_path: Path) -> None:
+    program_path = tmp_path / "bin/tunetool"
+    starter = tmp_path / "starter"
+    text = scratch_units.files(str(program_path), "", str(tmp_path), str(tmp_path))
+    starter.write_text(text[scratch_units.starter_path(str(program_path))])
+    for made in (tmp_path, program_path.parent):
+        made.mkdir(exist_ok=True)
+        for context, status in (("epilog_slurmd", 0), ("prolog_slurmd", 3)):
+            environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "12"}
+            done = subprocess.run(["sh", starter], env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == status
+            assert "hint: " in done.stderr
+            assert done.stderr.count("\n") == 1
+
+
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     given = {"directory": "/mnt//s/jobs/", "limit": "10%", "by_request": True, "textfile_directory": ""}
