@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,13 @@ from programs import need_program
 from tunetool.inspect.collect import inspect
 from tunetool.inspect.source import Source
 from tunetool.node.common.commands import CommandError, Result, run
+from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.job_scratch import kernel, program, scratch_units, settings, slurm_jobs
 from tunetool.node.job_scratch.directories import ATTRIBUTE, REMOVED, Directories, Quota
 from tunetool.node.job_scratch.program import metrics, sweep_ended
+from tunetool.node.plan.plan_file import TEARDOWN
+from tunetool.node.removal.apply import Job
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.report.inspection import screen
 from waiting import until
@@ -636,6 +640,24 @@ def test_inspect_shows_who_holds_how_much(volume: Volume, monkeypatch: pytest.Mo
     ]
     assert f"jobs        12 of {ALICE}: unknown, no limit\n" in screen(shown)
     assert inspect(Source(str(volume.point))).jobs == []
+
+
+def test_a_teardown_names_the_jobs_that_have_directories(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing of the job need be open at that moment.
+    given = {"mount_point": str(volume.point), "directory": str(volume.jobs)}
+    monkeypatch.setattr(program, "load", lambda: given)
+    volume.make("12")
+
+    def occupants(point: Path) -> list[str]:
+        removal: Any = SimpleNamespace(arrays=[])
+        place: Any = SimpleNamespace(mount_point=str(point))
+        return Job(removal, place, TEARDOWN, "", Ledger(None, acting=True)).occupants()
+
+    (line,) = occupants(volume.point)
+    assert line.startswith(f"job `12` of {ALICE} has its directory there")
+    assert occupants(volume.point / "another") == []
+    volume.remove("12")
+    assert occupants(volume.point) == []
 
 
 def test_a_failed_prolog_drains_its_node_and_an_epilog_never(

@@ -182,10 +182,15 @@ def _list(wanted: argparse.Namespace, settings: Mapping[str, Any]) -> None:
         print("%d more being removed" % removing)
 
 
-def jobs_of_node() -> list[Mapping[str, Any]]:
-    """Who holds how much on this node, for root; nothing where jobs have no directories, or the volume is not there."""
+def jobs_of_node(mount_point: str | None = None) -> list[Mapping[str, Any]]:
+    """Who holds how much on this node, for root; nothing where jobs have no directories, or the volume is not there.
+
+    ``mount_point``: only if theirs is this volume.
+    """
     try:
         settings = load()
+        if mount_point not in (None, settings["mount_point"]):
+            return []
         with Directories(settings["mount_point"], settings["directory"], make=False) as directories:
             return [described(held, user_name) for held in directories.held()]
     except (Expected, OSError):

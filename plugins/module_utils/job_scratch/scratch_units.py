@@ -144,7 +144,7 @@ def converge(
     """Compare, then write or remove; without ``wanted`` all of it goes, and the metrics. Returns the diff.
 
     ``directory``: of the metrics, empty for none; ``begins`` is called before the first change. Directories of jobs
-    stay: a teardown takes them with the volume. Raises ``CommandError``, ``ForeignDropIn`` and ``OSError``.
+    stay where they are. Raises ``CommandError``, ``ForeignDropIn`` and ``OSError``.
     """
     changed = changes(wanted, program)
     diff = [diff_entry(each.path, each.before, each.after) for each in changed]
