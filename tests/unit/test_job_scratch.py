@@ -425,15 +425,19 @@ def test_a_cut_make_takes_no_limit_from_a_running_job(volume: Volume, monkeypatc
 
     for place in ("mkdir", "rename", "rmdir", "setxattr", "fchown"):
         act = getattr(os, place)
-        with volume.open() as directories, monkeypatch.context() as patch, suppress(Killed):
+        before = os.umask(0o077)
+        with monkeypatch.context() as patch, suppress(Killed):
             patch.setattr(os, place, cut)
-            directories.make(place, ALICE, ALICE, 1 << 20, slurm=True)
+            with volume.open() as directories:
+                directories.make(place, ALICE, ALICE, 1 << 20, slurm=True)
+        os.umask(before)
         with volume.open() as directories:
             assert directories.empty(time.monotonic() + FOR_EVER) == []
             assert directories.removing() == 0
             limits = {record.project: 1 << 20 for record in directories.records()}
         assert {project: size for project, (size, _) in volume.limits.set.items() if size} == limits
     assert len(limits) == 2
+    assert volume.jobs.stat().st_mode & 0o777 == 0o711
 
 
 def test_a_failed_make_leaves_no_directory_and_no_remains(volume: Volume) -> None:

@@ -367,11 +367,14 @@ def _open_volume(mount_point: str) -> int:
 
 
 def _opened(above: int, name: str, mode: int, directory: str, make: bool) -> int:
-    made = False
     if make:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, mode, dir_fd=above)
-            made = True
+        # Whatever umask the scheduler has; a change of mode after it could be cut, and would never come.
+        before = os.umask(0)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, mode, dir_fd=above)
+        finally:
+            os.umask(before)
     try:
         handle = kernel.open_inside(above, name)
     except OSError as error:
@@ -383,9 +386,6 @@ def _opened(above: int, name: str, mode: int, directory: str, make: bool) -> int
     if status.st_uid != 0 or status.st_mode & 0o022:
         os.close(handle)
         raise _unsafe(directory)
-    if made:
-        # Whatever umask the scheduler has.
-        os.fchmod(handle, mode)
     return handle
 
 
