@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,12 +22,16 @@ from programs import need_program
 from tunetool.inspect.collect import inspect
 from tunetool.inspect.source import Source
 from tunetool.node.common.commands import CommandError, Result, run
+from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.job_scratch import kernel, program, scratch_units, settings, slurm_jobs
 from tunetool.node.job_scratch.directories import ATTRIBUTE, REMOVED, Directories, Quota
 from tunetool.node.job_scratch.program import metrics, sweep_ended
+from tunetool.node.plan.plan_file import TEARDOWN
+from tunetool.node.removal.apply import Job
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.report.inspection import screen
+from waiting import until
 
 PROGRAM = "/opt/tunetool/bin/tunetool"
 ALICE, BOB = 30001, 30002
@@ -46,6 +54,9 @@ class Limits:
 
     def used(self, project: int) -> int:
         return self.counted.get(project, 0)
+
+    def unused(self, project: int) -> bool:
+        return not self.used(project)
 
 
 class Volume:
@@ -202,7 +213,13 @@ def test_flags_of_a_job_of_roots_do_not_keep_its_files(volume: Volume) -> None:
     (path / "directory/below").mkdir(parents=True)
     for name in ("directory/below/fixed", "log"):
         (path / name).touch()
-    for flag, name in (("+i", "directory/below/fixed"), ("+a", "log"), ("+i", "directory/below"), ("+i", "directory")):
+    for flag, name in (
+        ("+i", "directory/below/fixed"),
+        ("+a", "log"),
+        ("+i", "directory/below"),
+        ("+i", "directory"),
+        ("+i", ""),
+    ):
         run(["chattr", flag, str(path / name)])
     volume.remove("12")
 
@@ -219,13 +236,22 @@ def test_mounts_of_a_job_go_and_what_they_show_stays(volume: Volume) -> None:
     run(["mount", "--bind", str(outside), str(path / "a/bind")])
     run(["mount", "-t", "tmpfs", "none", str(path / "a/memory")])
     run(["mount", "--bind", str(outside / "file"), str(path / "a/one")])
-    for _ in range(2):
-        run(["mount", "--bind", str(outside), str(path)])
+    libc = ctypes.CDLL(None)
+    for _ in range(1100):
+        # More than Python nests calls.
+        assert libc.mount(bytes(outside), bytes(path), None, 4096, None) == 0
     with volume.open() as directories:
-        # Nobody unmounts what a running job uses.
-        assert directories.records() == []
-    assert (path / "file").exists()
-    volume.remove("12")
+        # A sweep has to know of it, but nobody unmounts what a running job uses.
+        assert [record.job for record in directories.records()] == ["12"]
+        assert volume.make("12") == path
+        assert (path / "file").exists()
+        sweep_ended(directories, lambda _: True)
+        assert not path.exists()
+        # By a process that was in it.
+        (aside,) = (volume.jobs / REMOVED).iterdir()
+        run(["mount", "--bind", str(outside), str(aside)])
+        assert directories.empty(time.monotonic() + FOR_EVER) == []
+        assert directories.removing() == 0
     assert (outside / "file").read_text() == "kept"
 
 
@@ -266,6 +292,82 @@ def test_a_process_that_stays_inside_holds_up_nothing(volume: Volume) -> None:
     volume.remove("12")
 
 
+def test_processes_that_write_on_hold_up_no_other_job(volume: Volume) -> None:
+    def write_on(path: Path) -> None:
+        os.chdir(path)
+        os.setresuid(ALICE, ALICE, ALICE)
+        for number in itertools.count():
+            with suppress(OSError):
+                Path(str(number)).mkdir()
+
+    jobs = ("1", "2")
+    inside = []
+    try:
+        for job in jobs:
+            path = volume.make(job)
+            pid = os.fork()
+            if not pid:
+                write_on(path)
+            inside.append(pid)
+            until((path / "0").exists, "its first directory")
+        with volume.open() as directories:
+            for job in jobs:
+                directories.remove(job)
+            assert directories.empty(time.monotonic() + 30) == []
+            assert directories.removing() == 0
+    finally:
+        for pid in inside:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_one_with_many_files_holds_up_no_other_job(volume: Volume) -> None:
+    for job in "123":
+        path = volume.make(job)
+        for number in range(200 if job == "2" else 1):
+            (path / str(number)).touch()
+    clock = itertools.count(step=0.5)
+    with volume.open() as directories:
+        for job in "123":
+            directories.remove(job)
+        assert directories.empty(60, lambda: next(clock)) == []
+        assert directories.removing() == 1
+
+
+def test_a_full_volume_is_emptied(volume: Volume) -> None:
+    path, last = volume.make("12"), volume.make("13")
+
+    def spread(above: Path, *numbers: int) -> None:
+        for number in range(numbers[0] if numbers else 0):
+            (above / str(number)).mkdir()
+            spread(above / str(number), *numbers[1:])
+
+    def fill() -> None:
+        size, number = 64 << 20, 0
+        while size >= 4096:
+            number += 1
+            try:
+                with (last / str(number)).open("wb") as stream:
+                    os.posix_fallocate(stream.fileno(), 0, size)
+            except OSError:
+                size //= 2
+        while True:
+            number += 1
+            (last / f"{number}{'x' * 200}").mkdir()
+
+    # Directories alone, whose removal makes no room until the lowest ones go.
+    assert as_user(ALICE, lambda: spread(path, 40, 10, 10, 1)) == ""
+    assert as_user(ALICE, fill) == "OSError"
+    with pytest.raises(OSError, match="No space left"):
+        volume.make("14")
+    with volume.open() as directories:
+        for job in ("12", "13"):
+            assert directories.remove(job)
+            assert directories.empty(time.monotonic() + FOR_EVER) == []
+            assert directories.removing() == 0
+    volume.make("14")
+
+
 def test_a_limit_is_set_before_the_user_has_the_directory(volume: Volume) -> None:
     path = volume.make("12", limit=100 << 20)
     with volume.open() as directories:
@@ -290,6 +392,7 @@ def test_a_limit_is_set_before_the_user_has_the_directory(volume: Volume) -> Non
     handle = os.open(path, os.O_RDONLY)
     assert as_user(ALICE, lambda: kernel.set_project(handle, 7)) == ""
     os.close(handle)
+    volume.limits.counted.clear()
     volume.remove("12")
     # Only the limit that was set for it is gone.
     assert volume.limits.set[record.project] == (0, 0)
@@ -297,6 +400,44 @@ def test_a_limit_is_set_before_the_user_has_the_directory(volume: Volume) -> Non
     assert sum(size for size, _ in volume.limits.set.values()) == 100 << 20
     # Nor does he learn another job's.
     assert as_user(ALICE, lambda: os.open(another, os.O_RDONLY)) == "PermissionError"
+
+
+def test_a_limit_stays_while_anything_counts_for_it(volume: Volume) -> None:
+    limit = 100 << 20
+    volume.make("12", limit=limit)
+    with volume.open() as directories:
+        (record,) = directories.records()
+        # As a deleted file that a process has open.
+        volume.limits.counted[record.project] = 4096
+        directories.remove("12")
+        assert directories.empty(time.monotonic() + FOR_EVER) == []
+        assert directories.removing() == 0
+    assert volume.limits.set[record.project][0] == limit
+
+
+def test_a_cut_make_takes_no_limit_from_a_running_job(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def cut(name: str, *arguments: Any, **places: int) -> None:
+        act(name, *arguments, **places)
+        raise Killed
+
+    for place in ("mkdir", "rename", "rmdir", "setxattr", "fchown"):
+        act = getattr(os, place)
+        before = os.umask(0o077)
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(os, place, cut)
+            with volume.open() as directories:
+                directories.make(place, ALICE, ALICE, 1 << 20, slurm=True)
+        os.umask(before)
+        with volume.open() as directories:
+            assert directories.empty(time.monotonic() + FOR_EVER) == []
+            assert directories.removing() == 0
+            limits = {record.project: 1 << 20 for record in directories.records()}
+        assert {project: size for project, (size, _) in volume.limits.set.items() if size} == limits
+    assert len(limits) == 2
+    assert volume.jobs.stat().st_mode & 0o777 == 0o711
 
 
 def test_a_failed_make_leaves_no_directory_and_no_remains(volume: Volume) -> None:
@@ -368,6 +509,7 @@ def test_only_directories_of_jobs_that_ended_are_swept(volume: Volume) -> None:
 @pytest.mark.parametrize(
     ("answer", "over"),
     [
+        (CommandError("`squeue` failed: slurm_load_jobs error: Invalid job id specified"), True),
         ("COMPLETED\n", True),
         ("NODE_FAIL\n", True),
         ("RUNNING\n", False),
@@ -376,9 +518,6 @@ def test_only_directories_of_jobs_that_ended_are_swept(volume: Volume) -> None:
         ("SOMETHING_NEW\n", False),
         ("COMPLETED\nRUNNING\n", False),
         ("", False),
-        (CommandError("`squeue` failed: slurm_load_jobs error: Invalid job id specified"), True),
-        (CommandError("`squeue` failed: Unable to contact slurm controller"), False),
-        (CommandError("`squeue` is not installed"), False),
     ],
 )
 def test_without_slurms_word_no_job_has_ended(answer: str | CommandError, over: bool) -> None:
@@ -390,12 +529,69 @@ def test_without_slurms_word_no_job_has_ended(answer: str | CommandError, over: 
     assert slurm_jobs.is_over("12", call) is over
 
 
+@pytest.mark.parametrize("words", ["`squeue` failed: Unable to contact slurm controller", "`squeue` is not installed"])
+def test_a_slurm_that_is_silent_is_asked_once_and_named(
+    volume: Volume, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    for job in ("1", "2", "3"):
+        volume.make(job)
+    by_hand = volume.make("4", slurm=False)
+    note = json.loads(os.getxattr(by_hand, ATTRIBUTE))
+    os.setxattr(by_hand, ATTRIBUTE, json.dumps({**note, "boot": "another"}).encode())
+    asked = []
+
+    def call(argv: object) -> Result:
+        asked.append(argv)
+        raise CommandError(words)
+
+    with volume.open() as directories:
+        sweep_ended(directories, lambda job: slurm_jobs.is_over(job, call))
+        assert [record.job for record in directories.records()] == ["1", "2", "3"]
+    assert len(asked) == 1
+    said = capsys.readouterr().out
+    assert words in said
+    assert said.count("\n") == 2
+
+
+def test_one_directory_that_cannot_be_removed_keeps_no_other(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job in ("1", "2"):
+        volume.make(job)
+    # An administrator keeps what a job left.
+    volume.make("3").rename(volume.jobs / "job-3.kept")
+    act = os.rename
+
+    def rename(name: str, *arguments: Any, **places: int) -> None:
+        if name == "job-1":
+            raise OSError(5, "Input/output error")
+        act(name, *arguments, **places)
+
+    with volume.open() as directories:
+        monkeypatch.setattr(os, "rename", rename)
+        sweep_ended(directories, lambda _: True)
+        assert [record.job for record in directories.records()] == ["1"]
+    assert capsys.readouterr().out.splitlines() == [
+        "stays: job `1`: `the volume`: Input/output error. hint: see `dmesg`",
+        "job `2` has ended: its directory is removed",
+    ]
+    assert (volume.jobs / "job-3.kept").exists()
+
+
 @pytest.mark.parametrize(
     ("shown", "size"),
-    [("MinTmpDiskNode=0 F", ""), ("MinTmpDiskNode=300M", "300MiB"), ("MinTmpDiskNode=1.50T X", "1.50TiB"), ("x", "")],
+    [("0\n", ""), ("300M\n", "300MiB"), ("1.50T\n1.50T\n", "1.50TiB"), ("x\n", ""), ("", "")],
 )
 def test_the_jobs_request_is_its_tmp(shown: str, size: str) -> None:
-    assert slurm_jobs.requested("12", lambda _: Result(0, shown, "")) == size
+    asked: list[str] = []
+
+    def call(argv: Sequence[str]) -> Result:
+        asked.extend(argv)
+        return Result(0, shown, "")
+
+    assert slurm_jobs.requested("12", call) == size
+    # No other field: the user chooses his job's name, and a bad size drains the node.
+    assert "--format=%d" in asked
 
 
 def test_one_command_serves_any_scheduler(
@@ -420,6 +616,9 @@ def test_one_command_serves_any_scheduler(
     assert "tunetool_scratch_removing" in (volume.point / "tunetool-scratch.prom").read_text()
     wrong = {
         ("make", "1", "--user", "nobody-here"): "`nobody-here` is no user of this node. hint: ",
+        ("make", "1", "--user", "4294967295"): "`4294967295` is no number of a user or a group. hint: ",
+        ("make", "1", "--user", "99999999999"): "`99999999999` is no number of a user or a group. hint: ",
+        ("make", "1", "--user", "\N{SUPERSCRIPT TWO}"): "`\\xb2` is no number of a user or a group. hint: ",
         ("make", "1", "--user", str(ALICE), "--limit", "much"): "hint: a share such as `25%`",
         ("make", "1", "--user", str(ALICE), "--limit", "5%"): "without `prjquota`",
     }
@@ -447,6 +646,24 @@ def test_inspect_shows_who_holds_how_much(volume: Volume, monkeypatch: pytest.Mo
     assert inspect(Source(str(volume.point))).jobs == []
 
 
+def test_a_teardown_names_the_jobs_that_have_directories(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing of the job need be open at that moment.
+    given = {"mount_point": str(volume.point), "directory": str(volume.jobs)}
+    monkeypatch.setattr(program, "load", lambda: given)
+    volume.make("12")
+
+    def occupants(point: Path) -> list[str]:
+        removal: Any = SimpleNamespace(arrays=[])
+        place: Any = SimpleNamespace(mount_point=str(point))
+        return Job(removal, place, TEARDOWN, "", Ledger(None, acting=True)).occupants()
+
+    (line,) = occupants(volume.point)
+    assert line.startswith(f"job `12` of {ALICE} has its directory there")
+    assert occupants(volume.point / "another") == []
+    volume.remove("12")
+    assert occupants(volume.point) == []
+
+
 def test_a_failed_prolog_drains_its_node_and_an_epilog_never(
     volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -469,6 +686,9 @@ def test_a_failed_prolog_drains_its_node_and_an_epilog_never(
     assert "gone` is not mounted. hint: " in words
     assert words in capsys.readouterr().err
     assert program.by_slurm(job) == 2
+    drained.clear()
+    assert program.by_slurm({**job, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURM_JOB_UID": "?"}) == program.FAILED
+    assert "hint: " in drained[0][1]
 
 
 def test_words_for_slurm_are_plain() -> None:
@@ -550,6 +770,21 @@ def test_the_starter_tells_a_task_its_directory(tmp_path: Path, context: str, ar
     assert done.stdout == ""
 
 
+def test_without_the_program_a_prolog_fails_and_an_epilog_does_not(tmp_path: Path) -> None:
+    program_path = tmp_path / "bin/tunetool"
+    starter = tmp_path / "starter"
+    text = scratch_units.files(str(program_path), "", str(tmp_path), str(tmp_path))
+    starter.write_text(text[scratch_units.starter_path(str(program_path))])
+    for made in (tmp_path, program_path.parent):
+        made.mkdir(exist_ok=True)
+        for context, status in (("epilog_slurmd", 0), ("prolog_slurmd", 3)):
+            environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "12"}
+            done = subprocess.run(["sh", starter], env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == status
+            assert "hint: " in done.stderr
+            assert done.stderr.count("\n") == 1
+
+
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     given = {"directory": "/mnt//s/jobs/", "limit": "10%", "by_request": True, "textfile_directory": ""}
@@ -594,7 +829,7 @@ def test_the_kernel_keeps_a_job_to_its_limit(limiting: Path) -> None:
             directories.remove(job)
         assert directories.empty(time.monotonic() + FOR_EVER) == []
         handle = os.open(limiting, os.O_RDONLY)
-        assert [kernel.used_bytes(handle, project) for project in projects] == [0, 0]
+        assert [kernel.used(handle, project) for project in projects] == [(0, 0)] * 2
         os.close(handle)
 
 

@@ -2,7 +2,7 @@
 
 What a directory is for is in its attribute ``trusted.tunetool``, which root alone reads and writes; nothing else is
 remembered anywhere. One that is removed is moved at once into a directory that only root can enter: its name is free,
-and no path leads a user there.
+and no path leads a user there. The move makes nothing, so it also works on a full volume.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import re
 import secrets
 import time
@@ -23,16 +24,19 @@ from ..common.refusal import Refusal
 from ..machine.file_system import BUILT
 from ..machine.mounts import mount_at, read_mounts
 from . import kernel
-from .removal import Emptying
+from .removal import STACKED, Emptying
 
 ATTRIBUTE = "trusted.tunetool"
 PREFIX = "job-"
 REMOVED = ".removed"
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CONTAINER = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{16}")
+_ASIDE = re.compile(r"([0-9a-f]{8})\.[0-9a-f]{16}")
 _FIRST_PROJECT, _LAST_PROJECT = 1 << 16, (1 << 31) - 1
 """Smaller ones may be the owner's."""
 _LOCK_SECONDS = 60.0
+_LOOKS = 10
+_TURN = 10.0
+"""Seconds in which one directory is emptied before the next one is."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,11 @@ class Quota:
 
     def used(self, project: int) -> int:
         """Bytes."""
-        return kernel.used_bytes(self._handle, project)
+        return kernel.used(self._handle, project)[0]
+
+    def unused(self, project: int) -> bool:
+        """Whether nothing counts for it, not even what has no name any more."""
+        return kernel.used(self._handle, project) == (0, 0)
 
 
 class Directories:
@@ -94,6 +102,9 @@ class Directories:
                 above = _opened(above, name, 0o711, directory, make)
                 closing.callback(os.close, above)
             self._jobs = above
+            # A user may mount over a directory of his own (FUSE). What it is for is read below that.
+            self._below = kernel.uncovered(above)
+            closing.callback(os.close, self._below)
             self._removed = _opened(above, REMOVED, 0o700, directory, make)
             closing.callback(os.close, self._removed)
             self._quota = quota(volume)
@@ -127,15 +138,14 @@ class Directories:
                 self._take_name(name, present.project)
             project = self._free_project() if limit else 0
             record = Record(job, uid, limit, project, slurm, boot, time.time_ns())
-            with self._container(project) as (container, container_name):
-                self._prepare(container, record, gid)
-                os.rename("0", name, src_dir_fd=container, dst_dir_fd=self._jobs)
-                os.rmdir(container_name, dir_fd=self._removed)
+            aside = _aside(project)
+            os.mkdir(aside, 0o700, dir_fd=self._removed)
+            self._prepare(aside, record, gid)
+            os.rename(aside, name, src_dir_fd=self._removed, dst_dir_fd=self._jobs)
         return os.path.join(self.directory, name)
 
-    def _prepare(self, container: int, record: Record, gid: int) -> None:
-        os.mkdir("0", 0o700, dir_fd=container)
-        handle = kernel.open_inside(container, "0")
+    def _prepare(self, aside: str, record: Record, gid: int) -> None:
+        handle = kernel.open_inside(self._removed, aside)
         try:
             if record.project:
                 # A volume has room for so many files: else one job could use it up with empty ones.
@@ -148,7 +158,7 @@ class Directories:
             os.close(handle)
 
     def records(self) -> list[Record]:
-        """Every job's, by name. One over which its user has mounted something is left out until it is removed."""
+        """Every job's, by name."""
         names = sorted(name for name in os.listdir(self._jobs) if name.startswith(PREFIX))
         return [record for record in map(self._record_or_none, names) if record is not None]
 
@@ -176,35 +186,61 @@ class Directories:
     def empty(self, until: float, clock: Callable[[], float] = time.monotonic) -> list[str]:
         """Delete what was taken from its name, as far as time allows. What stays against its will, a line each."""
         with self._locked():
-            # One that is made after this holds a directory that is being prepared.
-            names = sorted(os.listdir(self._removed))
+            # One that comes after this is being prepared.
+            names = list(filter(_ASIDE.fullmatch, os.listdir(self._removed)))
         troubles: list[str] = []
-        for name in names:
-            if clock() >= until:
-                break
+        # In turns, and not always in the same order: what takes long must not keep the rest from its turn.
+        random.shuffle(names)
+        while names and clock() < until:
+            name = names.pop(0)
+            end = min(until, clock() + _TURN)
             try:
-                troubles += self._empty(name, until, clock)
+                stays = self._empty(name, end, clock)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                troubles.append("`%s/%s/%s`: %s" % (self.directory, REMOVED, ascii(name)[1:-1], error.strerror))
+                stays = ["`%s/%s/%s`: %s" % (self.directory, REMOVED, name, error.strerror)]
+            if clock() < end:
+                troubles += stays
+            else:
+                names.append(name)
         return troubles
 
     def _empty(self, name: str, until: float, clock: Callable[[], float]) -> Sequence[str]:
-        container = kernel.open_inside(self._removed, name)
+        directory = self._opened_aside(name)
         try:
-            emptying = Emptying(container, until, clock)
+            emptying = Emptying(directory, until, clock)
             done = emptying.finish()
         finally:
-            os.close(container)
+            os.close(directory)
         if not done:
-            where = "`%s/%s/%s`" % (self.directory, REMOVED, ascii(name)[1:-1])
+            where = "`%s/%s/%s`" % (self.directory, REMOVED, name)
             return ["%s: %s" % (where, trouble) for trouble in emptying.troubles]
         project = _project_in(name)
-        if project and self._quota.enforced:
+        if project and self._quota.enforced and self._is_unused(project):
             self._quota.limit(project, 0, 0)
         os.rmdir(name, dir_fd=self._removed)
         return []
+
+    def _opened_aside(self, name: str) -> int:
+        for _ in range(STACKED):
+            try:
+                return kernel.open_inside(self._removed, name)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                # A process that is in it mounted over it; once it is root's, none can.
+                kernel.detach(self._removed, name)
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+
+    def _is_unused(self, project: int) -> bool:
+        """A process may write on in a file that it has open, or whose second name is elsewhere: its limit stays."""
+        for _ in range(_LOOKS):
+            if self._quota.unused(project):
+                return True
+            # XFS counts deleted files until it has freed them, a little later.
+            time.sleep(0.05)
+        return False
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -217,29 +253,28 @@ class Directories:
                 )
             yield
 
-    def _record(self, name: str, uncover: bool = True) -> Record | None:
-        """Of a directory that is there; ``uncover``: unmount what lies over it. Raises ``Refusal`` where something else
-        has that name."""
+    def _record(self, name: str) -> Record | None:
+        """Of a directory that is there. Raises ``Refusal`` where something else has that name."""
         try:
-            handle = kernel.open_inside(self._jobs, name)
+            handle = kernel.open_inside(self._below, name)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if error.errno == errno.EXDEV and uncover:
-                # A user may mount over a directory of his own (FUSE).
-                kernel.detach(self._jobs, name)
-                return self._record(name)
+        except OSError:
             raise self._foreign(name) from None
         try:
-            return Record(**json.loads(os.getxattr(handle, ATTRIBUTE)))
+            record = Record(**json.loads(os.getxattr(handle, ATTRIBUTE)))
         except (OSError, ValueError, TypeError):
             raise self._foreign(name) from None
         finally:
             os.close(handle)
+        if _name_of(record.job) != name:
+            # Somebody keeps what a job left under another name.
+            raise self._foreign(name)
+        return record
 
     def _record_or_none(self, name: str) -> Record | None:
         with contextlib.suppress(Refusal):
-            return self._record(name, uncover=False)
+            return self._record(name)
         return None
 
     def _foreign(self, name: str) -> Refusal:
@@ -248,34 +283,40 @@ class Directories:
         )
 
     def _note(self, name: str, record: Record) -> None:
-        handle = kernel.open_inside(self._jobs, name)
+        handle = kernel.open_inside(self._below, name)
         try:
             os.setxattr(handle, ATTRIBUTE, json.dumps({**asdict(record), "made": time.time_ns()}).encode())
         finally:
             os.close(handle)
 
     def _take_name(self, name: str, project: int) -> None:
-        with self._container(project) as (container, _):
-            os.rename(name, "0", src_dir_fd=self._jobs, dst_dir_fd=container)
+        for _ in range(STACKED):
+            try:
+                os.rename(name, _aside(project), src_dir_fd=self._jobs, dst_dir_fd=self._removed)
+                return
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    kernel.detach(self._jobs, name)
+                elif error.errno != errno.EPERM or not self._unprotected(name):
+                    raise
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
 
-    @contextlib.contextmanager
-    def _container(self, project: int) -> Iterator[tuple[int, str]]:
-        """A directory in the one that only root enters; it carries the project in its name."""
-        name = "%08x.%s" % (project, secrets.token_hex(8))
-        os.mkdir(name, 0o700, dir_fd=self._removed)
-        handle = kernel.open_inside(self._removed, name)
+    def _unprotected(self, name: str) -> bool:
+        """Whether it had a flag, which only a job of root's sets, that keeps it where it is."""
+        handle = kernel.open_inside(self._below, name)
         try:
-            yield handle, name
+            return kernel.unprotect_open(handle)
         finally:
             os.close(handle)
 
     def _free_project(self) -> int:
         """A number that nobody uses, and that no user can guess: the kernel lets the owner of a file count it for any
-        project, and so use up the limit of another job whose number is known."""
+        project, and so use up the limit of another job whose number is known. Since Linux 6.17 (``file_getattr``) it
+        shows the number to all; they can fill the volume as well."""
         taken = {record.project for record in self.records()} | set(map(_project_in, os.listdir(self._removed)))
         while True:
             project = secrets.randbelow(_LAST_PROJECT - _FIRST_PROJECT) + _FIRST_PROJECT
-            if project not in taken and not self._quota.used(project):
+            if project not in taken and self._quota.unused(project):
                 return project
 
 
@@ -296,8 +337,13 @@ def _name_of(job: str) -> str:
     return PREFIX + job
 
 
+def _aside(project: int) -> str:
+    """A name in the directory that only root enters; it tells the project."""
+    return "%08x.%s" % (project, secrets.token_hex(8))
+
+
 def _project_in(name: str) -> int:
-    match = _CONTAINER.fullmatch(name)
+    match = _ASIDE.fullmatch(name)
     return int(match.group(1), 16) if match else 0
 
 
@@ -321,11 +367,14 @@ def _open_volume(mount_point: str) -> int:
 
 
 def _opened(above: int, name: str, mode: int, directory: str, make: bool) -> int:
-    made = False
     if make:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, mode, dir_fd=above)
-            made = True
+        # Whatever umask the scheduler has; a change of mode after it could be cut, and would never come.
+        before = os.umask(0)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, mode, dir_fd=above)
+        finally:
+            os.umask(before)
     try:
         handle = kernel.open_inside(above, name)
     except OSError as error:
@@ -337,9 +386,6 @@ def _opened(above: int, name: str, mode: int, directory: str, make: bool) -> int
     if status.st_uid != 0 or status.st_mode & 0o022:
         os.close(handle)
         raise _unsafe(directory)
-    if made:
-        # Whatever umask the scheduler has.
-        os.fchmod(handle, mode)
     return handle
 
 

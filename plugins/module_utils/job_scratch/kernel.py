@@ -15,7 +15,8 @@ import struct
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_OPENAT2, _QUOTACTL_FD = 437, 443
+_OPEN_TREE, _OPENAT2, _QUOTACTL_FD = 428, 437, 443
+_CLONE, _EMPTY_PATH = 1, 0x1000
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 1, 2, 4, 8
 _MNT_DETACH = 2
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820
@@ -50,6 +51,12 @@ def open_inside(directory: int, name: str) -> int:
     return _call(_OPENAT2, ctypes.c_long(directory), os.fsencode(name), how, ctypes.c_size_t(len(how)))
 
 
+def uncovered(directory: int) -> int:
+    """Open an open directory again so that no mount lies over anything in it. Raises ``OSError``."""
+    flags = ctypes.c_uint(_CLONE | _EMPTY_PATH | os.O_CLOEXEC)
+    return _call(_OPEN_TREE, ctypes.c_long(directory), b"", flags)
+
+
 def detach(directory: int, name: str) -> None:
     """Unmount what is mounted at a name in an open directory, and no other mount. Raises ``OSError``: EINVAL where
     nothing is."""
@@ -71,6 +78,18 @@ def set_project(directory: int, project: int) -> None:
     attributes[0] |= PROJECT_INHERITED
     attributes[3] = project
     fcntl.ioctl(directory, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*attributes))
+
+
+def seize(directory: int) -> None:
+    """Make an open directory root's alone: who has it open adds nothing, anything may be moved into it, and it counts
+    for no project. Raises ``OSError``."""
+    attributes = _attributes(directory)
+    kept = attributes[0] & ~(_IMMUTABLE | _APPEND_ONLY | PROJECT_INHERITED)
+    if [kept, 0] != [attributes[0], attributes[3]]:
+        attributes[0], attributes[3] = kept, 0
+        fcntl.ioctl(directory, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*attributes))
+    os.fchown(directory, 0, 0)
+    os.fchmod(directory, 0o700)
 
 
 def unprotect(directory: int, name: str) -> bool:
@@ -104,15 +123,16 @@ def set_limits(handle: int, project: int, size: int, files: int) -> None:
     _quota(handle, _SET_LIMITS, project, QUOTA.pack(*fields))
 
 
-def used_bytes(handle: int, project: int) -> int:
-    """The bytes that are counted for a project. Raises ``OSError``."""
+def used(handle: int, project: int) -> tuple[int, int]:
+    """The bytes and the files that are counted for a project. Raises ``OSError``."""
     try:
         answer = _quota(handle, _GET_QUOTA, project, bytes(QUOTA.size))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):
-            return 0
+            return 0, 0
         raise
-    return int(QUOTA.unpack(answer)[8]) * BLOCK
+    fields = QUOTA.unpack(answer)
+    return fields[8] * BLOCK, fields[9]
 
 
 def _quota(handle: int, command: int, project: int, block: bytes) -> bytes:

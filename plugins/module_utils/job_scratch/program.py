@@ -150,10 +150,18 @@ def sweep_ended(directories: Directories, over: Any = slurm_jobs.is_over) -> Non
     Of a job of Slurm only Slurm knows. Of any other, nothing runs on after a boot.
     """
     boot = this_boot()
+    silent = False
     for record in directories.records():
-        if over(record.job) if record.slurm else record.boot != boot:
-            directories.remove(record.job, record.made)
-            print("job `%s` has ended: its directory is removed" % record.job)
+        try:
+            ended = not silent and over(record.job) if record.slurm else record.boot != boot
+            if ended and directories.remove(record.job, record.made):
+                print("job `%s` has ended: its directory is removed" % record.job)
+        except CommandError as error:
+            # Asked for each job, it could take all of the time in which files are deleted.
+            silent = True
+            print("stays: what jobs of Slurm left without an epilog, for it does not answer: %s" % error)
+        except (Refusal, OSError) as error:
+            print("stays: job `%s`: %s" % (record.job, _words_of(error)))
 
 
 def _tell(troubles: Sequence[str]) -> None:
@@ -174,10 +182,15 @@ def _list(wanted: argparse.Namespace, settings: Mapping[str, Any]) -> None:
         print("%d more being removed" % removing)
 
 
-def jobs_of_node() -> list[Mapping[str, Any]]:
-    """Who holds how much on this node, for root; nothing where jobs have no directories, or the volume is not there."""
+def jobs_of_node(mount_point: str | None = None) -> list[Mapping[str, Any]]:
+    """Who holds how much on this node, for root; nothing where jobs have no directories, or the volume is not there.
+
+    ``mount_point``: only if theirs is this volume.
+    """
     try:
         settings = load()
+        if mount_point not in (None, settings["mount_point"]):
+            return []
         with Directories(settings["mount_point"], settings["directory"], make=False) as directories:
             return [described(held, user_name) for held in directories.held()]
     except (Expected, OSError):
@@ -221,7 +234,7 @@ def user_name(uid: int) -> str:
 
 def _user_of(text: str) -> int:
     try:
-        return int(text) if text.isdigit() else pwd.getpwnam(text).pw_uid
+        return slurm_jobs.number_of(text) if text.isdigit() else pwd.getpwnam(text).pw_uid
     except KeyError:
         raise Refusal("`%s` is no user of this node. hint: one that `getent passwd` has, or a number" % text) from None
 

@@ -33,8 +33,15 @@ fi
 # slurmd may start it without a PATH.
 PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
 export PATH
-program=$(readlink -f %(program)s) || exit 3
-exec "${program%%/*}/python" -I -m tunetool.node.job_scratch.program "$@"
+program=$(readlink -f %(program)s)
+python=${program%%/*}/python
+if ! [ -x "$python" ]; then
+    echo "error: tunetool is not installed. hint: set tunetool_install: true, then run tunetool provision" >&2
+    # An epilog never fails the end of a job.
+    [ $# = 0 ] && [ "${SLURM_SCRIPT_CONTEXT:-}" = epilog_slurmd ] && exit 0
+    exit 3
+fi
+exec "$python" -I -m tunetool.node.job_scratch.program "$@"
 """
 
 _SERVICE = """\
@@ -138,7 +145,7 @@ def converge(
     """Compare, then write or remove; without ``wanted`` all of it goes, and the metrics. Returns the diff.
 
     ``directory``: of the metrics, empty for none; ``begins`` is called before the first change. Directories of jobs
-    stay: a teardown takes them with the volume. Raises ``CommandError``, ``ForeignDropIn`` and ``OSError``.
+    stay where they are. Raises ``CommandError``, ``ForeignDropIn`` and ``OSError``.
     """
     changed = changes(wanted, program)
     diff = [diff_entry(each.path, each.before, each.after) for each in changed]

@@ -18,6 +18,7 @@ from ..common.refusal import Refusal
 from ..ephemeral import boot_unit
 from ..health import health_units
 from ..job_scratch import scratch_units
+from ..job_scratch.program import jobs_of_node
 from ..machine.device_users import users_of
 from ..machine.drive_contents import claim_problem, read_signatures, use_problems
 from ..machine.drives import read_drives
@@ -75,6 +76,12 @@ class Job:
         return [
             *(line for array in arrays for line in occupants(array.device_number, array.device, point)),
             *("`/dev/%s`: %s" % user for user in sorted(users.items())),
+            # A job that runs need have nothing open just now.
+            *(
+                "job `%s` of %s has its directory there (`tunetool-scratch remove` if it is over)"
+                % (each["job"], each["user"])
+                for each in jobs_of_node(point)
+            ),
         ]
 
     def refuse_if_busy(self) -> None:
