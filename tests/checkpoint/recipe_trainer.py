@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ class Killed(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == killed:
             trainer.saver.wait()
+            # A peer's is to be whole: what a node that is lost with its last save resumes from.
+            while (replica := trainer.saver.replica) and "step_4" not in str(replica.wait(check=True).path):
+                time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

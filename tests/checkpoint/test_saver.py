@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -412,6 +413,32 @@ def test_a_peer_that_does_not_answer_fails_no_save(tmp_path: Path, how: str, cap
         problem = saver.replica.wait().problem
     assert problem is not None
     assert capfd.readouterr().err == f"warning: no replica of `{tmp_path}/step_1` on `node2`: {problem}\n"
+
+
+def test_of_the_steps_that_wait_for_a_replica_the_newest_has_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def warned(step: int) -> bool:
+        said.append(capfd.readouterr().err)
+        return f"step_{step}`" in "".join(said)
+
+    ssh = ("sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; exit 255")
+    with Saver([tmp_path / "steps"], replicas={"peer": "node2", "ssh": ssh}) as saver:
+        for step in range(1, 5):
+            save(saver, step, "async")
+        first = saver.replica
+        assert first is not None
+        assert first.running
+        (tmp_path / "go").touch()
+        until(lambda: saver.replica is not first)
+        save(saver, 5, "sync")
+        until(lambda: warned(5))
+        assert saver.replica is not None
+        saver.replica.wait()
+    named = re.findall(r"no replica of `\S+/step_(\d)`", "".join(said))
+    assert named == ["1", "4", "5"]
 
 
 @HOWS

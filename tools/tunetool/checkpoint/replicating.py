@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,31 +47,37 @@ class Replica:
         self._process = None if isinstance(process, Replicated) else process
         self._outcome = process if isinstance(process, Replicated) else Replicated(None)
         self._step_dir, self._peer = step_dir, peer
+        self._waiting = threading.Lock()
 
     @property
     def running(self) -> bool:
         """Whether it is still being made."""
-        return self._process is not None and self._process.poll() is None
+        process = self._process  # another thread may wait for it
+        return process is not None and process.poll() is None
 
     def wait(self, timeout: float | None = None, *, check: bool = False) -> Replicated:
         """Wait, for ``timeout`` seconds at most, until the replica is whole on the peer; returns how that ended.
 
         A problem was also printed to stderr, by the process that replicates. With ``check`` it raises ``CannotJudge``.
         """
-        outcome, process = self._outcome, self._process
-        if process is not None:
-            try:
-                output, _ = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                waits = "; ".join(map(str, savers(self._step_dir.parent)))
-                reason = f": it pauses for a save, {waits}" if waits else ""
-                outcome = Replicated(None, f"`{self._step_dir}` is not on `{self._peer}` yet{reason}")
-            else:
-                outcome = self._outcome = self._ended(output, process.returncode)
-                self._process = None
+        with self._waiting:
+            outcome = self._ending(timeout)
         if check and outcome.problem is not None:
             raise CannotJudge(outcome.problem)
         return outcome
+
+    def _ending(self, timeout: float | None) -> Replicated:
+        if self._process is None:
+            return self._outcome
+        try:
+            output, _ = self._process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            waits = "; ".join(map(str, savers(self._step_dir.parent)))
+            reason = f": it pauses for a save, {waits}" if waits else ""
+            return Replicated(None, f"`{self._step_dir}` is not on `{self._peer}` yet{reason}")
+        self._outcome = self._ended(output, self._process.returncode)
+        self._process = None
+        return self._outcome
 
     def stop(self) -> None:
         """End it. Files that were sent remain, and the next replication of the same step continues with them."""
@@ -94,7 +101,7 @@ class NothingHere(UsageProblem):
     """No file of the step is on this node."""
 
 
-def check_settings(rate: object, max_to_keep: object, patience: object) -> None:
+def check_settings(rate: float | str, max_to_keep: int | None, patience: float) -> None:
     """Raises ``UsageProblem`` for numbers that ``replicate`` does not take."""
     check_numbers(rate, max_to_keep)
     if not isinstance(patience, int | float) or not patience > 0:

@@ -194,10 +194,10 @@ class Saver:
     of a save must answer; None: no limit. ``on_failure``: called on every rank with each ``FailedSave``; default: rank
     0 prints it to stderr. ``on_saved``: called on every rank with the directory of each step once it is saved, such as
     ``lambda step: drain(step, bulk)``, for `save_async` in its thread; it may call no collective. ``replicas``: True:
-    the first rank of each node replicates each step that the first place took, before ``on_saved``; a mapping is that
-    with arguments of ``replicate``, such as ``{"rate": 1e9}``. No failure of it is one of the save. ``metrics``: a file
-    for the textfile collector of Prometheus' node exporter, which rank 0 replaces after each save. ``settings``: those
-    of ``DirectWriter``.
+    the first rank of each node replicates each step that the first place took, or the newest where that takes longer
+    than from one save to the next; a mapping is that with arguments of ``replicate``, such as ``{"rate": 1e9}``. No
+    failure of it is one of the save. ``metrics``: a file for the textfile collector of Prometheus' node exporter, which
+    rank 0 replaces after each save. ``settings``: those of ``DirectWriter``.
 
     >>> saver = Saver(["/mnt/nvme_raid0/run7", "/shared/run7"])
     >>> saver.save_async(state, step)

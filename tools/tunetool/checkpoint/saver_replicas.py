@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,8 @@ from tunetool.errors import TunetoolError, UsageProblem
 
 SETTINGS = ("peer", "peer_dir", "ssh", "python", "rate", "max_to_keep", "patience")
 """The arguments of ``replicate`` that a call may give."""
+_EVERY = 0.2
+"""Seconds between two looks whether a replication has ended."""
 
 
 class SaverReplicas:
@@ -39,6 +43,8 @@ class SaverReplicas:
         self._group: dist.ProcessGroup | None = None
         self.last: Replica | None = None
         """The last one that this rank began."""
+        self._next: tuple[Path, bytes | None] | None = None
+        self._deciding = threading.Lock()
 
     def meet(self, group: dist.ProcessGroup | None, timeout: timedelta) -> None:
         """Learn once which nodes there are: a collective of the ranks of ``group``; None: there is one process."""
@@ -62,7 +68,7 @@ class SaverReplicas:
             self._group = dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=True)
 
     def begin(self, step_dir: Path) -> None:
-        """Replicate a step that was just saved, unless the one before is still being replicated."""
+        """Replicate a step that was just saved. While the one before is being replicated, the newest one waits."""
         if not self._leads:
             return
         content = _metadata_of(step_dir)
@@ -71,10 +77,28 @@ class SaverReplicas:
             shared = [content]
             dist.broadcast_object_list(shared, src=dist.get_global_rank(self._group, 0), group=self._group)
             content = shared[0]
-        if self.last is not None and self.last.running:
-            return
+        with self._deciding:
+            waits = self._next is not None
+            if not waits and (self.last is None or not self.last.running):
+                self._replicate(step_dir, content)
+                return
+            self._next = step_dir, content
+        if not waits:
+            threading.Thread(target=self._go_on, args=[self.last], name="tunetool-replicas", daemon=True).start()
+
+    def _go_on(self, before: Replica) -> None:
+        while before.running:
+            time.sleep(_EVERY)
+        with self._deciding:
+            step, self._next = self._next, None
+            if step is not None:
+                self._replicate(*step)
+
+    def _replicate(self, step_dir: Path, metadata: bytes | None) -> None:
+        if self.last is not None:
+            self.last.wait()  # it has ended
         try:
-            self.last = replicate(step_dir, metadata=content, **self._settings)
+            self.last = replicate(step_dir, metadata=metadata, **self._settings)
         except NothingHere:
             return
         except TunetoolError as error:
