@@ -136,7 +136,7 @@ def test_a_job_of_another_size_gets_all_files_everywhere() -> None:
     assert brought(agreed) == {"b": {"a:/step_7": [".metadata", *NAMES]}}
 
 
-def test_ranks_that_hold_what_others_wrote_count_in_the_size_of_a_job() -> None:
+def test_ranks_that_only_hold_count_in_the_size_of_a_job() -> None:
     held = step(7, files(*NAMES), metadata=True, problem=None, holders={NAMES[0]: "0,2", NAMES[1]: "1-3:2"})
     assert brought(agree([survey(0, "a", held), survey(1, "b")])) == {"b": {"a:/step_7": [".metadata", *NAMES]}}
     four = [survey(0, "a", held), survey(1, "b"), survey(2, "c"), survey(3, "d")]

@@ -107,7 +107,7 @@ except BaseException as error:
     assert said(program) == ["KeyboardInterrupt"]
 
 
-def test_ctrl_c_that_torch_throws_away_while_it_is_imported_counts(tmp_path: Path) -> None:
+def test_ctrl_c_counts_while_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import os, signal, time\n"
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0)\nexcept KeyboardInterrupt:\n    pass\n"

@@ -770,7 +770,7 @@ def test_the_starter_tells_a_task_its_directory(tmp_path: Path, context: str, ar
     assert done.stdout == ""
 
 
-def test_without_the_program_a_prolog_fails_and_an_epilog_does_not(tmp_path: Path) -> None:
+def test_without_the_program_the_prolog_fails_not_the_epilog(tmp_path: Path) -> None:
     program_path = tmp_path / "bin/tunetool"
     starter = tmp_path / "starter"
     text = scratch_units.files(str(program_path), "", str(tmp_path), str(tmp_path))
