@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import POINT, Lab, changed_tasks
+from conftest import POINT, Lab, changed_tasks, reboots_well
 from test_replacement import one_line, play
 
 pytestmark = [pytest.mark.usefixtures("marker"), pytest.mark.slow]
@@ -119,6 +119,20 @@ def test_a_mounted_volume_takes_limits_after_an_unmount(limited: Lab) -> None:
     assert done.code == 0, done.text
     assert "prjquota" in limited.ssh("node1", OPTIONS).split(",")
     limited.ssh("node1", f"{SCRATCH} make 4 --user nobody --limit 64MiB")
+    assert [project[1:] for project in counted(limited)] == [(64 * MIB, 1, 32832)]
+
+
+def test_a_reboot_keeps_limits_and_ends_jobs_of_no_scheduler(limited: Lab) -> None:
+    limited.ssh("node1", f"{MAKE}; {NOBODY} dd if=/dev/zero of={JOBS}/job-1/big bs=1M count=5 2> /dev/null")
+    reboots_well(limited)
+    assert "prjquota" in limited.ssh("node1", OPTIONS).split(",")
+    # The timer's first sweep comes a minute after the boot.
+    limited.ssh(
+        "node1",
+        f'n=0; until [ -z "$(ls {JOBS}; ls {JOBS}/.removed)" ]; do n=$((n+1)); [ $n -lt 600 ] || exit 1; sleep 1; done',
+    )
+    assert counted(limited) == []
+    limited.ssh("node1", f"{SCRATCH} make 1 --user nobody --limit 64MiB")
     assert [project[1:] for project in counted(limited)] == [(64 * MIB, 1, 32832)]
 
 
