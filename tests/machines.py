@@ -37,6 +37,7 @@ def lay_out_drives(root: Path) -> dict[str, Any]:
     ]:
         path.unlink()
     shutil.rmtree(root / "sys/devices/virtual/block/md127")
+    (root / "etc/tunetool").mkdir(parents=True, exist_ok=True)
     kept = [line for line in (root / "proc/self/mountinfo").read_text().splitlines() if "md127" not in line]
     manifest["schema"], manifest["volumes"] = "tunetool.manifest/2", []
     for number, member in enumerate(array["members"]):

@@ -127,7 +127,7 @@ def groups_problem(array: Mapping[str, Any]) -> str | None:
     """The problem of ``ARRAY`` where each drive has a volume, with its hint, or None."""
     if array["groups"] == DRIVE and array["adopt"]:
         return (
-            "`raid_array_adopt` with `raid_array_groups: drive`: several volumes are not adopted. hint: leave one out"
+            "`raid_array_adopt` with `raid_array_groups: drive`: several volumes are not adopted. hint: leave out one"
         )
     return None
 
