@@ -235,7 +235,7 @@ def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
         geometry = BUILT.mounted_stripe(mount.options)
         aligned = None
         if array is not None and mount.fs_type == BUILT.type:
-            aligned = geometry == (array.chunk_bytes, array.chunk_bytes * array.data_members)
+            aligned = (geometry or (0, 0)) == (array.chunk_bytes, array.chunk_bytes * array.data_members)
         by_device[number] = model.Filesystem(
             mount_point=mount.mount_point,
             type=mount.fs_type,
