@@ -67,7 +67,8 @@ def plan_exchange(machine: Machine, swap: Swap) -> Exchange | None:
     known = {drive.name: drive for drive in machine.drives}
     running = [known[name].serial for name in array.members if name in known]
     serials = tuple(member["serial"] for member in built["members"])
-    there = swap.new in running
+    # Where the manifest has both, somebody names two members.
+    there = swap.new in running and not {swap.old, swap.new} <= set(serials)
     problems = [] if there else wrong_serials(serials, swap)
     old = next((drive for drive in machine.drives if drive.serial == swap.old), None)
     if old is not None and not (old.name in array.members or old.name in machine.superblocks):
