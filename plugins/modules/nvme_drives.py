@@ -151,6 +151,7 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
     criteria_of,
     drives_problems,
     name_problem,
+    shown_size,
     table,
     wipeable,
 )
@@ -161,7 +162,7 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import read_text  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
-from ..module_utils.common.raid_levels import LEVELS, canonical  # noqa: E402
+from ..module_utils.common.raid_levels import LEVELS, canonical, data_members  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import BEGUN_PATH  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
@@ -281,7 +282,10 @@ def array_action(selection: Selection, array_name: str, level: str, chunk: int, 
         return "refuse", "%s. hint: %s" % (selection.problem, selection.hint)
     verdicts = {row.verdict for row in selection.decisions}
     if not verdicts & {KEEP, ADOPT}:
-        return "create", "%s over %d drives" % (LEVELS[level], len(selection.selected))
+        drives = selection.selected
+        room = data_members(level, len(drives)) * drives[0].size_bytes
+        kept = ", room %s" % shown_size(room) if LEVELS[level].redundant else ""
+        return "create", "%s over %d drives%s" % (LEVELS[level], len(drives), kept)
     wanted = Wanted(array_name, level, LEVELS[level].chunk(chunk), tuple(drive.name for drive in selection.selected))
     action = "adopt" if ADOPT in verdicts else "keep"
     try:

@@ -9,7 +9,7 @@ from ..common.raid_levels import LEVELS, Level
 from ..machine.drives import Drive
 from ..units import format_size_binary
 from .drive_decisions import by_serial
-from .md_arrays import DEAD_STATES, HALTED_STATES, Array
+from .md_arrays import Array, cure_of
 
 CHECKS = (ASSEMBLED, STATE, NAME, LEVEL, CHUNK, MEMBERS) = (
     "array.assembled",
@@ -20,7 +20,7 @@ CHECKS = (ASSEMBLED, STATE, NAME, LEVEL, CHUNK, MEMBERS) = (
     "array.members",
 )
 REDUNDANCY = "array.redundancy"
-_STATE_REMEDIES = {**DEAD_STATES, **HALTED_STATES, "unknown": "`md/array_state` cannot be read: see `dmesg`"}
+_UNKNOWN = "`md/array_state` cannot be read: see `dmesg`"
 
 
 def check_array(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[str, Drive]) -> list[Check]:
@@ -34,14 +34,15 @@ def check_array(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[
         found = "not assembled; missing %s" % missing if gone else "not assembled"
         remedy = "reseat or replace the missing drives" if gone else "run `tunetool provision`, which assembles it"
         return [Check(ASSEMBLED, FAIL, "%s with UUID %s" % (name, wanted["uuid"]), found, remedy)]
+    cure = _UNKNOWN if array.state == "unknown" else cure_of(array.state, array.level)
     checks = [
         judged(ASSEMBLED, True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
         judged(
             STATE,
-            array.state not in _STATE_REMEDIES,
+            cure is None,
             "an active array",
             "state `%s`" % array.state,
-            _STATE_REMEDIES.get(array.state, ""),
+            cure or "",
         ),
         judged(
             NAME,

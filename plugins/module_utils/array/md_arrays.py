@@ -35,6 +35,14 @@ HALTED_STATES: Mapping[str, str] = {
 }
 """States of an array that is whole, and that somebody stopped: what they mean and what to do."""
 
+
+def cure_of(state: str, level: str) -> str | None:
+    """What to do about an array of this level in this ``md/array_state``; None where it serves."""
+    if state == "broken" and level in LEVELS and LEVELS[level].redundant:
+        return _TOO_MANY
+    return DEAD_STATES.get(state) or HALTED_STATES.get(state)
+
+
 _SYNC_ACTIONS = ("resync", "recover", "check", "repair", "reshape")
 """``md/sync_action`` values under which the kernel itself reads or writes members (Documentation/admin-guide/md.rst).
 The others are `idle` and `frozen`."""
@@ -111,7 +119,7 @@ class Array:
     @property
     def fault(self) -> str | None:
         """Why it cannot be read and written, with the cure; None if nothing of the kernel's facts says so."""
-        cure = DEAD_STATES.get(self.state) or HALTED_STATES.get(self.state)
+        cure = cure_of(self.state, self.level)
         if cure:
             return "array `%s` is %s: %s" % (self.device, self.state, cure)
         if not self.serves and LEVELS[self.level].redundant:
