@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from test_removal import EIGHT, SWAP, absent, machine, name_of, swapped
 
 from tunetool.node.array.drive_decisions import IGNORE, KEEP, REFUSE, TAKE, WIPE
+from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.plan.plan_file import REPLACE, document, dump, parse, volume, wipes
 from tunetool.node.removal import exchange as module
 from tunetool.node.removal.decision import Machine
-from tunetool.node.removal.exchange import Exchange, exchange_part, plan_exchange, with_slots
+from tunetool.node.removal.exchange import Exchange, carry_out, exchange_part, plan_exchange, with_slots
 
 
 def redundant(node: Machine, level: str = "raid10") -> Machine:
@@ -155,6 +156,19 @@ def test_a_run_that_was_cut_off_only_writes_the_manifest(whole: Machine) -> None
     document_after = with_slots(dict(node.manifest or {}), filled, node.drives, answer.leaving)
     after = planned(replace(node, manifest=document_after))
     assert after.note == "nothing to replace: `LAB1NV3` is no longer a member, `NEW` is one"
+
+
+def test_a_second_run_of_an_exchange_changes_nothing(whole: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = redundant(whole)
+    answer = planned(node, old="GONE", new="LAB1NV3")
+    monkeypatch.setattr(module, "read_arrays", lambda: node.arrays)
+    monkeypatch.setattr(module, "read_drives", lambda: node.drives)
+    monkeypatch.setattr(module, "run", lambda *_: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr(module, "write", lambda *_: pytest.fail("nothing is to be written"))
+    manifest: dict[str, Any] = dict(node.manifest or {})
+    turned = dict(manifest, array=dict(manifest["array"], members=manifest["array"]["members"][::-1]))
+    ledger = Ledger(None, acting=True)
+    assert (carry_out(answer, turned, {}, ledger), ledger.diff) == (EIGHT, [])
 
 
 def test_what_left_meanwhile_stops_the_exchange(whole: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,10 +198,12 @@ def _remember(exchange: Exchange, array: Array, manifest: Mapping[str, Any], led
     if now is None:
         raise Refusal("`%s` was added and has no slot. hint: see `mdadm --detail %s` and `dmesg`" % (new, array.path))
     document = with_slots(manifest, now, read_drives(), exchange.leaving)
-    if document != manifest:
+    before, after = ([member["serial"] for member in each["array"]["members"]] for each in (manifest, document))
+    # `tunetool provision` may name the same ones in another order.
+    if sorted(before) != sorted(after):
         ledger.note(MANIFEST_PATH, dump(manifest), dump(document))
         write(document)
-    return [member["serial"] for member in document["array"]["members"]]
+    return after
 
 
 def with_slots(manifest: Mapping[str, Any], array: Array, drives: Sequence[Drive], leaving: str) -> dict[str, Any]:
