@@ -52,7 +52,7 @@ def lay_out_drives(root: Path) -> dict[str, Any]:
         (root / "dev/disk/by-uuid" / uuid).symlink_to(f"../../{device}")
         (root / point.lstrip("/") / "deepspeed_offload").mkdir(parents=True)
         one = {"uuid": uuid, "name": name, "level": "single", "chunk_bytes": 0, "members": [member]}
-        stripe = {"data_su_bytes": 0, "data_sw": 0, "log_su_bytes": 0}
+        stripe = {"data_su_bytes": 0, "data_sw": 0, "log_su_bytes": 4096}
         manifest["volumes"].append(
             {
                 "name": name,

@@ -13,6 +13,7 @@ from typing import Any, Collection, Iterable, Mapping, Sequence
 from ..array.drive_decisions import chunk_problem, drives_problems, groups_problem, name_problem
 from ..array.drive_volumes import ALL
 from ..common.io_settings import ARGUMENTS as TUNING
+from ..common.raid_levels import DEFAULT, LEVELS, canonical
 from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems
@@ -63,12 +64,14 @@ def _defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 def _drives_and_volume(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
     drives = _defaults(roles.get("nvme_drives", {}), {"count": 1, "size": "", "serials": []})
     array = _defaults(
-        roles.get("raid_array", {}), {"name": "nvme_raid0", "chunk": "1MiB", "groups": ALL, "adopt": False}
+        roles.get("raid_array", {}),
+        {"name": "nvme_raid0", "chunk": "1MiB", "level": DEFAULT, "groups": ALL, "adopt": False},
     )
     in_chunk = chunk_problem(array["chunk"])
-    chunk = _ASSUMED_CHUNK if in_chunk else parse_size(array["chunk"])
+    level = canonical(array["level"])
+    chunk = LEVELS[level].chunk(_ASSUMED_CHUNK if in_chunk else parse_size(array["chunk"]))
     log_su = BUILT.geometry(chunk, 1).log_su_bytes
-    problems = [*drives_problems(**drives), name_problem(array["name"]), in_chunk, groups_problem(array)]
+    problems = [*drives_problems(**drives, level=level), name_problem(array["name"]), in_chunk, groups_problem(array)]
     if array["groups"] != ALL:
         problems += _of_several(roles, array["groups"])
     volume = volume_problems(_defaults(roles.get("scratch_filesystem", {}), _VOLUME), log_su)

@@ -24,9 +24,10 @@ class Geometry:
 
     def apart(self, present: Geometry) -> list[tuple[str, str, str]]:
         """Each difference of the present geometry from this one: name, expected, found."""
-        rows = [("data_stripe_unit", self.data_su_bytes, present.data_su_bytes)]
-        # Without a stripe the log's unit is the drive's block, or none.
-        rows += [("log_stripe_unit", self.log_su_bytes, present.log_su_bytes)] if self.data_su_bytes else []
+        rows = (
+            ("data_stripe_unit", self.data_su_bytes, present.data_su_bytes),
+            ("log_stripe_unit", self.log_su_bytes, present.log_su_bytes),
+        )
         wrong = [
             (name, format_size_binary(expected), format_size_binary(actual))
             for name, expected, actual in rows
@@ -42,6 +43,8 @@ class Xfs:
 
     type = "xfs"
     program = "mkfs.xfs"
+    block_bytes = 4096
+    """As mkfs makes it without being asked."""
     label_max = 12
     """Characters in a label (xfs(5))."""
     remounted = ("inode32", "inode64")
@@ -57,16 +60,15 @@ class Xfs:
         return self.type.upper()
 
     def geometry(self, chunk_bytes: int, data_members: int) -> Geometry:
-        """``su`` = chunk, ``sw`` = members with distinct data, log ``su`` = min(chunk, 256 KiB); no stripe without a
-        chunk."""
-        return Geometry(chunk_bytes, data_members if chunk_bytes else 0, min(chunk_bytes, self.log_stripe_unit_max))
+        """``su`` = chunk, ``sw`` = members with distinct data, log ``su`` = min(chunk, 256 KiB). Without a chunk there
+        is no stripe, and the log is written in blocks."""
+        if not chunk_bytes:
+            return Geometry(0, 0, self.block_bytes)
+        return Geometry(chunk_bytes, data_members, min(chunk_bytes, self.log_stripe_unit_max))
 
     def shape(self, geometry: Geometry, label: str) -> list[str]:
         """Arguments of mkfs before the device. Never ``-f``, so that mkfs itself refuses a device with contents."""
-        if not geometry.data_su_bytes:
-            # Else mkfs takes the drive's own hints for a stripe.
-            return ["-d", "noalign", "-L", label]
-        stripe = "su=%d,sw=%d" % (geometry.data_su_bytes, geometry.data_sw)
+        stripe = "su=%d,sw=%d" % (geometry.data_su_bytes, geometry.data_sw) if geometry.data_sw else "noalign"
         return ["-d", stripe, "-l", "su=%d" % geometry.log_su_bytes, "-L", label]
 
     def described(self, geometry: Geometry) -> str:
