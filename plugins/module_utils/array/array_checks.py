@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from ..common.check_result import FAIL, Check, judged
-from ..common.raid_levels import LEVELS
+from ..common.raid_levels import BUILT_LEVELS
 from ..machine.drives import Drive
 from ..units import format_size_binary
 from .md_arrays import DEAD_STATES, HALTED_STATES, Array
@@ -76,5 +76,5 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
         "%d members by serial" % len(expected),
         text,
         "reseat that drive and reboot, or replace it and run `ansible-playbook tunetool.node.replace_drive`; "
-        + LEVELS[wanted["level"]].loss,
+        + BUILT_LEVELS[wanted["level"]].loss,
     )

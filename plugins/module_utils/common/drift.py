@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 from .files import lines, sync_directory
-from .manifest import MANIFEST_PATH, ManifestError, load
+from .manifest import MANIFEST_PATH, ManifestError, built_members, load
 from .refusal import Expected, Refusal, on_one_line
 
 WAITS = "it is mended by the next run that nothing else stops"
@@ -61,7 +61,7 @@ def as_results(differences: Sequence[Difference]) -> list[dict[str, Any]]:
 def built_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
     """The manifest; None if no array was built on the node, or its manifest cannot be read."""
     document = known_manifest(path)
-    return document if document is not None and document["array"] is not None else None
+    return document if document is not None and built_members(document) else None
 
 
 def known_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:

@@ -52,7 +52,21 @@ RAID0 = Level(
     remedy="put back what is missing. A drive that is lost takes the data with it: "
     "`ansible-playbook tunetool.node.replace_drive` rebuilds the scratch over another one",
 )
+SINGLE = Level(
+    "single",
+    data_members=lambda members: members,
+    redundant=False,
+    located=True,
+    loss="the data of this volume is lost, and no other's",
+    remedy="put the drive back. One that is lost takes its volume with it: "
+    "`ansible-playbook tunetool.node.replace_drive` makes that volume again on another one",
+    chunked=False,
+)
+"""No level of md: the file system lies on one drive itself. The manifest has it in place of an array, with the file
+system's UUID."""
 LEVELS = {level.name: level for level in (RAID0,)}
+BUILT_LEVELS = {**LEVELS, SINGLE.name: SINGLE}
+"""What a manifest may name."""
 DEFAULT = RAID0.name
 
 

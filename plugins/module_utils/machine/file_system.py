@@ -24,10 +24,9 @@ class Geometry:
 
     def apart(self, present: Geometry) -> list[tuple[str, str, str]]:
         """Each difference of the present geometry from this one: name, expected, found."""
-        rows = (
-            ("data_stripe_unit", self.data_su_bytes, present.data_su_bytes),
-            ("log_stripe_unit", self.log_su_bytes, present.log_su_bytes),
-        )
+        rows = [("data_stripe_unit", self.data_su_bytes, present.data_su_bytes)]
+        # Without a stripe the log's unit is the drive's block, or none.
+        rows += [("log_stripe_unit", self.log_su_bytes, present.log_su_bytes)] if self.data_su_bytes else []
         wrong = [
             (name, format_size_binary(expected), format_size_binary(actual))
             for name, expected, actual in rows
@@ -58,11 +57,15 @@ class Xfs:
         return self.type.upper()
 
     def geometry(self, chunk_bytes: int, data_members: int) -> Geometry:
-        """``su`` = chunk, ``sw`` = members with distinct data, log ``su`` = min(chunk, 256 KiB)."""
-        return Geometry(chunk_bytes, data_members, min(chunk_bytes, self.log_stripe_unit_max))
+        """``su`` = chunk, ``sw`` = members with distinct data, log ``su`` = min(chunk, 256 KiB); no stripe without a
+        chunk."""
+        return Geometry(chunk_bytes, data_members if chunk_bytes else 0, min(chunk_bytes, self.log_stripe_unit_max))
 
     def shape(self, geometry: Geometry, label: str) -> list[str]:
         """Arguments of mkfs before the device. Never ``-f``, so that mkfs itself refuses a device with contents."""
+        if not geometry.data_su_bytes:
+            # Else mkfs takes the drive's own hints for a stripe.
+            return ["-d", "noalign", "-L", label]
         stripe = "su=%d,sw=%d" % (geometry.data_su_bytes, geometry.data_sw)
         return ["-d", stripe, "-l", "su=%d" % geometry.log_su_bytes, "-L", label]
 

@@ -54,7 +54,8 @@ def check_built_volume(
             Check(name, SKIP, "as built", "another file system lies there") for name in (OPTIONS, GEOMETRY)
         ]
     checks.append(_options_check(wanted["mount_options"], mount, point))
-    geometry = BUILT.mounted_stripe(mount.options)
+    # The kernel shows none where there is none, as on one drive.
+    geometry = BUILT.mounted_stripe(mount.options) or (None if wanted["data_su_bytes"] else (0, 0))
     stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
     checks.append(
         judged(
