@@ -16,7 +16,7 @@ from tunetool.node.common.commands import CommandError
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.gds import requirements
-from tunetool.node.gds.apply import CONFIG_HEADER, SAVED, GdsJob, traces
+from tunetool.node.gds.apply import CONFIG_HEADER, SAVED, GdsJob, early_refusals, traces
 from tunetool.node.gds.cufile_check import check_config
 from tunetool.node.gds.facts import GdsFacts, read_gds_facts
 from tunetool.node.gds.md_udev_override import PATH as RULE
@@ -358,6 +358,18 @@ def test_volumes_in_directories_of_the_mount_point_are_read(machine: Machine) ->
         ("/mnt/nvme_raid0/drive2", "nvme2n1", ()),
     ]
     assert all(each.p2pdma_device for each in facts.volumes)
+
+
+def test_what_is_to_be_built_is_judged_by_its_layout(machine: Machine) -> None:
+    wanted = {"mode": "p2pdma", "packages": [], "cufile": {}}
+    striped, alone = (
+        early_refusals(wanted, ("nvme1n1", "nvme2n1"), str(machine.root), level) for level in ("raid0", "single")
+    )
+    assert "`p2pdma.device`" in striped[0]
+    assert LAYOUT in striped[0]
+    assert "`p2pdma.driver`" in alone[0]
+    assert "p2pdma.device" not in alone[0]
+    assert "RAID" not in alone[0]
 
 
 def test_an_empty_tree_has_no_gpu_and_no_path(tmp_path: Path) -> None:

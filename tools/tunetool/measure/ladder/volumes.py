@@ -29,7 +29,8 @@ class OnVolumes(Rung):
 
     def announcement(self, shape: Plan) -> Sequence[str]:
         """That of the rung, and where."""
-        return [f"{line}; on `{'`, `'.join(self.names)}`" for line in self.rung.announcement(shape)]
+        where = f"{'each of ' if len(self.names) > 1 else ''}`{'`, `'.join(self.names)}`"
+        return [f"{line}; on {where}" for line in self.rung.announcement(shape)]
 
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes."""
