@@ -19,6 +19,8 @@ description:
     a power cut, the next run continues; a drive that is blank already needs no consent.
   - Where there is neither a volume nor a manifest, V(teardown) removes the health check and what makes
     directories of jobs, which needs no plan.
+  - Where each drive has a volume, V(teardown) removes all of them, and V(replace) the one of the old drive: the others
+    keep their data, and stay mounted.
   - Data blocks stay on the drives. This is not an erasure.
 options:
   job:
@@ -133,6 +135,7 @@ from ..module_utils.removal.decision import (  # noqa: E402
     plan_removal,
     removal_part,
 )
+from ..module_utils.removal.drives import plan_drives  # noqa: E402
 from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
@@ -164,7 +167,11 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
         swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted["drives"]), hashes)
         removal = buildable(plan_replacement(machine, name, wanted["mount_point"], swap), wanted, machine.level)
     else:
-        removal = plan_removal(machine, name, wanted["mount_point"])
+        removal = (
+            plan_drives(machine, wanted["mount_point"])
+            if machine.volumes
+            else plan_removal(machine, name, wanted["mount_point"])
+        )
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
     job = None
     remains: list[dict[str, str]] = []

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..common.raid_levels import DEFAULT, LEVELS
+from ..common.raid_levels import BUILT_LEVELS, DEFAULT, LEVELS
 from ..machine.drives import Drive
 from ..units import UnitError, format_size, format_size_binary, parse_size
+from .drive_volumes import ALL, DRIVE, GROUPS
 
 TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
 WIPE, ADOPT = "wipe", "adopt"
@@ -24,6 +25,7 @@ ARRAY: dict[str, Any] = {
     "name": {"type": "str", "required": True},
     "chunk": {"type": "str", "default": "1MiB"},
     "adopt": {"type": "bool", "default": False},
+    "groups": {"type": "str", "choices": [*GROUPS], "default": ALL},
 }
 """Those of the role raid_array."""
 
@@ -121,10 +123,19 @@ def chunk_problem(text: str) -> str | None:
     return None
 
 
+def groups_problem(array: Mapping[str, Any]) -> str | None:
+    """The problem of ``ARRAY`` where each drive has a volume, with its hint, or None."""
+    if array["groups"] == DRIVE and array["adopt"]:
+        return (
+            "`raid_array_adopt` with `raid_array_groups: drive`: several volumes are not adopted. hint: leave one out"
+        )
+    return None
+
+
 def drives_problems(count: int, size: str, serials: Sequence[str], level: str = DEFAULT) -> list[str]:
     """The problems of the drives that are asked for, each with its hint."""
     problems = []
-    fewest = LEVELS[level].fewest
+    fewest = BUILT_LEVELS[level].fewest
     if count < fewest:
         needs = "an array needs at least one drive" if fewest == 1 else "%s needs at least %d" % (LEVELS[level], fewest)
         problems.append("`nvme_drives_count` is %d. hint: %s" % (count, needs))

@@ -27,11 +27,13 @@ class Level:
     fewest: int = 1
     chunked: bool = True
     """Whether a chunk applies."""
+    title: str = ""
+    """For people, where it is not the name in capitals."""
     create: tuple[str, ...] = ()
     """Arguments of ``mdadm --create`` that this level needs beside its name and chunk."""
 
     def __str__(self) -> str:
-        return self.name.upper()
+        return self.title or self.name.upper()
 
     def chunk(self, asked: int) -> int:
         """The chunk in bytes that the kernel shows for an array that was asked for with ``asked``."""
@@ -61,6 +63,7 @@ SINGLE = Level(
     remedy="put the drive back. One that is lost takes its volume with it: "
     "`ansible-playbook tunetool.node.replace_drive` makes that volume again on another one",
     chunked=False,
+    title="a volume on each drive",
 )
 """No level of md: the file system lies on one drive itself. The manifest has it in place of an array, with the file
 system's UUID."""
