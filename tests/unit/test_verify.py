@@ -567,6 +567,12 @@ def test_one_of_several_volumes_can_be_a_target(two_volumes: Any, target: Path) 
     assert not [each for each in record.measurements if "volume" in each.labels]
 
 
+def test_the_directory_of_volumes_stands_for_all_of_them(two_volumes: Any, target: Path, tmp_path: Path) -> None:
+    target.chmod(0o555)
+    record = record_of(two_volumes(target=target))
+    assert [each.status for each in record.expectations] == ["pass", "pass"]
+
+
 def test_level_full_takes_one_volume(two_volumes: Any) -> None:
     with pytest.raises(UsageProblem, match=r"measures one volume, and `.*` has 2") as refused:
         two_volumes(level="full")
