@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from typing import Any, Mapping
 
@@ -264,6 +265,13 @@ def each_volume(manifest: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]
     return [
         (volume["name"], {**common, **{key: volume[key] for key in _OF_A_VOLUME}}) for volume in manifest["volumes"]
     ]
+
+
+def common_mount_point(manifest: Mapping[str, Any]) -> str:
+    """Where the volume is mounted, or the directory in which each of several is."""
+    name, first = each_volume(manifest)[0]
+    point = str(first["filesystem"]["mount_point"])
+    return posixpath.dirname(point) if name else point
 
 
 def built_members(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
