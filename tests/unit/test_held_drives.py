@@ -164,7 +164,7 @@ def applied(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> N
 def torn_down(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> None:
     monkeypatch.setattr(removal, "wipe", writing(drive, did))
     monkeypatch.setattr(removal, "run", lambda *_, **__: None)
-    found: Any = SimpleNamespace(members=[drive], incoming=None, holds=[], arrays=[])
+    found: Any = SimpleNamespace(members=[drive], incoming=None, holds=[], arrays=[], erase="none", ways=())
     removal.Job(found, SimpleNamespace(name="nvme_raid0"), "teardown", "", Ledger(None, acting=True)).wipe()  # type: ignore[arg-type]
 
 

@@ -267,6 +267,17 @@ def test_a_plan_is_stale_for_another_file_system(built: Machine) -> None:
     assert "holds something else since" in str(consent_problem(remove(replace(built, inside=other)), *allowed))
 
 
+def test_a_plan_is_stale_for_another_way_to_erase(built: Machine) -> None:
+    for planned, wanted in (("none", "crypto"), ("discard", "none")):
+        wipes_, volume_ = consent(replace(remove(built), erase=planned))
+        assert consent_problem(replace(remove(built), erase=planned), wipes_, volume_) is None
+        problem = consent_problem(replace(remove(built), erase=wanted), wipes_, volume_)
+        assert problem == f"not what the plan saw: it has `teardown_erase: {planned}`, this run `{wanted}`"
+    # A plan of an older version.
+    del volume_["erase"]
+    assert consent_problem(remove(built), wipes_, volume_) is None
+
+
 def test_a_plan_that_saw_no_inside_gives_none_up(built: Machine) -> None:
     allowed = consent(remove(replace(built, inside={})))
     assert "holds something else since" in str(consent_problem(remove(built), *allowed))
