@@ -171,6 +171,11 @@ def test_what_another_key_shows_does_not_stay(drive: Drive, monkeypatch: pytest.
     monkeypatch.setattr(nvme_erase, "format_crypto", another_key)
     assert erasure.erase([Way(drive, FORMAT)]) == []
     assert data(drive).count(0) == SIZE
+    # A member of an array that nobody wrote to: its label is the evidence.
+    with Path(drive.path).open("r+b") as stream:
+        stream.seek(4096)
+        stream.write(b"label" * 100)
+    assert erasure.erase([Way(drive, FORMAT)]) == []
     (doubt,) = erasure.erase([Way(drive, FORMAT)])
     assert doubt.endswith("no sampled block held data before")
 

@@ -194,6 +194,14 @@ def test_the_drive_is_held_while_it_is_written(drive: Drive, monkeypatch: pytest
     assert not is_held(drive)
 
 
+def test_a_drive_that_cannot_be_erased_by_now_is_not_wiped(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[bool] = []
+    monkeypatch.setattr(removal.erasure, "decide", lambda drives, wish: ([], ["drive `S1` cannot. hint: X"]))
+    with pytest.raises(Refusal, match=r"drive `S1` cannot\. hint: X"):
+        torn_down(drive, monkeypatch, did)
+    assert did == []
+
+
 @pytest.mark.parametrize("job", [applied, torn_down, benched, cleared])
 def test_a_drive_that_took_the_name_is_not_written(drive: Drive, monkeypatch: pytest.MonkeyPatch, job: Any) -> None:
     """It came after the drives were listed, and before they were held."""

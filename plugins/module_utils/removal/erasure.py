@@ -27,6 +27,8 @@ NONE, DISCARD, CRYPTO = "none", "discard", "crypto"
 ERASE: dict[str, Any] = {"type": "str", "choices": [NONE, DISCARD, CRYPTO], "default": NONE}
 """A module's argument."""
 SAMPLES = 256
+_LABEL = 4096
+"""Where the superblock of md's format 1.2 lies."""
 _BLKDISCARD = 0x1277
 _SANITIZE_SECONDS = 900.0
 _CANNOT = (Refused, NotOffered, Silent, ValueError)
@@ -144,7 +146,9 @@ def _discard(way: Way, handle: int, size: int) -> str | None:
 
 def _crypto(way: Way, handle: int, size: int) -> str | None:
     drive = way.drive
-    before = {at: block for at in places(size) for block in (_read(handle, at),) if written(block)}
+    # A member of an array has data at its label at least.
+    blocks = {at: _read(handle, at) for at in (_LABEL, *places(size))}
+    before = {at: block for at, block in blocks.items() if written(block)}
     if way.by == nvme_erase.FORMAT:
         nvme_erase.format_crypto(drive.name)
     else:
