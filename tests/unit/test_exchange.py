@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,44 @@ def test_a_second_run_of_an_exchange_changes_nothing(whole: Machine, monkeypatch
     turned = dict(manifest, array=dict(manifest["array"], members=manifest["array"]["members"][::-1]))
     ledger = Ledger(None, acting=True)
     assert (carry_out(answer, turned, {}, ledger), ledger.diff) == (EIGHT, [])
+
+
+def test_the_old_drive_leaves_before_the_new_one_comes(whole: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its label goes with it, and the manifest is written with the slot that md gave."""
+    node = redundant(replace(whole, drives=[*whole.drives, swapped(whole).drives[-1]]))
+    answer = planned(node)
+    array, old = node.arrays[0], name_of(node, "LAB1NV3")
+    now = [array]
+    calls: list[tuple[str, ...]] = []
+    documents: list[dict[str, Any]] = []
+
+    def mdadm(call: list[str]) -> None:
+        calls.append(tuple(call[1:]))
+        if "--remove" in call:
+            now[0] = replace(array, members=tuple(None if name == old else name for name in array.members))
+        if "--add" in call:
+            now[0] = replace(array, members=tuple("nvme3n2" if name == old else name for name in array.members))
+
+    monkeypatch.setattr(module, "run", mdadm)
+    monkeypatch.setattr(module, "read_arrays", lambda: now)
+    monkeypatch.setattr(module, "read_drives", lambda: node.drives)
+    monkeypatch.setattr(module, "write", documents.append)
+    for name in ("held", "unwatched"):
+        monkeypatch.setattr(module, name, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(module, "refuse_unless_blank", lambda drives, deep: calls.append(("looked at", drives[0].name)))
+    serials = carry_out(answer, dict(node.manifest or {}), {}, Ledger(None, acting=True))
+    assert calls == [
+        ("looked at", "nvme3n2"),
+        ("--manage", "/dev/md127", "--fail", f"/dev/{old}"),
+        ("--manage", "/dev/md127", "--remove", f"/dev/{old}"),
+        ("--zero-superblock", f"/dev/{old}"),
+        ("--manage", "/dev/md127", "--add", "/dev/nvme3n2"),
+    ]
+    assert serials == [*EIGHT[:2], "NEW", *EIGHT[3:]]
+    assert [member["serial"] for member in documents[0]["array"]["members"]] == serials
+    calls.clear()
+    carry_out(planned(node), dict(node.manifest or {}), {}, Ledger(None, acting=False))
+    assert calls == []
 
 
 def test_what_left_meanwhile_stops_the_exchange(whole: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
