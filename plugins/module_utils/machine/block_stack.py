@@ -145,6 +145,11 @@ class BlockStack:
     """Those of several volumes that are measured together, each with drives of its own."""
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Kernel names of the devices that are mounted: one for each volume that has one."""
+        return tuple(part.device for part in self.parts or (self,) if part.device)
+
+    @property
     def counts(self) -> tuple[str, ...]:
         """Kernel names of the devices whose bytes are compared with a program's claim; none where no sum is."""
         if self.parts:
@@ -240,9 +245,9 @@ def devices_under(name: str, root: str = "/") -> list[str]:
 def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
     """Present counters by kernel name, of every leaf and of the mounted device. Raises ``CountersChanged``."""
     counters = {leaf.name: _sum([read_counters(name, root) for name in leaf.counted_by]) for leaf in stack.leaves}
-    for each in stack.parts or (stack,):
-        if each.device and each.device not in counters:
-            counters[each.device] = read_counters(each.device, root)
+    for device in stack.devices:
+        if device not in counters:
+            counters[device] = read_counters(device, root)
     return counters
 
 
