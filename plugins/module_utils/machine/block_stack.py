@@ -154,7 +154,7 @@ class BlockStack:
         """Kernel names of the devices whose bytes are compared with a program's claim; none where no sum is."""
         if self.parts:
             counted = [part.counts for part in self.parts]
-            return tuple(name for names in counted for name in names) if all(counted) else ()
+            return tuple(dict.fromkeys(name for names in counted for name in names)) if all(counted) else ()
         if self.redundant:
             return (self.device,) if self.device else ()
         return tuple(leaf.name for leaf in self.leaves)
@@ -218,7 +218,7 @@ def together(directory: str, parts: Sequence[BlockStack]) -> BlockStack:
         device=None,
         device_number=None,
         medium="%d x %s" % (len(parts), ", ".join(media)),
-        leaves=tuple(leaf for part in parts for leaf in part.leaves),
+        leaves=tuple(dict.fromkeys(leaf for part in parts for leaf in part.leaves)),
         redundant=any(part.redundant for part in parts),
         in_memory=any(part.in_memory for part in parts),
         parts=tuple(parts),
