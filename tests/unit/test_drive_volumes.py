@@ -21,6 +21,7 @@ from tunetool.node.array.drive_volumes import DriveVolume, known_volumes, named,
 from tunetool.node.audit.values import value_problems
 from tunetool.node.common.commands import Result
 from tunetool.node.common.drift import Ledger
+from tunetool.node.common.io_settings import ARGUMENTS as TUNING
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import file_system
 from tunetool.node.machine.drive_contents import Signature
@@ -28,6 +29,7 @@ from tunetool.node.machine.drives import read_drives
 from tunetool.node.removal.decision import Machine, consent_problem
 from tunetool.node.removal.drives import plan_drives
 from tunetool.node.removal.replacement import Swap, plan_replacement
+from tunetool.node.tuning.apply import TuningJob
 from tunetool.node.volume import apply as volume_apply
 from tunetool.node.volume import mount_point, several
 from tunetool.node.volume.immutable_flag import Directory
@@ -58,6 +60,22 @@ def test_names_go_by_the_order_of_the_drives_and_then_stay(tmp_path: Path) -> No
     assert [(each.name, each.serial) for each in swapped] == [("drive0", "A"), ("drive1", "NEW"), ("drive2", "C")]
     many = [each.name for each in named([str(number) for number in range(12)], {})]
     assert many == [f"drive{number}" for number in range(12)]
+
+
+def test_read_ahead_is_of_each_drive_that_has_a_volume(tmp_path: Path) -> None:
+    manifest = lay_out_drives(tmp_path)
+    for path in tmp_path.glob("sys/devices/pci*/**/nvme*n1/queue"):
+        (path / "read_ahead_kb").write_text("128\n")
+    ledger = Ledger(manifest, acting=False)
+    asked = {**dict.fromkeys(TUNING, ""), "read_ahead": "4MiB", "serials": [], "array_uuid": ""}
+    TuningJob(asked, ledger, str(tmp_path)).all()
+    (_udev, ahead) = ledger.differences
+    assert (ahead.name, ahead.expected) == ("io_tuning.read_ahead", "4 MiB")
+    assert ahead.found.startswith("128 KiB")
+    (rules,) = [entry["after"] for entry in ledger.diff if entry["after_header"].endswith(".rules")]
+    assert [serial for serial in SERIALS if f'ATTRS{{serial}}=="{serial}"' in rules] == SERIALS
+    assert rules.count('read_ahead_kb}="4096"') == 8
+    assert "MD_UUID" not in rules
 
 
 def test_what_was_noted_is_known_until_a_manifest_is(tmp_path: Path) -> None:
@@ -107,7 +125,6 @@ def test_volumes_need_drives_that_are_alike() -> None:
     [
         ("ephemeral", {"enabled": True}, "`ephemeral_enabled` and `raid_array_groups: drive`"),
         ("job_scratch", {"enabled": True}, "`job_scratch_enabled` and `raid_array_groups: drive`"),
-        ("io_tuning", {"read_ahead": "4MiB"}, "`io_tuning_read_ahead` and `raid_array_groups: drive`"),
         ("raid_array", {"adopt": True}, "several volumes are not adopted"),
         ("raid_array", {"level": "10"}, "`raid_array_level` and `raid_array_groups: drive`"),
     ],

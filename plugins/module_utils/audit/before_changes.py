@@ -182,7 +182,7 @@ def obstacles(
         names = tuple(drive.name for drive in read_drives(root) if drive.serial in serials)
         _collect(found, lambda: found.refusals.extend(gds_apply.early_refusals(gds, names, root, level)))
     if tuning and serials:
-        asked = dict(tuning, serials=list(serials), array_uuid="")
+        asked = dict(tuning, serials=list(serials), array_uuid="", each_drive=bool(volumes))
         _collect(found, lambda: TuningJob(asked, found, root).all())
     return list(dict.fromkeys(found.refusals))
 

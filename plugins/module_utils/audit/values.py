@@ -79,13 +79,12 @@ def _drives_and_volume(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _of_several(roles: Mapping[str, Mapping[str, Any]], groups: str) -> list[str]:
-    """What is made for one volume only, or is of an array."""
-    ahead = roles.get("io_tuning", {}).get("read_ahead")
+    """What is made for one volume only."""
     asked = [role + "_enabled" for role in ("ephemeral", "job_scratch") if roles.get(role, {}).get("enabled")]
     return [
         "`%s` and `raid_array_groups: %s`: a node with several volumes does not have it. hint: leave out one"
         % (name, groups)
-        for name in [*asked, *(["io_tuning_read_ahead"] if ahead else [])]
+        for name in asked
     ]
 
 

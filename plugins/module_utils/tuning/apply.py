@@ -59,12 +59,14 @@ def members_and_arrays(manifest: Mapping[str, Any]) -> tuple[list[str], list[str
 
 
 def read_machine(serials: Sequence[str], array_uuids: Sequence[str], root: str = "/") -> Machine:
-    """The drives and the arrays by names that do not change over reboots."""
+    """The drives and the arrays by names that do not change over reboots. Without an array, what is set of arrays is
+    set of the drives, on which the file systems lie then."""
     running = read_arrays(root)
     found = {uuid: find(running, uuid) for uuid in array_uuids}
+    drives = {drive.serial: drive.name for drive in read_drives(root) if drive.serial in serials}
     return Machine(
-        drives={drive.serial: drive.name for drive in read_drives(root) if drive.serial in serials},
-        arrays={uuid: array.device for uuid, array in found.items() if array},
+        drives=drives,
+        arrays={uuid: array.device for uuid, array in found.items() if array} if array_uuids else drives,
         cpus=read_cpus(root),
         root=root,
     )
@@ -89,12 +91,14 @@ class TuningJob(Job):
         self.tuning = normal_form({name: str(asked[name] or "") for name in ARGUMENTS})
         self.serials: Sequence[str] = asked["serials"]
         array_uuid: str = asked["array_uuid"]
+        each_drive = bool(asked.get("each_drive"))
         if ledger.manifest and not self.serials and not array_uuid:
             # Run alone, the role has no answer of those that chose the drives and made the array.
             self.serials, uuids = members_and_arrays(ledger.manifest)
             array_uuid = "".join(uuids[:1])
-        self.array_uuid = array_uuid or NEW_ARRAY
-        self.machine = read_machine(self.serials, [self.array_uuid], root)
+            each_drive = not uuids
+        self.array_uuid = "" if each_drive else array_uuid or NEW_ARRAY
+        self.machine = read_machine(self.serials, [] if each_drive else [self.array_uuid], root)
         self.state = State.load(self._path(STATE_PATH))
 
     def all(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 from typing import Any, Mapping
 
 from ..array.adopt_or_wipe import plain_uuid
-from ..array.create import BEGUN_PATH, Begun, begun, note_formatting, refuse_unless_blank
+from ..array.create import BEGUN_PATH, Begun, begun, members_by_serial, note_formatting, refuse_unless_blank
 from ..array.md_arrays import Array
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget
@@ -16,9 +16,10 @@ from ..common.raid_levels import SINGLE
 from ..common.refusal import Refusal
 from ..machine.device_users import users_of
 from ..machine.drive_contents import UnreadableDevice, read_signatures
-from ..machine.drives import read_drives
+from ..machine.drives import Drive
 from ..machine.file_system import BUILT, Geometry, wipe_half_made
 from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry, without_entry
+from ..machine.held_drives import held
 from ..machine.mounts import read_mounts
 from ..machine.unlabelled import look, look_at_ends
 from ..units import format_size_binary
@@ -101,11 +102,7 @@ class Volume(MountPoint):
                 return None
             if self._noted(self.array) is not None:
                 note_formatting(str(self.array.uuid), self.root)
-            if half:
-                wipe_half_made(self.array.path)
-            # Whoever looks at the drive later knows by the UUID, which was noted, that the file system is ours.
-            known = self.array.uuid if self.of_one_drive else None
-            BUILT.mkfs(self.array.path, self.geometry, self.wanted["label"], known)
+            self._mkfs(self.array, half)
             forget(self._path(BEGUN_PATH))
             signatures = read_signatures([self.array.device])
         elif kinds != {BUILT.type}:
@@ -117,13 +114,38 @@ class Volume(MountPoint):
         self._compare_geometry(self.array)
         return self._uuid(str(signatures[0].uuid))
 
+    def _mkfs(self, array: Array, half: bool) -> None:
+        if not self.of_one_drive:
+            if half:
+                wipe_half_made(array.path)
+            BUILT.mkfs(array.path, self.geometry, self.wanted["label"])
+            return
+        drive = self._drive(array)
+        # The name stays this drive's, and it was blank just now.
+        with held([drive]):
+            if half:
+                wipe_half_made(drive.path)
+            else:
+                refuse_unless_blank([drive], deep=True)
+            # By the UUID, which was noted, a drive is known as ours from the first byte on.
+            BUILT.mkfs(drive.path, self.geometry, self.wanted["label"], array.uuid)
+
+    def _drive(self, array: Array) -> Drive:
+        (drive,) = members_by_serial([self.wanted["serial"]])
+        if drive.name != array.device:
+            raise Refusal(
+                "drive `%s` is `%s` by now, and was `%s`. hint: nothing was made on it; run `tunetool provision` again"
+                % (drive.serial, drive.name, array.device)
+            )
+        return drive
+
     def _refuse_unless_blank(self, array: Array) -> None:
         """Read all of the array, whoever made it. Only where it holds what it held when it was made here, there may be
         something: what the drives held that a plan or a teardown gave up, such as the groups of an old XFS. Where an
         mkfs of ours was cut off, only the ends tell. Raises ``Refusal``.
         """
         if self.of_one_drive:
-            refuse_unless_blank([drive for drive in read_drives(self.root) if drive.name == array.device], deep=True)
+            refuse_unless_blank([self._drive(array)], deep=True)
             return
         path = "/dev/" + array.device
         noted = self._noted(array)

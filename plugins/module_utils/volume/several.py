@@ -60,6 +60,7 @@ class Volumes(Job):
         wanted = dict(
             self.wanted,
             volume=name,
+            serial=array["members"][0]["serial"],
             array=name,
             chunk_bytes=array["chunk_bytes"],
             members=len(array["members"]),
