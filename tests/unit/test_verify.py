@@ -532,6 +532,8 @@ def test_volumes_are_measured_at_once_and_their_sum_judged(two_volumes: Any, tar
         "sequential.write.numa1": 1e9,
     }
     assert record.target == str(target)
+    jobs = [int(figures[name].parameters["jobs"]) for name in ("sequential.read", "sequential.read.numa0")]
+    assert jobs[0] == 2 * jobs[1] > 0
     assert figures["sequential.read.numa1"].labels == {"subject": "sequential", "direction": "read", "volume": "numa1"}
     evidence = [figures[name].evidence for name in ("sequential.read", "sequential.read.numa0")]
     assert [each and each.device for each in evidence] == ["nvme0n1, nvme1n1, nvme2n1, nvme3n1", "nvme0n1, nvme1n1"]
