@@ -400,6 +400,11 @@ def test_a_node_with_several_volumes_shows_each(tmp_path: Path) -> None:
     assert built == {f"LAB1NV{at + 1}": f"drive{at}" for at in range(8)}
     assert shown["ceilings"][0]["of"] == "8 drives of Gen1 x1"
     assert shown["findings"] == []
+    recorded = tmp_path / "recorded.json"
+    run("--root", tmp_path, "--capture", recorded)
+    assert seen(recorded)["drives"] == shown["drives"]
+    volumes = json.loads(recorded.read_text())["gds_facts"]["others"]
+    assert [each["mount_point"] for each in volumes] == [f"/mnt/nvme_raid0/drive{at}" for at in range(1, 8)]
     mounted = tmp_path / "proc/self/mountinfo"
     kept = [row for row in mounted.read_text().splitlines() if not re.search("/drive[35] ", row)]
     put(tmp_path, "proc/self/mountinfo", "\n".join(kept) + "\n")

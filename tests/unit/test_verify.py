@@ -532,6 +532,8 @@ def test_volumes_are_measured_at_once_and_their_sum_judged(two_volumes: Any, tar
         "sequential.write.numa1": 1e9,
     }
     assert record.target == str(target)
+    jobs = [int(figures[name].parameters["jobs"]) for name in ("sequential.read", "sequential.read.numa0")]
+    assert jobs[0] == 2 * jobs[1] > 0
     assert figures["sequential.read.numa1"].labels == {"subject": "sequential", "direction": "read", "volume": "numa1"}
     evidence = [figures[name].evidence for name in ("sequential.read", "sequential.read.numa0")]
     assert [each and each.device for each in evidence] == ["nvme0n1, nvme1n1, nvme2n1, nvme3n1", "nvme0n1, nvme1n1"]
@@ -571,6 +573,31 @@ def test_the_directory_of_volumes_stands_for_all_of_them(two_volumes: Any, targe
     target.chmod(0o555)
     record = record_of(two_volumes(target=target))
     assert [each.status for each in record.expectations] == ["pass", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "found", "said"),
+    [
+        ("filesystem.mounted", "`numa1`: nothing is mounted", "has volumes that are not the mounts"),
+        ("array.state", "`numa1`: state `suspended`", "lies on an array with `numa1`: state `suspended`"),
+        ("filesystem.answers", "`numa1`: the volume did not answer", "`numa1`: the volume did not answer"),
+    ],
+)
+def test_nothing_is_written_where_one_volume_fails(
+    two_volumes: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    identity: str,
+    found: str,
+    said: str,
+) -> None:
+    answers = {"filesystem.mounted": Check("filesystem.mounted", "pass", "as built", "as built")}
+    answers[identity] = Check(identity, "fail", "as built", found, "repair it")
+    monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document, writing: list(answers.values()))
+    result = two_volumes("touch written; exit 1")
+    assert result.code == 1
+    assert f"was not measured: see {identity}" in reasons(result)
+    assert said in capsys.readouterr().err
 
 
 def test_level_full_takes_one_volume(two_volumes: Any) -> None:

@@ -145,11 +145,16 @@ class BlockStack:
     """Those of several volumes that are measured together, each with drives of its own."""
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Kernel names of the devices that are mounted: one for each volume that has one."""
+        return tuple(part.device for part in self.parts or (self,) if part.device)
+
+    @property
     def counts(self) -> tuple[str, ...]:
         """Kernel names of the devices whose bytes are compared with a program's claim; none where no sum is."""
         if self.parts:
             counted = [part.counts for part in self.parts]
-            return tuple(name for names in counted for name in names) if all(counted) else ()
+            return tuple(dict.fromkeys(name for names in counted for name in names)) if all(counted) else ()
         if self.redundant:
             return (self.device,) if self.device else ()
         return tuple(leaf.name for leaf in self.leaves)
@@ -213,7 +218,7 @@ def together(directory: str, parts: Sequence[BlockStack]) -> BlockStack:
         device=None,
         device_number=None,
         medium="%d x %s" % (len(parts), ", ".join(media)),
-        leaves=tuple(leaf for part in parts for leaf in part.leaves),
+        leaves=tuple(dict.fromkeys(leaf for part in parts for leaf in part.leaves)),
         redundant=any(part.redundant for part in parts),
         in_memory=any(part.in_memory for part in parts),
         parts=tuple(parts),
@@ -240,9 +245,9 @@ def devices_under(name: str, root: str = "/") -> list[str]:
 def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
     """Present counters by kernel name, of every leaf and of the mounted device. Raises ``CountersChanged``."""
     counters = {leaf.name: _sum([read_counters(name, root) for name in leaf.counted_by]) for leaf in stack.leaves}
-    for each in stack.parts or (stack,):
-        if each.device and each.device not in counters:
-            counters[each.device] = read_counters(each.device, root)
+    for device in stack.devices:
+        if device not in counters:
+            counters[device] = read_counters(device, root)
     return counters
 
 

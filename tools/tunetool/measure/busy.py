@@ -200,8 +200,7 @@ class Others:
 
     def _find_syncs(self) -> list[str]:
         """The arrays on the same drives that the kernel itself reads or writes."""
-        ours = {leaf.name for leaf in self._stack.leaves}
-        ours |= {part.device for part in self._stack.parts or [self._stack] if part.device}
+        ours = {leaf.name for leaf in self._stack.leaves} | set(self._stack.devices)
         return [
             f"array `{device}` does a `{action}`"
             for device, action in sync_actions(self._root).items()

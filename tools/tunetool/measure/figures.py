@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from tunetool.measure import Direction, tester
@@ -34,9 +35,10 @@ def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> li
 def of_volumes(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> tuple[list[Measurement], dict[str, str]]:
     """The same of each of several volumes while all were measured, and by name why samples of one prove nothing."""
     measurements, reasons = [], {}
+    own = replace(shape, jobs=shape.jobs_each, volumes=())
     for name, part in zip(shape.volumes, stack.parts, strict=False):
         alone = results.of_volume(name)
-        measurements += [of_volume(each, name) for each in bandwidths(part, fio, shape, alone)]
+        measurements += [of_volume(each, name) for each in bandwidths(part, fio, own, alone)]
         reasons.update({f"{figure}.{name}": why for figure, why in unproven(part, alone).items()})
     return measurements, reasons
 

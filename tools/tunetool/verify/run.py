@@ -103,7 +103,7 @@ class _Verification:
                 f"`--level full` measures one volume, and `{target}` has {len(names)}",
                 f"give `--target {places[0]}`, or take `--level quick`, which measures all at once",
             )
-        obstacle = _obstacle(target, self.found.checks, own_mount)
+        obstacle = _obstacle(target, self.found.checks, own_mount, several=bool(names))
         if obstacle is not None:
             progress.say(f"{obstacle.what}: nothing is written there")
             self.found.errors.append(f"`{target}` was not measured: see {obstacle.check}")
@@ -250,16 +250,20 @@ class _Obstacle:
     """The check that says more."""
 
 
-def _obstacle(target: Path, checks: Sequence[CheckResult], own_mount: bool) -> _Obstacle | None:
+def _obstacle(target: Path, checks: Sequence[CheckResult], own_mount: bool, several: bool) -> _Obstacle | None:
     if not own_mount:
         return None
     if not _is_mounted(checks):
         # The bare mount point belongs to the root file system.
-        return _Obstacle(f"`{target}` is not the mount that the manifest names", MOUNTED)
+        what = "is not the mount that the manifest names"
+        if several:
+            what = "has volumes that are not the mounts that the manifest names"
+        return _Obstacle(f"`{target}` {what}", MOUNTED)
     failed = [check for check in checks if check.status == "fail"]
     halted = [f"state `{state}`" for state in HALTED_STATES]
     for check in failed:
-        if check.found in halted:
+        # Of several volumes with the name of each before it.
+        if any(state in check.found for state in halted):
             # I/O of ours would wait with everybody else's, in a state in which no signal ends it.
             return _Obstacle(f"`{target}` lies on an array with {check.found}", check.id)
     dead = next((check for check in failed if BY_ID[check.id].halts), None)
