@@ -91,7 +91,7 @@ class Volume(MountPoint):
                 "`ansible-playbook tunetool.node.teardown`, then `tunetool provision`" % (BUILT.look % self.array.path)
             )
             expected = "%s UUID %s" % (BUILT.type, self.built.get("uuid", "of the manifest"))
-            refusal = "array `%s` of a built node holds nothing. hint: %s" % (name, hint)
+            refusal = "%s of a built node holds nothing. hint: %s" % (self.what, hint)
             self.ledger.cannot("filesystem.type", expected, "nothing", hint, refusal)
             return self.built.get("uuid")
         if not signatures:
@@ -108,7 +108,7 @@ class Volume(MountPoint):
         elif kinds != {BUILT.type}:
             shown = ", ".join(str(signature) for signature in signatures)
             hint = "nothing was changed; move the data away first"
-            refusal = "array `%s` holds %s. hint: %s" % (name, shown, hint)
+            refusal = "%s holds %s. hint: %s" % (self.what, shown, hint)
             self.ledger.cannot("filesystem.type", BUILT.type, shown, hint, refusal)
             return self.built.get("uuid")
         self._compare_geometry(self.array)

@@ -29,6 +29,8 @@ class MountPoint(Job):
         """What the services need: the mount points of all volumes, where there are several."""
         self.volume: str = wanted.get("volume") or ""
         """Its name, where it is one of several."""
+        self.what = "volume `%s`" % self.volume if self.volume else "array `%s`" % wanted.get("array")
+        """For people, what is mounted there."""
         self.blocked = False
         """Whether ``bare_mount_point`` reported why the volume is not mounted there: one difference, not two."""
 
@@ -57,8 +59,7 @@ class MountPoint(Job):
                 "`%s`" % point,
                 "`%s`" % mount_points[0],
                 hint,
-                "array `%s` is mounted at `%s`, not at `%s`. hint: %s"
-                % (self.wanted["array"], mount_points[0], point, hint),
+                "%s is mounted at `%s`, not at `%s`. hint: %s" % (self.what, mount_points[0], point, hint),
             )
             return None
         real = self._path(point)
