@@ -57,7 +57,6 @@ options:
     type: dict
     default: {}
 extends_documentation_fragment:
-  - tunetool.node.level
   - tunetool.node.wipes
   - tunetool.node.read_only
 author:
@@ -152,17 +151,18 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
     criteria_of,
     drives_problems,
     name_problem,
+    shown_size,
     table,
     wipeable,
 )
-from ..module_utils.array.drive_selection import LEVEL, Selection, select  # noqa: E402
+from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import read_text  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
-from ..module_utils.common.raid_levels import LEVELS  # noqa: E402
+from ..module_utils.common.raid_levels import LEVELS, canonical, data_members  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import BEGUN_PATH  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
@@ -282,7 +282,10 @@ def array_action(selection: Selection, array_name: str, level: str, chunk: int, 
         return "refuse", "%s. hint: %s" % (selection.problem, selection.hint)
     verdicts = {row.verdict for row in selection.decisions}
     if not verdicts & {KEEP, ADOPT}:
-        return "create", "%s over %d drives" % (LEVELS[level], len(selection.selected))
+        drives = selection.selected
+        room = data_members(level, len(drives)) * drives[0].size_bytes
+        kept = ", room %s" % shown_size(room) if LEVELS[level].redundant else ""
+        return "create", "%s over %d drives%s" % (LEVELS[level], len(drives), kept)
     wanted = Wanted(array_name, level, LEVELS[level].chunk(chunk), tuple(drive.name for drive in selection.selected))
     action = "adopt" if ADOPT in verdicts else "keep"
     try:
@@ -310,7 +313,6 @@ def main() -> None:
             "settings": {"type": "dict", "required": True, "options": DRIVES},
             "plan": {"type": "bool", "default": False},
             "wipes": WIPES,
-            **LEVEL,
             "mount_point": {"type": "path"},
             "wishes": WISHES,
         },
@@ -318,6 +320,7 @@ def main() -> None:
     )
     wanted = module.params
     array = wanted["array"]
+    wanted["level"] = canonical(array["level"])
     problems = drives_problems(wanted["count"], wanted["size"], wanted["serials"], wanted["level"])
     problems += [problem for problem in (name_problem(array["name"]), chunk_problem(array["chunk"])) if problem]
     if problems:
@@ -406,7 +409,7 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) ->
         # What is in it, and so which line in fstab is its own, is known once it is assembled.
         wishes, mount_point = {**wishes, "filesystem": None}, ""
     if wishes.get("filesystem"):
-        wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=chunk)
+        wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=LEVELS[wanted["level"]].chunk(chunk))
     return obstacles(mount_point, wishes, [drive.serial for drive in selection.selected], array, level=wanted["level"])
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/python
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Ansible module: one RAID0 array over named drives, in mdadm.conf and the initramfs."""
+"""Ansible module: one array over named drives, in mdadm.conf and the initramfs."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: raid_array
-short_description: Make, assemble or keep one md RAID0 array over drives named by serial
+short_description: Make, assemble or keep one md array over drives named by serial
 version_added: "0.1.0"
 description:
   - Creates the array when every member is blank, assembles it when every member already belongs to it, keeps it
@@ -32,7 +32,7 @@ options:
       - The variables of the role P(tunetool.node.raid_array#role) without its name; C(name) is required.
     type: dict
     required: true
-extends_documentation_fragment: [tunetool.node.changes, tunetool.node.level, tunetool.node.wipes]
+extends_documentation_fragment: [tunetool.node.changes, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -97,7 +97,6 @@ from ..module_utils.array.create import (  # noqa: E402  (Ansible wants the docu
 )
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
 from ..module_utils.array.drive_decisions import ARRAY, by_serial, chunk_problem, name_problem  # noqa: E402
-from ..module_utils.array.drive_selection import LEVEL  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Wanted, adopted, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
@@ -105,7 +104,7 @@ from ..module_utils.audit.before_changes import not_writable  # noqa: E402
 from ..module_utils.common.commands import run  # noqa: E402
 from ..module_utils.common.drift import Drifted, Ledger, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
-from ..module_utils.common.raid_levels import LEVELS, data_members  # noqa: E402
+from ..module_utils.common.raid_levels import LEVELS, canonical, data_members  # noqa: E402
 from ..module_utils.common.refusal import Expected, Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import read_signatures  # noqa: E402
 from ..module_utils.machine.drives import read_drives  # noqa: E402
@@ -122,7 +121,6 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "serials": {"type": "list", "elements": "str", "required": True},
-            **LEVEL,
             "wipes": WIPES,
             "settings": {"type": "dict", "required": True, "options": ARRAY},
         },
@@ -179,7 +177,7 @@ def converge(module: AnsibleModule) -> dict[str, object]:
 def read(module: AnsibleModule, hashes: dict[str, str]) -> Facts:
     """What is asked for, and what is there now."""
     asked = module.params
-    level = LEVELS[asked["level"]]
+    level = LEVELS[canonical(asked["level"])]
     members = members_by_serial(asked["serials"])
     chunk = level.chunk(parse_size(asked["chunk"]))
     wanted = Wanted(asked["name"], level.name, chunk, tuple(drive.name for drive in members))

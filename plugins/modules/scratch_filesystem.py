@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: scratch_filesystem
-short_description: XFS aligned to a RAID0 array, mounted by UUID, with a directory for offloading
+short_description: XFS aligned to an md array, mounted by UUID, with a directory for offloading
 version_added: "0.1.0"
 description:
   - Makes XFS on an array that holds nothing, with the stripe geometry given explicitly and read back. An array that was

@@ -19,6 +19,10 @@ description:
     a power cut, the next run continues; a drive that is blank already needs no consent.
   - Where there is neither a volume nor a manifest, V(teardown) removes the health check and what makes
     directories of jobs, which needs no plan.
+  - Of an array that has its data a second time (RAID1, RAID10), V(replace) removes nothing. It takes the old drive out
+    if it is still there, adds the new one, which md fills while the volume serves, and writes the new members into the
+    manifest. It refuses where the members that are left do not have all of the data. It needs a plan only for a new
+    drive that holds something.
   - Data blocks stay on the drives, unless O(erase) is asked for.
 options:
   job:
@@ -128,7 +132,7 @@ table:
 """
 
 from dataclasses import replace  # noqa: E402  (Ansible wants the documentation first)
-from typing import Any  # noqa: E402
+from typing import Any, Mapping  # noqa: E402
 
 from ..module_utils.array.drive_decisions import ARRAY, DRIVES, criteria_of, table  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, not_writable, obstacles  # noqa: E402
@@ -145,6 +149,7 @@ from ..module_utils.removal.decision import (  # noqa: E402
     plan_removal,
     removal_part,
 )
+from ..module_utils.removal.exchange import Exchange, carry_out, exchange_part, plan_exchange  # noqa: E402
 from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
@@ -176,14 +181,22 @@ def with_erasure(removal: Removal, wish: str) -> Removal:
 def converge(module: AnsibleModule) -> dict[str, Any]:
     """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
-    name = wanted["array"]["name"]
-    erasure.await_sanitizing(wanted["erase"])
-    machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
-    if wanted["job"] == REPLACE:
-        swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted["drives"]), hashes)
-        removal = buildable(plan_replacement(machine, name, wanted["mount_point"], swap), wanted, machine.level)
-    else:
-        removal = with_erasure(plan_removal(machine, name, wanted["mount_point"]), wanted["erase"])
+    if wanted["job"] == TEARDOWN:
+        erasure.await_sanitizing(wanted["erase"])
+        removal = plan_removal(look()[0], wanted["array"]["name"], wanted["mount_point"])
+        return remove(module, with_erasure(removal, wanted["erase"]))
+    machine, hashes = look(wanted["new_serial"])
+    swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted["drives"]), hashes)
+    kept = plan_exchange(machine, swap)
+    if kept is not None:
+        return exchange(module, kept, machine.manifest or {})
+    removal = plan_replacement(machine, wanted["array"]["name"], wanted["mount_point"], swap)
+    return remove(module, buildable(removal, wanted, machine.level))
+
+
+def remove(module: AnsibleModule, removal: Removal) -> dict[str, Any]:
+    """Remove the volume. Returns the module's result. Raises ``Refusal``."""
+    wanted: dict[str, Any] = module.params
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
     job = None
     remains: list[dict[str, str]] = []
@@ -218,6 +231,38 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     for warning in ledger.warnings:
         module.warn(warning)
     return dict(answer, changed=bool(ledger.diff), wiped=job.wiped, diff=ledger.diff)
+
+
+def exchange(module: AnsibleModule, kept: Exchange, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Exchange a member without loss. Returns the module's result. Raises ``Refusal``."""
+    wanted: dict[str, Any] = module.params
+    answer: dict[str, Any] = {"table": table(kept.decisions), "changed": False, "wiped": []}
+    if wanted["plan"]:
+        text = "refused: %s" % "; ".join(kept.problems) if kept.problems else kept.note
+        part = exchange_part(kept, text)
+        return dict(answer, serials=list(kept.serials), plan=part, msg="%s\n%s" % (answer["table"], text))
+    if kept.problems:
+        raise Refusal("; ".join(kept.problems), *answer["table"].splitlines())
+    allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
+    unnamed = [serial for serial, digest in (kept.hashes or {}).items() if allowed.get(serial) != digest]
+    if unnamed:
+        raise Refusal(
+            "`%s` holds something, and no plan names it as it is now. hint: nothing was changed; `%s`, read it, then "
+            "`%s`" % (unnamed[0], PLANNING[REPLACE], APPLYING[REPLACE])
+        )
+    closed = not_writable()
+    if closed:
+        raise Refusal("; ".join(closed))
+    ledger = Ledger(None, not module.check_mode, module.change_begins)
+    serials = carry_out(kept, manifest, allowed, ledger)
+    return dict(
+        answer,
+        serials=serials,
+        changed=bool(ledger.diff),
+        wiped=[*(kept.hashes or {})],
+        diff=ledger.diff,
+        msg=kept.note,
+    )
 
 
 def main() -> None:

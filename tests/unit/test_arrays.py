@@ -13,11 +13,23 @@ from builders import nvme_drive
 from machines import ARRAY_CURES
 from tunetool.node.array import create
 from tunetool.node.array.build import ArrayRefusal, Facts, decide_build
-from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine
+from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine, read_arrays
 from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common.commands import CommandError, NotInstalled
 from tunetool.node.common.drift import Difference, Drifted
-from tunetool.node.common.raid_levels import LEVELS, RAID0, copies, data_members, needs_every_member
+from tunetool.node.common.raid_levels import (
+    ACCEPTED,
+    LEVELS,
+    RAID0,
+    RAID1,
+    RAID10,
+    Level,
+    canonical,
+    copies,
+    data_members,
+    needs_every_member,
+    with_layout,
+)
 
 UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"
 NAMES = tuple(f"nvme{number}n1" for number in range(1, 9))
@@ -183,7 +195,85 @@ def test_what_a_level_means_stands_in_its_row() -> None:
     assert (data_members("raid0", 8), data_members("somebody's", 8)) == (8, 8)
     assert [copies(level) for level in ("raid0", "linear", "raid1", "raid10")] == [False, False, True, True]
     assert [needs_every_member(level) for level in ("raid0", "raid1")] == [True, False]
-    assert list(LEVELS) == ["raid0"]
+    assert RAID1.create_arguments(2**20) == ["--level=raid1", "--bitmap=internal"]
+    assert RAID10.create_arguments(2**20) == ["--level=raid10", "--chunk=1024K", "--layout=n2", "--bitmap=internal"]
+    assert [data_members(level, 8) for level in LEVELS] == [8, 1, 4]
+    assert [level.fewest for level in LEVELS.values()] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_way_to_write_a_level_is_one_level(level: str) -> None:
+    assert [canonical(text) for text in (level, level[4:])] == [level, level]
+    assert {level, level[4:]} <= set(ACCEPTED)
+
+
+@given(st.sampled_from([RAID0, RAID1, RAID10]), st.integers(1, 6), st.data())
+def test_a_level_serves_while_each_byte_is_on_a_member(level: Level, half: int, data: st.DataObject) -> None:
+    count = 2 * half
+    present = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    where = {"raid0": [[n] for n in range(count)], "raid1": [[*range(count)]]}
+    pairs = [[n, n + 1] for n in range(0, count, 2)]
+    assert level.serves(present) == all(any(present[n] for n in ns) for ns in where.get(level.name, pairs))
+    assert not level.serves([])
+
+
+@pytest.mark.parametrize(
+    ("level", "gone", "serves", "degraded"),
+    [
+        ("raid0", {2}, False, False),
+        ("raid1", {0, 1, 2, 3, 4, 5, 6}, True, True),
+        ("raid1", {0, 1, 2, 3, 4, 5, 6, 7}, False, False),
+        ("raid10", set(), True, False),
+        ("raid10", {1, 2, 4, 7}, True, True),
+        ("raid10", {2, 3}, False, False),
+    ],
+)
+def test_lost_members_are_judged_by_the_level(level: str, gone: set[int], serves: bool, degraded: bool) -> None:
+    members = tuple(None if slot in gone else name for slot, name in enumerate(NAMES))
+    array = replace(ASSEMBLED, level=level, members=members)
+    assert (array.serves, array.degraded, array.lost_data) == (serves, degraded, not serves)
+    assert (array.fault is None) == serves
+    if not serves and level != "raid0":
+        assert "has lost more members than a RAID10 can" in str(array.fault).replace("RAID1 ", "RAID10 ")
+
+
+def test_a_member_that_is_being_filled_stands_in_for_none() -> None:
+    array = replace(ASSEMBLED, level="raid10", rebuilding=(NAMES[3],))
+    assert (array.serves, array.degraded, array.survives(NAMES[3])) == (True, True, True)
+    assert not array.survives(NAMES[2])
+    assert not replace(array, members=(*NAMES[:2], None, *NAMES[3:])).serves
+
+
+@pytest.mark.parametrize(
+    ("level", "layout", "ours"),
+    [("raid10", 258, True), ("raid10", "near=2", True), ("raid10", 513, False), ("raid10", "far=2", False)],
+)
+def test_a_raid10_of_another_layout_is_somebody_elses(level: str, layout: int | str, ours: bool) -> None:
+    assert (with_layout(level, layout) in LEVELS) == ours
+    assert with_layout("raid0", layout) == "raid0"
+
+
+def test_a_rebuild_is_read_with_its_share_and_time(tmp_path: Path) -> None:
+    base = tmp_path / "sys/block/md127/md"
+    files = {
+        "level": "raid1",
+        "raid_disks": "2",
+        "array_state": "active",
+        "sync_action": "recover",
+        "sync_completed": "2400000 / 4800000",
+        "sync_speed": "10000",
+    }
+    for slot, (name, state) in enumerate((("nvme1n1", "in_sync"), ("nvme2n1", "spare"))):
+        (base / f"dev-{name}/block").mkdir(parents=True)
+        (base / f"dev-{name}/state").write_text(state + "\n")
+        (base / f"rd{slot}").symlink_to(f"dev-{name}")
+    for name, text in files.items():
+        (base / name).write_text(text + "\n")
+    (array,) = read_arrays(str(tmp_path))
+    assert (array.members, array.rebuilding, array.degraded) == (("nvme1n1", "nvme2n1"), ("nvme2n1",), True)
+    assert str(array.sync) == "50.0 %, about 2 minutes left"
+    (base / "dev-nvme2n1/state").write_text("faulty,blocked\n")
+    assert read_arrays(str(tmp_path))[0].members == ("nvme1n1", None)
 
 
 def test_a_second_array_of_our_name_is_refused() -> None:

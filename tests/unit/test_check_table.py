@@ -94,6 +94,7 @@ def test_what_a_failure_is_worth_while_a_node_is_built() -> None:
         **drives,
         "gds.mode": WARNS,
         "training.environment": WARNS,
+        "array.redundancy": WARNS,
         "memory.memlock": LATER,
         "memory.hugepages": WAITS,
         "node.reboot": WAITS,

@@ -218,6 +218,40 @@ def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> N
     assert check.remedy
 
 
+def of_level(root: Path, level: str) -> dict[str, Any]:
+    """The recorded array made of this level, with the manifest that says so."""
+    base = root / "sys/devices/virtual/block/md127/md"
+    (base / "level").write_text(level + "\n")
+    (base / "sync_action").write_text("idle\n")
+    return {**MANIFEST, "array": {**MANIFEST["array"], "level": level}}
+
+
+@pytest.mark.parametrize("level", ["raid1", "raid10"])
+def test_a_redundant_array_without_a_drive_says_that_it_serves(tmp_path: Path, level: str) -> None:
+    root = lay_out("lost-drive", tmp_path)
+    checks = failed(run_checks(of_level(root, level), str(root)))
+    check = checks["array.members"]
+    assert (check.status, check.found) == ("fail", "degraded, still serves: 7 of 8 members; missing `LAB1NV3`")
+    assert "replace_drive" in check.remedy
+    assert "the loss of that one too takes the data" in check.remedy
+    assert "array.redundancy" not in checks
+
+
+def test_a_rebuild_is_told_by_drive_percent_and_minutes(built: Path) -> None:
+    manifest = of_level(built, "raid10")
+    base = built / "sys/devices/virtual/block/md127/md"
+    checks = {check.id: check for check in run_checks(manifest, str(built))}
+    assert (checks["array.redundancy"].status, checks["array.redundancy"].found) == ("pass", "in sync")
+    assert "array.redundancy" not in {check.id for check in run_checks(MANIFEST, str(built))}
+    for name, text in (("sync_action", "resync"), ("sync_completed", "1 / 4"), ("sync_speed", "10")):
+        (base / name).write_text(text + "\n")
+    assert "array.redundancy" not in failed(run_checks(manifest, str(built)))
+    (base / "sync_action").write_text("recover\n")
+    (base / "rd2/state").write_text("spare\n")
+    check = failed(run_checks(manifest, str(built)))["array.redundancy"]
+    assert check.found == "degraded, still serves: the rebuild onto `LAB1NV3` is at 25.0 %, about 0 minutes left"
+
+
 LINKS = "dev/disk/by-uuid"
 FS_UUID = MANIFEST["filesystem"]["uuid"]
 

@@ -101,6 +101,33 @@ def test_an_array_of_ours_that_cannot_serve_is_not_made_anew(recorded: Scene) ->
     assert look(replace(recorded, arrays=broken)).action == LEAVE
 
 
+REDUNDANT = {**MANIFEST, "array": {**MANIFEST["array"], "level": "raid10"}}
+
+
+def mirrored(scene: Scene, *gone: int, **values: Any) -> Scene:
+    """The scene with a RAID10 that lacks the members of these slots."""
+    array = replace(scene.arrays[0], level="raid10", **values)
+    members = tuple(None if slot in gone else name for slot, name in enumerate(array.members))
+    return replace(scene, arrays=[replace(array, members=members)])
+
+
+@pytest.mark.parametrize("gone", [(), (2,), (0, 3, 5, 6)])
+def test_a_redundant_array_that_is_degraded_is_kept(recorded: Scene, gone: tuple[int, ...]) -> None:
+    finding = decide(REDUNDANT, CONFIG, mirrored(recorded, *gone))
+    assert (finding.action, finding.members) == (NOTHING, ())
+
+
+def test_a_redundant_array_is_never_built_over_its_members(recorded: Scene, blank: Scene) -> None:
+    lost = mirrored(recorded, 2, 3)
+    contents = {**SYSTEM, **{name: [own_label(name)] for name in lost.arrays[0].members if name}}
+    assert decide(REDUNDANT, CONFIG, replace(lost, contents=contents)).action == LEAVE
+    half = replace(blank, contents={**SYSTEM, **{f"nvme{n}n1": [own_label(f"nvme{n}n1")] for n in (1, 3, 5, 7)}})
+    finding = decide(REDUNDANT, CONFIG, half)
+    assert finding.action == LEAVE
+    assert "keeps nothing" not in finding.line
+    assert decide(REDUNDANT, CONFIG, blank).action == BUILD
+
+
 @pytest.mark.parametrize("number", [1, 7])
 def test_some_members_among_blank_drives_are_left_and_named(blank: Scene, number: int) -> None:
     names = [f"nvme{index}n1" for index in range(1, number + 1)]

@@ -47,6 +47,12 @@ def test_xfs_info_is_read_back() -> None:
     ]
 
 
+def test_without_a_chunk_there_is_no_stripe() -> None:
+    none = BUILT.geometry(0, 1)
+    assert none == Geometry(0, 0, 4096)
+    assert BUILT.shape(none, "x") == ["-d", "noalign", "-l", "su=4096", "-L", "x"]
+
+
 def test_no_geometry_is_an_error() -> None:
     with pytest.raises(CommandError, match="no geometry"):
         BUILT.parse_geometry("xfs_info: not an XFS filesystem")

@@ -82,6 +82,14 @@ def test_obstacles_name_their_cure() -> None:
     assert "no block device" in obstacles(overlay)[0]
 
 
+def test_a_sync_of_the_array_below_leaves_figures_unproven(tmp_path: Path) -> None:
+    base = tmp_path / "sys/block/md0/md"
+    base.mkdir(parents=True)
+    for name, text in (("sync_action", "resync"), ("sync_completed", "1 / 4"), ("sync_speed", "10")):
+        (base / name).write_text(text + "\n")
+    assert "array `md0` does a `resync` (25.0 %" in obstacles(stack(), str(tmp_path))[0]
+
+
 def test_a_slow_member_is_named_by_its_serial() -> None:
     slow = balance(stack(), {"read": [sample({3: 830}), sample({3: 830}), sample({})]})
     assert slow.status == "fail"

@@ -84,13 +84,14 @@ def test_a_mirror_with_our_arrays_name_is_not_ours() -> None:
 @pytest.mark.parametrize(
     ("changes", "built", "foreign"),
     [
-        ({}, None, True),
+        ({}, None, False),
+        ({"level": "raid5"}, None, True),
         ({"level": "raid0"}, None, False),
         ({"level": ""}, None, False),
         ({"level": "raid0", "name": "old"}, None, True),
         # Somebody made another level of our own UUID: that is drift, and reported as that.
-        ({}, UUID, False),
-        ({}, "other", True),
+        ({"level": "raid5"}, UUID, False),
+        ({"level": "raid5"}, "other", True),
     ],
 )
 def test_an_array_is_told_apart_by_its_uuid_and_level(

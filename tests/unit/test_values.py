@@ -116,6 +116,21 @@ def test_what_a_node_can_be_built_with_has_no_problem() -> None:
         assert value_problems(changed(("scratch_filesystem", "device_timeout", timeout))) == [], timeout
 
 
+@pytest.mark.parametrize(
+    ("level", "count", "words"),
+    [
+        ("10", 7, "`nvme_drives_count` is 7. hint: RAID10 needs an even number"),
+        ("raid10", 2, "`nvme_drives_count` is 2. hint: RAID10 needs at least 4"),
+        ("1", 1, "`nvme_drives_count` is 1. hint: RAID1 needs at least 2"),
+    ],
+)
+def test_a_level_says_how_many_drives_it_needs(level: str, count: int, words: str) -> None:
+    asked = changed(("raid_array", "level", level), ("nvme_drives", "count", count), ("nvme_drives", "serials", []))
+    assert value_problems(asked) == [words]
+    fits = changed(("raid_array", "level", level), ("nvme_drives", "count", 8), ("nvme_drives", "serials", []))
+    assert value_problems(fits) == []
+
+
 @pytest.mark.parametrize(("role", "name", "value", "words"), WRONG)
 def test_each_value_that_no_node_can_have_is_named_with_its_cure(role: str, name: str, value: Any, words: str) -> None:
     (problem,) = value_problems(changed((role, name, value)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from ..common.check_result import FAIL, Check, judged
-from ..common.raid_levels import LEVELS
+from ..common.raid_levels import LEVELS, Level
 from ..machine.drives import Drive
 from ..units import format_size_binary
-from .md_arrays import DEAD_STATES, HALTED_STATES, Array
+from .drive_decisions import by_serial
+from .md_arrays import Array, cure_of
 
 CHECKS = (ASSEMBLED, STATE, NAME, LEVEL, CHUNK, MEMBERS) = (
     "array.assembled",
@@ -18,7 +19,8 @@ CHECKS = (ASSEMBLED, STATE, NAME, LEVEL, CHUNK, MEMBERS) = (
     "array.chunk",
     "array.members",
 )
-_STATE_REMEDIES = {**DEAD_STATES, **HALTED_STATES, "unknown": "`md/array_state` cannot be read: see `dmesg`"}
+REDUNDANCY = "array.redundancy"
+_UNKNOWN = "`md/array_state` cannot be read: see `dmesg`"
 
 
 def check_array(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[str, Drive]) -> list[Check]:
@@ -32,14 +34,15 @@ def check_array(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[
         found = "not assembled; missing %s" % missing if gone else "not assembled"
         remedy = "reseat or replace the missing drives" if gone else "run `tunetool provision`, which assembles it"
         return [Check(ASSEMBLED, FAIL, "%s with UUID %s" % (name, wanted["uuid"]), found, remedy)]
+    cure = _UNKNOWN if array.state == "unknown" else cure_of(array.state, array.level)
     checks = [
         judged(ASSEMBLED, True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
         judged(
             STATE,
-            array.state not in _STATE_REMEDIES,
+            cure is None,
             "an active array",
             "state `%s`" % array.state,
-            _STATE_REMEDIES.get(array.state, ""),
+            cure or "",
         ),
         judged(
             NAME,
@@ -60,12 +63,54 @@ def check_array(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[
     return checks + [_members_check(wanted, array, drives)]
 
 
+def check_redundancy(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[str, Drive]) -> list[Check]:
+    """Of a level that has any. Without a member `array.members` fails, and its drive is what there is to do.
+
+    A rebuild fails: until its end one more loss takes the data. The first sync of a new array passes: what is written
+    to it has its copies at once.
+    """
+    if (
+        not LEVELS[wanted["level"]].redundant
+        or array is None
+        or array.level != wanted["level"]
+        or None in array.members
+    ):
+        return []
+    found = (
+        "in sync"
+        if array.sync is None
+        else "in sync but for what nobody wrote (`%s`: %s)"
+        % (
+            array.sync.action,
+            array.sync,
+        )
+    )
+    if array.rebuilding:
+        serials = by_serial(array.rebuilding, {name: drive.serial for name, drive in drives.items()})
+        found = "degraded, still serves: the rebuild onto %s %s" % (
+            serials,
+            "is at %s" % array.sync if array.sync else "has not begun",
+        )
+    return [
+        judged(
+            REDUNDANCY,
+            not array.rebuilding,
+            "every copy in sync",
+            found,
+            "wait for its end: the loss of the drive that it is read from takes the data. Where it does not move, see "
+            "`dmesg` and `md/sync_action` of the array",
+        )
+    ]
+
+
 def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str, Drive]) -> Check:
     expected = [member["serial"] for member in wanted["members"]]
     present = [drives[name].serial for name in array.members if name is not None and name in drives]
     gone = [serial for serial in expected if serial not in present]
     strange = [serial for serial in present if serial not in expected]
     text = "%d of %d members" % (len(expected) - len(gone), len(expected))
+    if gone and array.degraded:
+        text = "degraded, still serves: " + text
     if gone:
         text += "; missing %s" % ", ".join("`%s`" % serial for serial in gone)
     if strange:
@@ -76,5 +121,10 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
         "%d members by serial" % len(expected),
         text,
         "reseat that drive and reboot, or replace it and run `ansible-playbook tunetool.node.replace_drive`; "
-        + LEVELS[wanted["level"]].loss,
+        + _loss(LEVELS[wanted["level"]], array),
     )
+
+
+def _loss(level: Level, array: Array) -> str:
+    """What it means for the data."""
+    return level.loss if array.serves or not level.redundant else str(array.fault).partition(": ")[2]

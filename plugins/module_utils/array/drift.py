@@ -11,7 +11,7 @@ from ..common.files import content
 from ..common.raid_levels import LEVELS
 from ..units import format_size_binary
 from .initramfs_check import judge_images, mdadm_conf_path, rebuild_command
-from .md_arrays import DEAD_STATES, HALTED_STATES, Array, Superblock, find
+from .md_arrays import Array, Superblock, cure_of, find
 from .mdadm_conf import conf_with_array
 
 ANEW = "save the data, `ansible-playbook tunetool.node.teardown`, then `tunetool provision`; or ask for what is there"
@@ -101,10 +101,9 @@ def compare_array(
     cannot("array.level", asked.level, array.level, ANEW)
     cannot("array.chunk", format_size_binary(asked.chunk_bytes), format_size_binary(array.chunk_bytes), ANEW)
     left += _members(manifest, asked, array, serials)
-    if array.device and array.state in DEAD_STATES and array.state != "inactive":
-        cannot("array.state", "active", array.state, DEAD_STATES[array.state])
-    if array.device and array.state in HALTED_STATES:
-        cannot("array.state", "active", array.state, HALTED_STATES[array.state])
+    cure = cure_of(array.state, array.level)
+    if array.device and cure and array.state != "inactive":
+        cannot("array.state", "active", array.state, cure)
     if (not array.device or array.state == "inactive") and complete(array):
         left.append(Difference("array.assembled", "array `%s`" % array.name, "not assembled"))
     return left

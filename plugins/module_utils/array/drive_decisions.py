@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..common.raid_levels import DEFAULT, LEVELS
+from ..common.raid_levels import ACCEPTED, DEFAULT, LEVELS
 from ..machine.drives import Drive
 from ..units import UnitError, format_size, format_size_binary, parse_size
 
@@ -23,6 +23,7 @@ DRIVES: dict[str, Any] = {
 ARRAY: dict[str, Any] = {
     "name": {"type": "str", "required": True},
     "chunk": {"type": "str", "default": "1MiB"},
+    "level": {"type": "str", "choices": [*ACCEPTED], "default": DEFAULT},
     "adopt": {"type": "bool", "default": False},
 }
 """Those of the role raid_array."""
@@ -128,6 +129,8 @@ def drives_problems(count: int, size: str, serials: Sequence[str], level: str = 
     if count < fewest:
         needs = "an array needs at least one drive" if fewest == 1 else "%s needs at least %d" % (LEVELS[level], fewest)
         problems.append("`nvme_drives_count` is %d. hint: %s" % (count, needs))
+    elif LEVELS[level].pairs and count % 2:
+        problems.append("`nvme_drives_count` is %d. hint: %s needs an even number" % (count, LEVELS[level]))
     if serials and len(set(serials)) < count:
         problems.append(
             "`nvme_drives_serials` names %d of %d drives. hint: name them all, or none" % (len(set(serials)), count)

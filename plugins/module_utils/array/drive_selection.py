@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Collection, Iterable, Mapping, Sequence
+from typing import Collection, Iterable, Mapping, Sequence
 
-from ..common.raid_levels import DEFAULT, LEVELS
+from ..common.raid_levels import LEVELS
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 from ..machine.nvme_admin import Formats, mending
@@ -21,8 +21,6 @@ PLAN_HINT = (
     "see the reason beside each drive; nothing was changed. Drives that may lose what they hold are named by a plan: "
     "`tunetool provision --plan plan.json`, read it, then `tunetool provision --apply plan.json`"
 )
-LEVEL: dict[str, Any] = {"level": {"type": "str", "choices": [*LEVELS], "default": DEFAULT}}
-"""The argument of modules that must know the array's level; the documentation fragment `level` describes it."""
 ADOPT_HINT = "`raid_array_adopt: true` keeps that array with its data; nothing was changed"
 
 

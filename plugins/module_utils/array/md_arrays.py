@@ -10,7 +10,7 @@ from typing import Mapping, Sequence
 
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text, whole_number
-from ..common.raid_levels import data_members, needs_every_member
+from ..common.raid_levels import LEVELS, data_members, with_layout
 from .drive_decisions import by_serial
 
 _MOST_DISKS = 2**16
@@ -23,6 +23,10 @@ DEAD_STATES: Mapping[str, str] = {
 }
 """``md/array_state`` values under which a RAID0 cannot serve I/O (kernel: Documentation/admin-guide/md.rst): their
 causes and cures."""
+_TOO_MANY = (
+    "put one of them back, and reboot; or give its data up: `ansible-playbook tunetool.node.teardown`, then "
+    "`tunetool provision`"
+)
 SUSPENDED = "suspended"
 HALTED_STATES: Mapping[str, str] = {
     "readonly": "writes are refused: run `mdadm --readwrite` on it, after `dmesg` has shown why",
@@ -31,9 +35,34 @@ HALTED_STATES: Mapping[str, str] = {
 }
 """States of an array that is whole, and that somebody stopped: what they mean and what to do."""
 
+
+def cure_of(state: str, level: str) -> str | None:
+    """What to do about an array of this level in this ``md/array_state``; None where it serves."""
+    if state == "broken" and level in LEVELS and LEVELS[level].redundant:
+        return _TOO_MANY
+    return DEAD_STATES.get(state) or HALTED_STATES.get(state)
+
+
 _SYNC_ACTIONS = ("resync", "recover", "check", "repair", "reshape")
 """``md/sync_action`` values under which the kernel itself reads or writes members (Documentation/admin-guide/md.rst).
 The others are `idle` and `frozen`."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What the kernel does by itself on an array with redundancy."""
+
+    action: str
+    """Of ``md/sync_action``: ``recover`` fills a drive that came, ``resync`` makes all copies alike."""
+    done: int = 0
+    total: int = 0
+    """Sectors."""
+    kib_per_second: int = 0
+
+    def __str__(self) -> str:
+        percent = 100.0 * self.done / self.total if self.total else 0.0
+        left = (self.total - self.done) / 2 / 60 / self.kib_per_second if self.kib_per_second else None
+        return "%.1f %%, %s" % (percent, "about %.0f minutes left" % left if left is not None else "waiting")
 
 
 @dataclass(frozen=True)
@@ -52,6 +81,9 @@ class Array:
     members: tuple[str | None, ...]
     """Kernel names of the members by slot; None for a device that is gone."""
     device_number: str = ""
+    rebuilding: tuple[str, ...] = ()
+    """Kernel names of members that have not all of their data yet."""
+    sync: Sync | None = None
 
     @property
     def path(self) -> str:
@@ -60,8 +92,18 @@ class Array:
 
     @property
     def lost_data(self) -> bool:
-        """Whether a member is gone that no other one stands in for."""
-        return None in self.members and needs_every_member(self.level)
+        """Whether a member is gone that no other one stands in for. Of an array that is none of ours nobody knows."""
+        return bool(self.members) and self.level in LEVELS and not self.survives()
+
+    def survives(self, without: str | None = None) -> bool:
+        """Whether the members that have all of their data hold the array's, also without one of them."""
+        gone = (None, without, *self.rebuilding)
+        return LEVELS[self.level].serves([member not in gone for member in self.members])
+
+    @property
+    def degraded(self) -> bool:
+        """Whether it serves without one of its members, or while one is filled."""
+        return self.serves and (None in self.members or bool(self.rebuilding))
 
     @property
     def data_members(self) -> int:
@@ -77,9 +119,11 @@ class Array:
     @property
     def fault(self) -> str | None:
         """Why it cannot be read and written, with the cure; None if nothing of the kernel's facts says so."""
-        cure = DEAD_STATES.get(self.state) or HALTED_STATES.get(self.state)
+        cure = cure_of(self.state, self.level)
         if cure:
             return "array `%s` is %s: %s" % (self.device, self.state, cure)
+        if not self.serves and LEVELS[self.level].redundant:
+            return "array `%s` has lost more members than a %s can: %s" % (self.device, LEVELS[self.level], _TOO_MANY)
         if not self.serves:
             return "array `%s` has lost a member: %s" % (self.device, DEAD_STATES["broken"])
         return None
@@ -130,17 +174,24 @@ def read_arrays(root: str = "/") -> list[Array]:
         device = os.path.basename(os.path.dirname(base))
         disks = read_int(os.path.join(base, "raid_disks")) or 0
         raid_disks = disks if 0 <= disks <= _MOST_DISKS else 0
+        members = tuple(_member(base, slot) for slot in range(raid_disks))
         arrays.append(
             Array(
                 device=device,
                 uuid=_link_value(root, "md-uuid-", device),
                 name=_unprefixed(_link_value(root, "md-name-", device)),
-                level=read_text(os.path.join(base, "level")) or "",
+                level=with_layout(read_text(os.path.join(base, "level")) or "", read_int(os.path.join(base, "layout"))),
                 chunk_bytes=read_int(os.path.join(base, "chunk_size")) or 0,
                 raid_disks=raid_disks,
                 state=read_text(os.path.join(base, "array_state")) or "unknown",
-                members=tuple(_member(base, slot) for slot in range(raid_disks)),
+                members=members,
                 device_number=read_text(os.path.join(root, "sys/block", device, "dev")) or "",
+                rebuilding=tuple(
+                    member
+                    for slot, member in enumerate(members)
+                    if member and "in_sync" not in (read_text(_slot(base, slot, "state")) or "in_sync")
+                ),
+                sync=_sync(base),
             )
         )
     return arrays
@@ -156,6 +207,21 @@ def sync_actions(root: str = "/") -> dict[str, str]:
     return actions
 
 
+def _sync(base: str) -> Sync | None:
+    action = read_text(os.path.join(base, "sync_action"))
+    if action not in _SYNC_ACTIONS:
+        return None
+    numbers = [
+        whole_number(word.strip()) or 0 for word in (read_text(os.path.join(base, "sync_completed")) or "").split("/")
+    ]
+    done, total = numbers if len(numbers) == 2 else (0, 0)
+    return Sync(action, done, total, read_int(os.path.join(base, "sync_speed")) or 0)
+
+
+def _slot(base: str, slot: int, name: str) -> str:
+    return os.path.join(base, "rd%d" % slot, name)
+
+
 def _member(base: str, slot: int) -> str | None:
     # The link md/rdN -> dev-nvme1n1, and in it block -> the device: dangling once the drive is gone.
     link = os.path.join(base, "rd%d" % slot)
@@ -163,7 +229,7 @@ def _member(base: str, slot: int) -> str | None:
         target = os.path.basename(os.readlink(link))
     except OSError:
         return None
-    if not os.path.exists(os.path.join(link, "block")):
+    if not os.path.exists(os.path.join(link, "block")) or "faulty" in (read_text(_slot(base, slot, "state")) or ""):
         return None
     return target[len("dev-") :] if target.startswith("dev-") else target
 
@@ -234,7 +300,7 @@ def parse_examine(text: str, devices: Sequence[str] | None = None) -> dict[str, 
             uuid=uuid,
             # "node1:nvme_raid0  (local to host node1)"
             name=(_field(section, "Name") or "").split()[0].split(":")[-1] if _field(section, "Name") else "",
-            level=_field(section, "Raid Level") or "",
+            level=with_layout(_field(section, "Raid Level") or "", _field(section, "Layout")),
             raid_disks=max(0, whole_number(_field(section, "Raid Devices")) or 0),
             chunk_bytes=_chunk(_field(section, "Chunk Size")),
             role=whole_number(role.group(1)) if role else None,
@@ -256,6 +322,7 @@ _FIELDS = (
     "Data Offset",
     "Chunk Size",
     "Device Role",
+    "Layout",
 )
 
 

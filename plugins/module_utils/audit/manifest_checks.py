@@ -228,6 +228,13 @@ CHECKS: Sequence[Row] = (
         lambda node: array_checks.check_array(node.manifest["array"], node.array, node.drives),
         _built,
     ),
+    # `replace_drive` builds what is left to do beside a rebuild of hours.
+    Row(
+        [array_checks.REDUNDANCY],
+        lambda node: array_checks.check_redundancy(node.manifest["array"], node.array, node.drives),
+        _built,
+        building=WARNS,
+    ),
     Row(
         [initramfs_check.CHECK_ID], lambda node: initramfs_check.check_images(node.manifest["array"], node.root), _built
     ),

@@ -12,6 +12,7 @@ from typing import Any, Collection, Iterable, Mapping, Sequence
 
 from ..array.drive_decisions import chunk_problem, drives_problems, name_problem
 from ..common.io_settings import ARGUMENTS as TUNING
+from ..common.raid_levels import DEFAULT, LEVELS, canonical
 from ..common.refusal import Refusal
 from ..gds.apply import NO_KEY, PUBLIC_KEY, cufile_refusals
 from ..health.settings import problems_of as health_problems
@@ -61,11 +62,12 @@ def _defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 def _drives_and_volume(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
     drives = _defaults(roles.get("nvme_drives", {}), {"count": 1, "size": "", "serials": []})
-    array = _defaults(roles.get("raid_array", {}), {"name": "nvme_raid0", "chunk": "1MiB"})
+    array = _defaults(roles.get("raid_array", {}), {"name": "nvme_raid0", "chunk": "1MiB", "level": DEFAULT})
     in_chunk = chunk_problem(array["chunk"])
-    chunk = _ASSUMED_CHUNK if in_chunk else parse_size(array["chunk"])
+    level = canonical(array["level"])
+    chunk = LEVELS[level].chunk(_ASSUMED_CHUNK if in_chunk else parse_size(array["chunk"]))
     log_su = BUILT.geometry(chunk, 1).log_su_bytes
-    problems = [*drives_problems(**drives), name_problem(array["name"]), in_chunk]
+    problems = [*drives_problems(**drives, level=level), name_problem(array["name"]), in_chunk]
     volume = volume_problems(_defaults(roles.get("scratch_filesystem", {}), _VOLUME), log_su)
     return [problem for problem in [*problems, *volume] if problem]
 

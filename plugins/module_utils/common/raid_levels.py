@@ -6,7 +6,7 @@ Everything that depends on the level asks here. A level that is not in ``LEVELS`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Sequence
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Level:
     remedy: str
     """What to do about a member that is missing."""
     fewest: int = 1
+    pairs: bool = False
+    """Whether the members come in pairs, so that their number is even."""
     chunked: bool = True
     """Whether a chunk applies."""
     create: tuple[str, ...] = ()
@@ -36,6 +38,12 @@ class Level:
     def chunk(self, asked: int) -> int:
         """The chunk in bytes that the kernel shows for an array that was asked for with ``asked``."""
         return asked if self.chunked else 0
+
+    def serves(self, present: Sequence[bool]) -> bool:
+        """Whether members at these slots have all the data. Copies lie side by side: md's layout `near`."""
+        groups = self.data_members(len(present))
+        copies = len(present) // groups if groups else 0
+        return bool(copies) and all(any(present[start : start + copies]) for start in range(0, len(present), copies))
 
     def create_arguments(self, chunk_bytes: int) -> list[str]:
         """For ``mdadm --create``."""
@@ -52,8 +60,55 @@ RAID0 = Level(
     remedy="put back what is missing. A drive that is lost takes the data with it: "
     "`ansible-playbook tunetool.node.replace_drive` rebuilds the scratch over another one",
 )
-LEVELS = {level.name: level for level in (RAID0,)}
+_BITMAP = "--bitmap=internal"
+"""A write-intent bitmap: after a power cut or a drive's return only what was being written is compared, not every
+block, which takes a drive of 3.84 TB hours. mdadm would ask where none is named."""
+_STANDS_IN = "its data is on another member: the volume still serves, and the loss of that one too takes the data"
+_REPLACED = (
+    "put the drive back, or replace it without loss: `ansible-playbook tunetool.node.replace_drive` adds another one"
+)
+RAID1 = Level(
+    "raid1",
+    data_members=lambda members: 1,
+    redundant=True,
+    located=False,
+    loss=_STANDS_IN,
+    remedy=_REPLACED,
+    fewest=2,
+    chunked=False,
+    create=(_BITMAP,),
+)
+RAID10 = Level(
+    "raid10",
+    data_members=lambda members: members // 2,
+    redundant=True,
+    located=False,
+    loss=_STANDS_IN,
+    remedy=_REPLACED,
+    fewest=4,
+    pairs=True,
+    create=("--layout=n2", _BITMAP),
+)
+LEVELS = {level.name: level for level in (RAID0, RAID1, RAID10)}
 DEFAULT = RAID0.name
+ACCEPTED = (*(name[len("raid") :] for name in LEVELS), *LEVELS)
+"""As an inventory may write a level: its number or its name."""
+_NEAR_2 = 0x102
+"""``md/layout`` of a RAID10: the near copies in its low byte, the far ones above (kernel: drivers/md/raid10.c)."""
+
+
+def canonical(text: str) -> str:
+    """The name of a level that an inventory writes in one of the ways of ``ACCEPTED``."""
+    return text if text.startswith("raid") else "raid" + text
+
+
+def with_layout(level: str, layout: int | str | None) -> str:
+    """The level's name, with a layout that we never make: no level of ``LEVELS`` then.
+
+    ``layout``: as ``md/layout`` has it, or as mdadm prints it.
+    """
+    ours = level != RAID10.name or layout in (None, _NEAR_2, "near=2")
+    return level if ours else "%s of layout %s" % (level, layout)
 
 
 def data_members(level: str, members: int) -> int:

@@ -43,6 +43,8 @@ class Xfs:
 
     type = "xfs"
     program = "mkfs.xfs"
+    block_bytes = 4096
+    """As mkfs makes it without being asked."""
     label_max = 12
     """Characters in a label (xfs(5))."""
     remounted = ("inode32", "inode64")
@@ -58,12 +60,15 @@ class Xfs:
         return self.type.upper()
 
     def geometry(self, chunk_bytes: int, data_members: int) -> Geometry:
-        """``su`` = chunk, ``sw`` = members with distinct data, log ``su`` = min(chunk, 256 KiB)."""
+        """``su`` = chunk, ``sw`` = members with distinct data, log ``su`` = min(chunk, 256 KiB). Without a chunk there
+        is no stripe, and the log is written in blocks."""
+        if not chunk_bytes:
+            return Geometry(0, 0, self.block_bytes)
         return Geometry(chunk_bytes, data_members, min(chunk_bytes, self.log_stripe_unit_max))
 
     def shape(self, geometry: Geometry, label: str) -> list[str]:
         """Arguments of mkfs before the device. Never ``-f``, so that mkfs itself refuses a device with contents."""
-        stripe = "su=%d,sw=%d" % (geometry.data_su_bytes, geometry.data_sw)
+        stripe = "su=%d,sw=%d" % (geometry.data_su_bytes, geometry.data_sw) if geometry.data_sw else "noalign"
         return ["-d", stripe, "-l", "su=%d" % geometry.log_su_bytes, "-L", label]
 
     def described(self, geometry: Geometry) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from ..array.adopt_or_wipe import Consent, plain_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
@@ -41,7 +41,7 @@ def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) 
         return _done(machine, serials, "`%s` is no longer a member, `%s` is one" % (swap.old, swap.new))
     if _is_built(machine, name, removal.volume, wanted):
         return _done(machine, wanted, "the new array is there already")
-    problems = [*removal.problems, *_wrong_serials(removal, swap)]
+    problems = [*removal.problems, *wrong_serials(serials, swap), *_more_absent(removal, swap)]
     if problems:
         return replace(removal, problems=tuple(problems))
     return _with_new(replace(removal, serials=wanted), machine, swap)
@@ -64,20 +64,13 @@ def _is_built(machine: Machine, name: str, volume: Volume, wanted: tuple[str, ..
     return len(uuids) == 1 and names == {name} and plain_uuid(volume.uuid) not in uuids
 
 
-def _wrong_serials(removal: Removal, swap: Swap) -> list[str]:
-    """Problems of the given serials, before any drive is read."""
-    serials = removal.volume.serials if removal.volume else ()
+def wrong_serials(serials: Sequence[str], swap: Swap) -> list[str]:
+    """Problems of the given serials, before any drive is read. ``serials``: the members'."""
     problems = []
     if swap.old not in serials:
         problems.append("`%s` is not a member. hint: the members are %s" % (swap.old, ", ".join(serials)))
     elif swap.new in serials:
         problems.append("`%s` is a member already. hint: name the drive that came for `%s`" % (swap.new, swap.old))
-    gone = [serial for serial in removal.absent if serial != swap.old]
-    if gone:
-        problems.append(
-            "more members are absent: %s. hint: put them back, or tear down and build with the drives there are"
-            % ", ".join("`%s`" % serial for serial in gone)
-        )
     pinned = swap.criteria.serials
     if pinned and (swap.new not in pinned or swap.old in pinned):
         problems.append(
@@ -85,6 +78,16 @@ def _wrong_serials(removal: Removal, swap: Swap) -> list[str]:
             % (swap.new, swap.old)
         )
     return problems
+
+
+def _more_absent(removal: Removal, swap: Swap) -> list[str]:
+    gone = [serial for serial in removal.absent if serial != swap.old]
+    if not gone:
+        return []
+    return [
+        "more members are absent: %s. hint: put them back, or tear down and build with the drives there are"
+        % ", ".join("`%s`" % serial for serial in gone)
+    ]
 
 
 def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
@@ -109,7 +112,7 @@ def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
         if rule is not None and rule.verdict != TAKE:
             rows.append(Decision(row.drive, REFUSE, rule.reason))
         elif row.drive in holding:
-            rows.append(Decision(row.drive, WIPE, _held(row.drive, machine)))
+            rows.append(Decision(row.drive, WIPE, held_text(row.drive, machine)))
         elif row.drive in new:
             rows.append(Decision(row.drive, TAKE, "blank, comes for `%s`" % swap.old))
         else:
@@ -124,6 +127,7 @@ def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
     return replace(removal, decisions=tuple(rows), incoming=holding[0] if holding else None, hashes=hashes)
 
 
-def _held(drive: Drive, machine: Machine) -> str:
+def held_text(drive: Drive, machine: Machine) -> str:
+    """What a new drive holds."""
     signatures = machine.signatures.get(drive.name, ())
     return "comes in and holds %s" % (", ".join(map(str, signatures)) or ", ".join(drive.partitions))

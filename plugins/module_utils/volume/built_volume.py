@@ -54,7 +54,8 @@ def check_built_volume(
             Check(name, SKIP, "as built", "another file system lies there") for name in (OPTIONS, GEOMETRY)
         ]
     checks.append(_options_check(wanted["mount_options"], mount, point))
-    geometry = BUILT.mounted_stripe(mount.options)
+    # The kernel names no stripe where there is none, as over a mirror.
+    geometry = BUILT.mounted_stripe(mount.options) or (0, 0)
     stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
     checks.append(
         judged(
@@ -62,7 +63,7 @@ def check_built_volume(
             geometry == stripe,
             "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in stripe),
             "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in geometry)
-            if geometry
+            if any(geometry)
             else "no stripe geometry",
             "the file system does not fit the array: its data must move, then rebuild the scratch",
         )

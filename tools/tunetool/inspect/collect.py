@@ -220,7 +220,8 @@ def _is_data(drive: model.Drive, drives: Sequence[model.Drive]) -> bool:
 def _array(array: Array, drives: Sequence[model.Drive]) -> model.Array:
     serials = {drive.name: drive.serial for drive in drives}
     members = [serials.get(member, member) if member else None for member in array.members]
-    return model.Array.from_fields_of(array, members=members)
+    rebuild = str(array.sync or "about to begin") if array.rebuilding else None
+    return model.Array.from_fields_of(array, members=members, rebuild=rebuild)
 
 
 def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
@@ -238,7 +239,7 @@ def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
         geometry = BUILT.mounted_stripe(mount.options)
         aligned = None
         if array is not None and mount.fs_type == BUILT.type:
-            aligned = geometry == (array.chunk_bytes, array.chunk_bytes * array.data_members)
+            aligned = (geometry or (0, 0)) == (array.chunk_bytes, array.chunk_bytes * array.data_members)
         by_device[number] = model.Filesystem(
             mount_point=mount.mount_point,
             type=mount.fs_type,

@@ -9,9 +9,9 @@ from typing import Any
 from tunetool.inspect.ceilings import format_link, format_link_speed
 from tunetool.inspect.container_advice import container_findings
 from tunetool.inspect.model import Drive, Finding, Inspection, Link
-from tunetool.node.array.md_arrays import DEAD_STATES, HALTED_STATES
+from tunetool.node.array.md_arrays import cure_of
 from tunetool.node.common.check_result import FAIL, UNKNOWN, Check
-from tunetool.node.common.raid_levels import needs_every_member
+from tunetool.node.common.raid_levels import LEVELS, needs_every_member
 from tunetool.node.gds.cufile_check import Problem
 from tunetool.node.machine.pcie_links import bandwidth
 from tunetool.node.units import format_size, format_size_binary
@@ -186,7 +186,7 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
         if not array.serves:
             gone = array.members.count(None)
             reason = f"{gone} of {len(array.members)} members missing" if gone else f"state `{array.state}`"
-            cure = DEAD_STATES.get(array.state) or HALTED_STATES.get(array.state)
+            cure = cure_of(array.state, array.level)
             rebuilt = (
                 f"; a {array.level.upper()} that lost one is rebuilt by `ansible-playbook tunetool.node.replace_drive`"
             )
@@ -194,7 +194,13 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
                 "look for the drive in the kernel's log" + (rebuilt if needs_every_member(array.level) else "")
             )
             yield Finding(id="array.state", found=f"{name} does not serve: {reason}", remedy=remedy)
-        elif f"/dev/{array.device}" not in mounted and facts.shown.host.container is None:
+            continue
+        if array.level in LEVELS and (None in array.members or array.rebuild):
+            gone = array.members.count(None)
+            left = f"{gone} of {len(array.members)} members missing" if gone else f"its rebuild is at {array.rebuild}"
+            remedy = LEVELS[array.level].remedy if gone else "wait: one more loss there takes the data"
+            yield Finding(id="array.redundancy", found=f"{name} is degraded and serves: {left}", remedy=remedy)
+        if f"/dev/{array.device}" not in mounted and facts.shown.host.container is None:
             yield Finding(
                 id="array.mount",
                 found=f"{name} is not mounted",

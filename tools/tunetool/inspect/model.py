@@ -130,6 +130,7 @@ class Array(Document):
     state: str
     serves: bool
     members: list[str | None] = Field(description="Serial numbers by slot; null where the drive is missing")
+    rebuild: str | None = Field(default=None, description="How far the filling of a drive is, and the minutes left")
 
 
 class Filesystem(Document):

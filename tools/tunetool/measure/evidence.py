@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tunetool.measure import Direction
+from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.units import format_size
 from tunetool.record import Evidence
@@ -56,7 +57,7 @@ class Counted:
         return "proven" if self.counted_bytes <= HIGHEST * self.claimed_bytes + self.slack else "other-io"
 
 
-def obstacles(stack: BlockStack) -> list[str]:
+def obstacles(stack: BlockStack, root: str = "/") -> list[str]:
     """Why no sample on this stack can be proven, known in advance; each with its remedy."""
     if stack.in_memory:
         return [f"`{stack.directory}` lies on {stack.medium}, in memory: choose a directory on drives"]
@@ -65,7 +66,13 @@ def obstacles(stack: BlockStack) -> list[str]:
             f"`{stack.directory}` lies on {stack.medium}, which has no block device whose counters could prove "
             "the bytes: choose a directory on drives"
         ]
-    return [f"`{name}` counts nothing: run `echo 1 > /sys/block/{name}/queue/iostats`" for name in stack.silent]
+    syncs = [
+        f"array `{array.device}` does a `{array.sync.action}` ({array.sync}), which takes its drives: measure after it"
+        for array in read_arrays(root)
+        if array.sync is not None and array.device == stack.device
+    ]
+    silent = [f"`{name}` counts nothing: run `echo 1 > /sys/block/{name}/queue/iostats`" for name in stack.silent]
+    return [*silent, *syncs]
 
 
 def took_longer(counted: Counted, seconds: float) -> bool:

@@ -246,7 +246,10 @@ def job_words(shown: Inspection) -> list[str]:
 
 def _array(array: Array) -> str:
     present = sum(member is not None for member in array.members)
-    state = array.state if array.serves else f"{array.state}, DOES NOT SERVE"
+    degraded = (
+        f", degraded, rebuild at {array.rebuild}" if array.rebuild else ", degraded" if None in array.members else ""
+    )
+    state = array.state + degraded if array.serves else f"{array.state}, DOES NOT SERVE"
     chunk = f", chunk {_binary(array.chunk_bytes)}" if array.chunk_bytes else ""
     return (
         f"{array.device} `{array.name or '-'}`: {array.level}, {present} of {len(array.members)} drives{chunk}, {state}"
