@@ -26,6 +26,10 @@ options:
     description: UUID of the array; empty where it is not made yet.
     type: str
     default: ""
+  each_drive:
+    description: Whether each drive has a volume and there is no array. What is set of the array is set of each drive.
+    type: bool
+    default: false
   settings:
     description:
       - The variables of the role P(tunetool.node.io_tuning#role) without its name, such as C(read_ahead). One that is
@@ -72,6 +76,7 @@ def main() -> None:
         argument_spec={
             "serials": {"type": "list", "elements": "str", "default": []},
             "array_uuid": {"type": "str", "default": ""},
+            "each_drive": {"type": "bool", "default": False},
             "settings": {"type": "dict", "default": {}, "options": ARGUMENTS},
         },
         supports_check_mode=True,

@@ -37,6 +37,13 @@ options:
   filesystem:
     description: RV(filesystem) as tunetool.node.scratch_filesystem returned it.
     type: dict
+  volumes:
+    description:
+      - RV(volumes) as tunetool.node.scratch_filesystem returned it, in place of O(array), O(members) and O(filesystem)
+        where it is not empty.
+    type: list
+    elements: dict
+    default: []
   memory:
     description: RV(memory) as tunetool.node.host_memory returned it; left out where it was not called.
     type: dict
@@ -121,7 +128,7 @@ from ..module_utils.audit.manifest_checks import BY_ID, LATER, WAITS, WARNS, run
 from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, as_results, built_manifest, diff_entry, known_manifest  # noqa: E402
 from ..module_utils.common.files import closed, content, open_directory, replace_file  # noqa: E402
-from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, dump, write  # noqa: E402
+from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, SCHEMA_OF_SEVERAL, dump, each_volume, write  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.play.convergence import AnsibleModule, Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, choose, render  # noqa: E402
@@ -145,6 +152,7 @@ def main() -> None:
             "array": {"type": "dict"},
             "members": {"type": "list", "elements": "dict"},
             "filesystem": {"type": "dict"},
+            "volumes": {"type": "list", "elements": "dict", "default": []},
             "memory": {"type": "dict"},
             "gds": {"type": "dict"},
             "tuning": {"type": "dict", "default": {}},
@@ -161,7 +169,7 @@ def main() -> None:
     # Before the lock: the owner's volume may hang, and with it whoever waits for this node.
     with in_one_line(module, words):
         storage = storage_of(module.params)
-        tuned = _tuned(module, storage["filesystem"]["mount_point"])
+        tuned = _tuned(module, each_volume(storage)[0][1]["filesystem"]["mount_point"])
     document, result = change(module, lambda: write_manifest(module, storage, tuned), words)
     if module.check_mode:
         module.exit_json(**result)
@@ -175,14 +183,14 @@ def write_manifest(
     wanted = module.params
     directions = [name for name in ("read", "write") if wanted["expect_" + name]]
     document = {
-        "schema": SCHEMA_NAME,
+        "schema": SCHEMA_OF_SEVERAL if "volumes" in storage else SCHEMA_NAME,
         "profile": wanted["profile"],
         **storage,
         "memory": wanted["memory"] or {"hugepages": [], "shm_bytes": None, "memlock": None},
         "gds": wanted["gds"] or {"mode": "off", "reasons": ["nothing was set up"]},
         **({"tuning": wanted["tuning"]} if wanted["tuning"] else {}),
-        "offload_dir": wanted["offload_dir"] or None,
-        **({"offload": wanted["offload"]} if wanted["offload_dir"] and wanted["offload"] else {}),
+        **({} if "volumes" in storage else {"offload_dir": wanted["offload_dir"] or None}),
+        **({"offload": wanted["offload"]} if wanted["offload"] and _offloads(wanted, storage) else {}),
         "expect": {name: parse_bandwidth(wanted["expect_" + name]) for name in directions},
         "reboot_required": bool(wanted["reboot_reasons"]),
         "tool_version": wanted["tool_version"],
@@ -203,7 +211,7 @@ def write_manifest(
             [
                 Difference("manifest." + key, json.dumps(document[key]), json.dumps(built[key]))
                 for key in ("profile", "expect", "offload_dir", "gds")
-                if document[key] != built[key]
+                if key in document and key in built and document[key] != built[key]
             ]
         ),
         "diff": diff_entry(MANIFEST_PATH, before, after),
@@ -238,6 +246,8 @@ def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any
 def storage_of(wanted: dict[str, Any]) -> dict[str, Any]:
     """The manifest's parts `array` and `filesystem`. Raises ``Refusal``."""
     if not wanted["volume"]:
+        if wanted["volumes"]:
+            return {"volumes": wanted["volumes"]}
         if wanted["array"] is None:
             raise Refusal("neither `array` nor `volume` is given. hint: the roles that build the volume come first")
         return {"array": dict(wanted["array"], members=wanted["members"]), "filesystem": wanted["filesystem"]}
@@ -245,9 +255,13 @@ def storage_of(wanted: dict[str, Any]) -> dict[str, Any]:
     if built is not None:
         raise Refusal(
             "`tunetool_volume`: array `%s` was built on this node. hint: leave the variable out, or remove that volume "
-            "first by `ansible-playbook tunetool.node.teardown`" % built["array"]["name"]
+            "first by `ansible-playbook tunetool.node.teardown`" % each_volume(built)[0][1]["array"]["name"]
         )
     return {"array": None, "filesystem": describe_volume(wanted["volume"])}
+
+
+def _offloads(wanted: dict[str, Any], storage: dict[str, Any]) -> bool:
+    return bool(wanted["offload_dir"] or any(volume["offload_dir"] for volume in storage.get("volumes", ())))
 
 
 def _tuned(module: AnsibleModule, mount_point: str) -> dict[str, Any] | None:

@@ -138,7 +138,7 @@ from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
     is_foreign,
     plain_uuid,
 )
-from ..module_utils.array.drift import GIVE_UP, Asked, complete  # noqa: E402
+from ..module_utils.array.drift import GIVE_UP, Asked, complete, layout_difference  # noqa: E402
 from ..module_utils.array.drive_decisions import (  # noqa: E402
     ADOPT,
     ARRAY,
@@ -150,19 +150,21 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
     chunk_problem,
     criteria_of,
     drives_problems,
+    groups_problem,
     name_problem,
     shown_size,
     table,
     wipeable,
 )
 from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
+from ..module_utils.array.drive_volumes import ALL, DRIVE, groups_of, known_volumes, named  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import read_text  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
-from ..module_utils.common.raid_levels import LEVELS, canonical, data_members  # noqa: E402
+from ..module_utils.common.raid_levels import BUILT_LEVELS, LEVELS, SINGLE, canonical, data_members  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import BEGUN_PATH  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
@@ -211,7 +213,7 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
         uuid = plain_uuid(block.uuid)
         arrays[uuid] = Foreign(uuid, block.name, block.level, block.chunk_bytes, block.raid_disks, block.version)
     built = built_manifest()
-    ours = built["array"]["uuid"] if built else None
+    ours = built["array"]["uuid"] if built and groups_of(built) == ALL else None
     return tuple(array for array in arrays.values() if is_foreign(array, array_name, ours))
 
 
@@ -225,7 +227,7 @@ def cut_off_arrays(contents: Contents, array_name: str, level: str, count: int) 
         and signature.device == name
         and (signature.label or "").split(":")[-1] == array_name
     ]
-    if not 0 < len(members) < count:
+    if not array_name or not 0 < len(members) < count:
         return {}
     try:
         superblocks = examine(members)
@@ -276,6 +278,15 @@ def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     return {name: list(dict.fromkeys(lines)) for name, lines in contents_of.items()}
 
 
+def drives_action(selection: Selection) -> tuple[str, str]:
+    """What raid_array would do where each drive has a volume, and why."""
+    if selection.problem:
+        return "refuse", "%s. hint: %s" % (selection.problem, selection.hint)
+    kept = sum(row.verdict == KEEP for row in selection.decisions)
+    new = len(selection.selected) - kept
+    return ("create", "%s: %d new, %d kept" % (SINGLE, new, kept)) if new else ("keep", "%s is as asked" % SINGLE)
+
+
 def array_action(selection: Selection, array_name: str, level: str, chunk: int, adopt: bool) -> tuple[str, str]:
     """What raid_array would do with the array, and why."""
     if selection.problem:
@@ -320,9 +331,13 @@ def main() -> None:
     )
     wanted = module.params
     array = wanted["array"]
-    wanted["level"] = canonical(array["level"])
+    wanted["level"] = SINGLE.name if array["groups"] == DRIVE else canonical(array["level"])
     problems = drives_problems(wanted["count"], wanted["size"], wanted["serials"], wanted["level"])
-    problems += [problem for problem in (name_problem(array["name"]), chunk_problem(array["chunk"])) if problem]
+    problems += [
+        problem
+        for problem in (name_problem(array["name"]), chunk_problem(array["chunk"]), groups_problem(array))
+        if problem
+    ]
     if problems:
         module.fail_json(msg=refusal(problems), changed=False)
     # Said before anything is made: what makes an array anew forgets the manifest, whatever was in it.
@@ -334,7 +349,9 @@ def main() -> None:
 def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     """Read the node, select, and end the module."""
     wanted: dict[str, Any] = module.params
-    name, adopt = wanted["array"]["name"], wanted["array"]["adopt"]
+    one_each = wanted["array"]["groups"] == DRIVE
+    # Without an array none is ours by its name.
+    name, adopt = "" if one_each else wanted["array"]["name"], wanted["array"]["adopt"]
     drives = read_drives()
     formats = read_formats(drives)
     contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes], deep=True)
@@ -345,8 +362,9 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         wipes=allowed,
         hashes=hashes_of(drives, contents, unreadable) if wanted["plan"] or allowed else {},
         adopt=adopt,
-        chunk_bytes=LEVELS[wanted["level"]].chunk(chunk),
+        chunk_bytes=BUILT_LEVELS[wanted["level"]].chunk(chunk),
         level=wanted["level"],
+        volumes=known_volumes() if one_each else {},
         foreign=foreign_arrays(drives, contents, name),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
         mates=array_mates(contents),
@@ -367,18 +385,25 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
             for row in selection.decisions
         ],
     }
-    blockers = build_obstacles(wanted, selection, chunk)
+    built = built_manifest()
+    unlike = layout_difference(built, wanted["array"]["groups"]) if built else None
+    blockers = [str(unlike)] if unlike else build_obstacles(wanted, selection, chunk)
     if wanted["plan"]:
-        action, reason = array_action(selection, name, wanted["level"], chunk, adopt)
+        action, reason = (
+            drives_action(selection) if one_each else array_action(selection, name, wanted["level"], chunk, adopt)
+        )
         if blockers and action in ("create", "adopt"):
             action, reason = "refuse", "; ".join(blockers)
         answer["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
         answer["msg"] = "%s\narray: %s (%s)" % (answer["table"], action, reason)
         module.exit_json(changed=False, **answer)
+    if unlike:
+        drift = Drifted([unlike])
+        module.fail_json(msg=str(drift), changed=False, differences=as_results(drift.differences), **answer)
     fail_over_drift(module, selection, chunk, answer)
     if selection.problem:
         blockers = ["%s. hint: %s" % (selection.problem, selection.hint), *blockers]
-    torn = torn_array(selection, name)
+    torn = None if one_each else torn_array(selection, name)
     if torn:
         blockers = [torn, *blockers]
     if blockers:
@@ -402,6 +427,10 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) ->
     kept = {row.drive.name for row in selection.decisions if row.verdict in (KEEP, ADOPT)}
     if kept and built_manifest() is not None:
         return []  # a built node: its differences are reported
+    serials = [drive.serial for drive in selection.selected]
+    if wanted["array"]["groups"] == DRIVE:
+        volumes = volume_parts(selection)
+        return obstacles(wanted["mount_point"] or "", wanted["wishes"], serials, level=wanted["level"], volumes=volumes)
     running = [array for array in read_arrays() if kept & set(array.members) and complete(array) and array.serves]
     array = running[0] if running else None
     wishes, mount_point = dict(wanted["wishes"]), wanted["mount_point"] or ""
@@ -410,7 +439,14 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) ->
         wishes, mount_point = {**wishes, "filesystem": None}, ""
     if wishes.get("filesystem"):
         wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=LEVELS[wanted["level"]].chunk(chunk))
-    return obstacles(mount_point, wishes, [drive.serial for drive in selection.selected], array, level=wanted["level"])
+    return obstacles(mount_point, wishes, serials, array, level=wanted["level"])
+
+
+def volume_parts(selection: Selection) -> list[dict[str, Any]]:
+    """The volumes that the chosen drives have, or will have, as M(tunetool.node.raid_array) returns them."""
+    drives = {drive.serial: drive for drive in selection.selected}
+    kept = {row.drive.serial for row in selection.decisions if row.verdict == KEEP}
+    return [each.part(drives[each.serial], each.serial not in kept) for each in named(list(drives), known_volumes())]
 
 
 def torn_array(selection: Selection, array_name: str) -> str | None:
@@ -449,7 +485,7 @@ def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, ans
         return  # the built array is to be wiped, or gone
     members = tuple(drive.serial for drive in selection.selected)
     level, array = wanted["level"], wanted["array"]
-    asked = Asked(array["name"], level, LEVELS[level].chunk(chunk), members, wanted["count"], array["adopt"])
+    asked = Asked(array["name"], level, BUILT_LEVELS[level].chunk(chunk), members, wanted["count"], array["adopt"])
     differences = overview(asked, wanted["wishes"])
     if not differences or (not selection.problem and all(difference.mended for difference in differences)):
         return

@@ -13,6 +13,8 @@ version_added: "0.1.0"
 description:
   - Creates the array when every member is blank, assembles it when every member already belongs to it, keeps it
     when it runs as asked. Refuses everything between, and names each difference; never rebuilds anything.
+  - With C(groups=drive) there is no array. It makes sure that each drive is blank, or carries the volume that was made
+    on it, and notes which volumes there are in C(/etc/tunetool/drives.json).
   - Looks for signatures on the members again in the same step in which it creates the array.
   - Drives in O(wipes) lose what they hold, directly before the array is created over them, if their contents still
     have the hash given there and nothing uses them. If one drive fails this test, none is touched.
@@ -69,6 +71,13 @@ array:
   description: The array as the manifest holds it, without its members. C(uuid) is null where check mode predicts it.
   returned: success
   type: dict
+volumes:
+  description:
+    - Where each drive has a volume, every one with its C(name), its C(array) as the manifest holds it, and C(new) where
+      it is yet to be made; else empty.
+  returned: success
+  type: list
+  elements: dict
 data_members:
   description: The members that hold distinct data, over which the file system is aligned.
   returned: success
@@ -95,8 +104,9 @@ from ..module_utils.array.create import (  # noqa: E402  (Ansible wants the docu
     refuse_unless_blank,
     settled,
 )
-from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
+from ..module_utils.array.drift import Asked, array_differences, layout_difference  # noqa: E402
 from ..module_utils.array.drive_decisions import ARRAY, by_serial, chunk_problem, name_problem  # noqa: E402
+from ..module_utils.array.drive_volumes import ALL, DRIVE, kept_volumes, known_volumes, named, note  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Wanted, adopted, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
@@ -104,10 +114,10 @@ from ..module_utils.audit.before_changes import not_writable  # noqa: E402
 from ..module_utils.common.commands import run  # noqa: E402
 from ..module_utils.common.drift import Drifted, Ledger, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
-from ..module_utils.common.raid_levels import LEVELS, canonical, data_members  # noqa: E402
+from ..module_utils.common.raid_levels import LEVELS, SINGLE, canonical, data_members  # noqa: E402
 from ..module_utils.common.refusal import Expected, Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import read_signatures  # noqa: E402
-from ..module_utils.machine.drives import read_drives  # noqa: E402
+from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
 from ..module_utils.machine.held_drives import held  # noqa: E402
 from ..module_utils.machine.unlabelled import clear_ends  # noqa: E402
 from ..module_utils.play.convergence import AnsibleModule, Words, change, line_of  # noqa: E402
@@ -136,12 +146,78 @@ def main() -> None:
         Expected: lambda error: "array `%s`: %s" % (name, error),
         OSError: lambda error: "array `%s`: %s" % (name, line_of(error)),
     }
-    module.exit_json(**change(module, lambda: converge(module), words))
+    work = converge if module.params["groups"] == ALL else converge_drives
+    module.exit_json(**change(module, lambda: work(module), words))
+
+
+def converge_drives(module: AnsibleModule) -> dict[str, object]:
+    """Make sure that each drive may take its volume, and note the volumes, which M(tunetool.node.scratch_filesystem)
+    makes. Returns the module's result."""
+    hashes = {entry["serial"]: entry["hash"] for entry in module.params["wipes"]}
+    members = members_by_serial(module.params["serials"])
+    known, manifest = known_volumes(), built_manifest()
+    unlike = layout_difference(manifest, DRIVE) if manifest else None
+    if unlike is not None:
+        raise Drifted([unlike])
+    volumes = named([drive.serial for drive in members], known)
+    signatures = read_signatures([drive.name for drive in members])
+    kept = kept_volumes(volumes, {drive.name: drive.serial for drive in members}, signatures)
+    new = [drive for drive in members if drive.serial not in kept]
+    if manifest and new:
+        # Looked at by nvme_drives, which names every difference; whatever happened since is not built over.
+        raise Refusal(
+            "%s carry no volume of this built node. hint: nothing was changed; run `tunetool provision` again"
+            % by_serial([drive.name for drive in new], {drive.name: drive.serial for drive in new})
+        )
+    doomed = [drive for drive in new if drive.serial in hashes]
+    before = contents_text(doomed)
+    if module.check_mode:
+        _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
+    elif new:
+        with held(new):
+            _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
+            module.change_begins()
+            # First: after an interruption the file systems are ours by their UUIDs.
+            note(volumes)
+            if doomed:
+                refuse_unless_wipeable(doomed, hashes)
+                wipe(doomed)
+            refuse_unless_blank(members_by_serial([drive.serial for drive in new]), deep=True)
+    ledger = Ledger(None, not module.check_mode)
+    ledger.note("drives that are wiped", before, "".join("%s: blank\n" % drive.serial for drive in doomed))
+    drives = {drive.serial: drive for drive in members}
+    parts = [each.part(drives[each.serial], each.serial not in kept) for each in volumes]
+    added = ["%s: %s\n" % (each.name, each.serial) for each in volumes if each.serial not in kept]
+    ledger.note("volumes", "", "".join(added))
+    return {
+        "changed": bool(ledger.diff),
+        "differences": [],
+        "action": "create" if new else "keep",
+        "wiped": [drive.serial for drive in doomed],
+        "initramfs_rebuilt": [],
+        "array": {"uuid": None, "name": module.params["name"], "level": SINGLE.name, "chunk_bytes": 0},
+        "volumes": parts,
+        "data_members": 1,
+        "diff": ledger.diff,
+    }
+
+
+def _refuse_unless_ready(doomed: list[Drive], spared: list[Drive], hashes: dict[str, str]) -> None:
+    closed = not_writable()
+    if closed:
+        raise Refusal("; ".join(closed))
+    if doomed:
+        refuse_unless_wipeable(doomed, hashes)
+    refuse_unless_blank(spared, deep=True)
 
 
 def converge(module: AnsibleModule) -> dict[str, object]:
     """Read, decide, act, report. Returns the module's result."""
     hashes = {entry["serial"]: entry["hash"] for entry in module.params["wipes"]}
+    manifest = built_manifest()
+    unlike = layout_difference(manifest, ALL) if manifest else None
+    if unlike is not None:
+        raise Drifted([unlike])
     facts = read(module, hashes)
     step, differences = decide_build(facts)
     if module.check_mode:
@@ -169,6 +245,7 @@ def converge(module: AnsibleModule) -> dict[str, object]:
             "level": facts.wanted.level,
             "chunk_bytes": facts.wanted.chunk_bytes,
         },
+        "volumes": [],
         "data_members": data_members(facts.wanted.level, len(facts.members)),
         "diff": ledger.diff,
     }
@@ -199,12 +276,7 @@ def read(module: AnsibleModule, hashes: dict[str, str]) -> Facts:
 def refuse_unless_ready(facts: Facts, hashes: dict[str, str]) -> None:
     """Every condition of a new array, before the first byte is written. Raises ``Refusal``."""
     # Once more, right before the drives are written: the packages came since nvme_drives looked.
-    closed = not_writable()
-    if closed:
-        raise Refusal("; ".join(closed))
-    if facts.doomed:
-        refuse_unless_wipeable(list(facts.doomed), hashes)
-    refuse_unless_blank(facts.spared, deep=True)
+    _refuse_unless_ready(list(facts.doomed), list(facts.spared), hashes)
 
 
 def act(module: AnsibleModule, facts: Facts, step: Step, hashes: dict[str, str]) -> str:

@@ -47,6 +47,14 @@ options:
     description: The array is made in this run, so an earlier manifest of the node no longer applies.
     type: bool
     default: false
+  volumes:
+    description:
+      - Where there are several, RV(volumes) as tunetool.node.raid_array returned it. Each is mounted in a directory of
+        its name under C(mount_point), has that name as its label, and has an offload directory of its own. O(array),
+        O(chunk_bytes) and O(members) say nothing then.
+    type: list
+    elements: dict
+    default: []
   project_quota:
     description:
       - Whether C(prjquota) is added to the mount options, which limits of jobs need (M(tunetool.node.job_scratch)). XFS
@@ -90,6 +98,11 @@ filesystem:
   description: The file system as the manifest holds it. C(uuid) is null where check mode predicts it.
   returned: success
   type: dict
+volumes:
+  description: Where there are several, each as the manifest holds it; else empty.
+  returned: success
+  type: list
+  elements: dict
 offload_dir:
   description: The directory, or null.
   returned: success
@@ -107,16 +120,17 @@ from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.file_system import BUILT  # noqa: E402
-from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.convergence import AnsibleModule, converge  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
-from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.offload_access import asked  # noqa: E402
-from ..module_utils.volume.volume_values import options_of, volume_problems  # noqa: E402
+from ..module_utils.volume.several import Volumes, as_built  # noqa: E402
+from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
 
 
-def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
+def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None, list[dict[str, Any]]]:
     """Find the array, compare everything that is asked, and change what differs."""
+    if module.params["volumes"]:
+        return None, None, Volumes(module.params, ledger, predicting=module.check_mode).all()
     name = module.params["array"]
     uuid = plain_uuid(module.params["array_uuid"])
     # Two arrays may have one name: another host's keeps its own.
@@ -125,7 +139,7 @@ def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]
     )
     if array is None and not module.check_mode:
         raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
-    return Volume(module.params, ledger, array).all()
+    return (*Volume(module.params, ledger, array).all(), [])
 
 
 def access(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -143,24 +157,17 @@ def main() -> None:
     problems = volume_problems(module.params, geometry.log_su_bytes)
     if problems:
         module.fail_json(msg="; ".join(problems))
-    (uuid, offload_dir), answer = converge(
+    (uuid, offload_dir, volumes), answer = converge(
         module,
         lambda ledger: work(module, ledger),
         lambda: None if module.params["new_array"] else built_manifest(),
         {ValueError: str},
     )
     module.exit_json(
-        filesystem={
-            "uuid": uuid,
-            "type": BUILT.type,
-            "mount_point": plain_path(module.params["mount_point"]),
-            "data_su_bytes": geometry.data_su_bytes,
-            "data_sw": geometry.data_sw,
-            "log_su_bytes": geometry.log_su_bytes,
-            "mount_options": shown_options(options_of(module.params)),
-        },
+        filesystem=as_built(module.params, geometry, uuid),
+        volumes=volumes,
         offload_dir=offload_dir,
-        offload=access(module.params) if offload_dir else {},
+        offload=access(module.params) if offload_dir or (volumes and module.params["offload_dir"]) else {},
         **answer,
     )
 

@@ -23,6 +23,8 @@ description:
     if it is still there, adds the new one, which md fills while the volume serves, and writes the new members into the
     manifest. It refuses where the members that are left do not have all of the data. It needs a plan only for a new
     drive that holds something.
+  - Where each drive has a volume, V(teardown) removes all of them, and V(replace) the one of the old drive. The others
+    keep their data, and stay mounted.
   - Data blocks stay on the drives, unless O(erase) is asked for.
 options:
   job:
@@ -149,6 +151,7 @@ from ..module_utils.removal.decision import (  # noqa: E402
     plan_removal,
     removal_part,
 )
+from ..module_utils.removal.drives import plan_drives  # noqa: E402
 from ..module_utils.removal.exchange import Exchange, carry_out, exchange_part, plan_exchange  # noqa: E402
 from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
@@ -181,17 +184,18 @@ def with_erasure(removal: Removal, wish: str) -> Removal:
 def converge(module: AnsibleModule) -> dict[str, Any]:
     """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
+    name, point = wanted["array"]["name"], wanted["mount_point"]
     if wanted["job"] == TEARDOWN:
         erasure.await_sanitizing(wanted["erase"])
-        removal = plan_removal(look()[0], wanted["array"]["name"], wanted["mount_point"])
+        machine = look()[0]
+        removal = plan_drives(machine, point) if machine.volumes else plan_removal(machine, name, point)
         return remove(module, with_erasure(removal, wanted["erase"]))
     machine, hashes = look(wanted["new_serial"])
     swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted["drives"]), hashes)
     kept = plan_exchange(machine, swap)
     if kept is not None:
         return exchange(module, kept, machine.manifest or {})
-    removal = plan_replacement(machine, wanted["array"]["name"], wanted["mount_point"], swap)
-    return remove(module, buildable(removal, wanted, machine.level))
+    return remove(module, buildable(plan_replacement(machine, name, point, swap), wanted, machine.level))
 
 
 def remove(module: AnsibleModule, removal: Removal) -> dict[str, Any]:

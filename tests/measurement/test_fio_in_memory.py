@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from huge_pages import huge_bytes, whole_huge_pages
 from programs import need_program
 from tunetool.bench.checkpoint.fio_best import COUNTS, LARGEST_REQUEST, FioBest
-from tunetool.measure.fio import DATA_FILE, Fio, find_fio, run
+from tunetool.measure.fio import DATA_FILE, Fio, Job, find_fio, run
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from waiting import PATIENCE
 
@@ -40,6 +40,20 @@ def test_fio_reads_into_memory_of_the_state(huge_tmpfs: Path) -> None:
     # No page of its memory is made while the time runs.
     assert sum(job["minf"] for job in json.loads(read.raw)["jobs"]) < 32 * MIB // 4096 // 8
     assert [path.read_bytes() for path in files] == written
+
+
+def test_fio_tells_apart_the_places_of_one_process(tmp_path: Path) -> None:
+    need_program("fio")
+    # Not the jobs' names: fio takes a directory of that name in its own for the file.
+    places = [("numa0", tmp_path / "a"), ("numa1", tmp_path / "b:c")]
+    for _, directory in places:
+        directory.mkdir()
+    job = Job("write", 2, MIB, direct=False, places=places)
+    outcome = run(find_fio(os.environ), job, tmp_path, os.environ, PATIENCE)
+    assert outcome.claimed_bytes == 4 * MIB
+    assert {name: each.claimed_bytes for name, each in outcome.places.items()} == {"numa0": 2 * MIB, "numa1": 2 * MIB}
+    assert all(each.percentiles for each in outcome.places.values())
+    assert [sorted(path.name for path in directory.iterdir()) for _, directory in places] == [["data.0", "data.1"]] * 2
 
 
 @given(total=st.integers(16 * MIB, 2**42), files=st.sampled_from(COUNTS))

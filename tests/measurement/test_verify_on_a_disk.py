@@ -10,17 +10,29 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calls import TUNETOOL, call
 from judged import interrupted, proven, undisturbed
+from machines import RECORDED
 from programs import need_program
 from pythons import bare_python, has_deepspeed
+from skips import no_loops, no_xfs
+from tunetool.bench.drives.layouts import LAYOUTS
+from tunetool.bench.drives.made import Made
+from tunetool.bench.drives.volume import stack_of, virtual_drives, volume
 from tunetool.measure.evidence import obstacles
+from tunetool.measure.session import Run
+from tunetool.node.common import manifest as manifests
+from tunetool.node.common.check_result import Check
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse, read
+from tunetool.report.progress import PlainProgress
+from tunetool.verify import run as verify_module
+from tunetool.verify.request import Request
 from waiting import PATIENCE, until
 
 VERIFY = [*TUNETOOL, "verify"]
@@ -225,3 +237,48 @@ def fios_in(folder: Path) -> list[int]:
         except (OSError, ValueError):
             continue
     return pids
+
+
+def test_volumes_on_loop_devices_are_measured_at_once(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counters of the loop devices, which are this run's alone, prove the sum and each share."""
+    if no_loops():
+        pytest.skip("needs root and loop devices")
+    if no_xfs():
+        pytest.skip("needs XFS")
+    mounted = [Check("filesystem.mounted", "pass", "as built", "as built")]
+    monkeypatch.setattr(verify_module, "manifest_checks", lambda path, manifest, writing: mounted)
+    document = json.loads((RECORDED / "built-manifest.json").read_text())
+    built = {key: document.pop(key) for key in ("array", "filesystem", "offload_dir")}
+    with Made(pytest.fail) as made:
+        drives = virtual_drives(made, disk, 2, 2 << 30)
+        with volume(LAYOUTS["xfs-per-drive"], drives, made, disk) as places:
+            document |= {"schema": "tunetool.manifest/2", "expect": {"read": 1.0, "write": 1.0}, "volumes": []}
+            for place in places:
+                filesystem = {**built["filesystem"], "mount_point": str(place)}
+                document["volumes"].append({**built, "name": place.name, "filesystem": filesystem})
+            manifests.write(document, str(tmp_path / "node.json"))
+            stacks = {
+                str(place): replace(
+                    stack_of([each.drive], "loop device", place),
+                    mount=read_stack(str(place)).mount,
+                    directory=str(place),
+                )
+                for place, each in zip(places, drives, strict=True)
+            }
+            monkeypatch.setattr(verify_module, "read_stack", stacks.__getitem__)
+            run = Run(tmp_path / "runs", allow_busy=True)
+            request = Request(manifest=tmp_path / "node.json", python=bare_python(tmp_path), duration=0.2, run=run)
+            record = verify_module.verify(request, PlainProgress()).record
+            assert [list(place.iterdir()) for place in places] == [[], []]
+    assert record is not None
+    assert [each.status for each in record.expectations] == ["pass", "pass"], record.verdict
+    figures = {each.name: each for each in record.measurements if each.figure == "bandwidth"}
+    for direction in ("read", "write"):
+        whole = figures[f"sequential.{direction}"]
+        shares = [figures[f"sequential.{direction}.{place.name}"] for place in places]
+        for figure in (whole, *shares):
+            proven(figure, alone=True)
+        assert whole.medium == "2 x loop device"
+        assert [share.labels["volume"] for share in shares] == ["volume-1", "volume-2"]

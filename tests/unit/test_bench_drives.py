@@ -293,6 +293,15 @@ def test_the_links_bind_only_near_what_they_carry(links: float, binds: bool) -> 
     assert ("raid0-xfs, fio-libaio, read: what binds is the drives' links, 98% of what they carry" in text) == binds
 
 
+def test_advice_on_layouts_names_what_chooses_one() -> None:
+    rows = rows_of(row("raid0-xfs", 4, "read", scaled(3.0)), row("xfs-per-drive", 4, "read", scaled(2.4)))
+    (sentence,) = view(record_of(rows)).advice
+    assert sentence.startswith(
+        "advice: RAID0 and a file system on each drive (`raid_array_groups: all` and `drive`) differ by reads +25.0 %"
+    )
+    assert sentence.endswith("so RAID0 is the faster.")
+
+
 def test_virtual_drives_give_no_advice_for_others() -> None:
     (sentence,) = view(record_of(full(), mode="virtual")).advice
     assert sentence.startswith("advice for virtual drives, which are files of one disk")

@@ -449,7 +449,8 @@ def test_the_manifest_is_read_and_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "newer"),
     [
-        ('{"schema": "tunetool.manifest/2", "array": 1}', True),
+        ('{"schema": "tunetool.manifest/3", "array": 1}', True),
+        ('{"schema": "tunetool.manifest/2"}', False),
         ('{"schema": "tunetool.manifest/10"}', True),
         ('{"schema": "tunetool.manifest/1"}', False),
         ('{"schema": "tunetool.manifest/0"}', False),
@@ -464,7 +465,7 @@ def test_only_what_a_newer_version_wrote_is_left_alone(tmp_path: Path, text: str
     manifests.refuse_newer(str(path))
     path.write_bytes(text.encode("latin-1"))
     if newer:
-        with pytest.raises(manifests.ManifestError, match=r"newer than this version's `tunetool\.manifest/1`"):
+        with pytest.raises(manifests.ManifestError, match=r"newer than this version's `tunetool\.manifest/2`"):
             manifests.refuse_newer(str(path))
     else:
         manifests.refuse_newer(str(path))

@@ -152,7 +152,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     write(root, "etc/security/limits.d/60-tunetool-memlock.conf", render_limits("unlimited"))
     for kind in ("system", "user"):
         write(root, f"etc/systemd/{kind}.conf.d/60-tunetool-memlock.conf", render_systemd("unlimited"))
-    place_text = mount_point.changes(["slurmd.service"], POINT, str(root / "etc/systemd/system"))[0].after
+    place_text = mount_point.changes(["slurmd.service"], [POINT], str(root / "etc/systemd/system"))[0].after
     write(root, UNIT, place_text)
     for change in late_mount.changes(late_mount.files(POINT, FS_UUID), str(root)):
         apply(change)

@@ -16,7 +16,7 @@ from tunetool.node.common.commands import CommandError
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.gds import requirements
-from tunetool.node.gds.apply import CONFIG_HEADER, SAVED, GdsJob, traces
+from tunetool.node.gds.apply import CONFIG_HEADER, SAVED, GdsJob, early_refusals, traces
 from tunetool.node.gds.cufile_check import check_config
 from tunetool.node.gds.facts import GdsFacts, read_gds_facts
 from tunetool.node.gds.md_udev_override import PATH as RULE
@@ -232,6 +232,27 @@ def test_a_forced_path_is_taken_or_refused_with_every_reason() -> None:
         choose(GdsFacts(), "compat")
 
 
+LAYOUT = "`raid_array_groups: drive`"
+
+
+def test_p2pdma_names_the_layout_that_needs_no_md() -> None:
+    with pytest.raises(Impossible, match=rf"GDS 1\.20, 9.*hint: .*{LAYOUT}"):
+        choose(peer(kernel="6.18.0", p2pdma_device=None), "p2pdma")
+    assert any("GDS 1.20" in reason and LAYOUT in reason for reason in choose(peer()).reasons)
+    alone = peer(kernel="6.18.0", md_levels=(), md_members_in_udev=None)
+    assert not any(LAYOUT in reason for reason in choose(alone, "p2pdma").reasons)
+
+
+def test_each_of_several_volumes_is_judged_and_one_named() -> None:
+    drives = [peer(md_levels=(), device=f"nvme{at}n1", mount_point=f"/mnt/drive{at}") for at in range(3)]
+    assert current(replace(drives[0], others=tuple(drives[1:]))).mode == "p2pdma"
+    other = replace(drives[2], fs_type="btrfs")
+    decision = current(replace(drives[0], others=(drives[1], other)))
+    assert [(each.id, each.found) for each in decision.path("p2pdma").blockers] == [
+        ("filesystem", "the file system is btrfs on `/mnt/drive2`")
+    ]
+
+
 def test_libcufile_is_not_installed_for_bounce_buffers() -> None:
     facts = ready(libcufile=None, installable=True, driver_open=False)
     assert choose(facts).mode == "off"
@@ -250,7 +271,7 @@ def test_every_fact_of_the_reader_is_in_a_row_or_named_here() -> None:
         "nvfs_version",
         "config_compat",
     }
-    named |= {"nvfs_source", "drives", "md_rule"}
+    named |= {"nvfs_source", "drives", "md_rule", "others"}
     assert {field.name for field in fields(GdsFacts)} - changed - named == set()
 
 
@@ -323,6 +344,32 @@ def test_a_whole_node_is_read(machine: Machine) -> None:
     assert (facts.drives, facts.drives_nvme, facts.md_members_in_udev) == (("nvme1n1", "nvme2n1"), True, True)
     assert (facts.p2pdma_kernel, facts.p2pdma_device, facts.p2pdma_driver) == (True, None, False)
     assert current(facts).mode == "nvidia-fs"
+
+
+def test_volumes_in_directories_of_the_mount_point_are_read(machine: Machine) -> None:
+    root = "22 1 8:2 / / rw - ext4 /dev/sda2 rw\n"
+    several = [f"{40 + at} 22 259:{at} / /mnt/nvme_raid0/drive{at} rw - xfs /dev/nvme{at}n1 rw\n" for at in (1, 2)]
+    machine.put("proc/self/mountinfo", "".join([root, *several]))
+    for at in (1, 2):
+        machine.link(f"sys/dev/block/259:{at}", f"../../block/nvme{at}n1")
+    facts = machine.read()
+    assert [(each.mount_point, each.device, each.md_levels) for each in facts.volumes] == [
+        ("/mnt/nvme_raid0/drive1", "nvme1n1", ()),
+        ("/mnt/nvme_raid0/drive2", "nvme2n1", ()),
+    ]
+    assert all(each.p2pdma_device for each in facts.volumes)
+
+
+def test_what_is_to_be_built_is_judged_by_its_layout(machine: Machine) -> None:
+    wanted = {"mode": "p2pdma", "packages": [], "cufile": {}}
+    striped, alone = (
+        early_refusals(wanted, ("nvme1n1", "nvme2n1"), str(machine.root), level) for level in ("raid0", "single")
+    )
+    assert "`p2pdma.device`" in striped[0]
+    assert LAYOUT in striped[0]
+    assert "`p2pdma.driver`" in alone[0]
+    assert "p2pdma.device" not in alone[0]
+    assert "RAID" not in alone[0]
 
 
 def test_an_empty_tree_has_no_gpu_and_no_path(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calls import imported_by
-from machines import RECORDED, lay_out
+from machines import RECORDED, lay_out, lay_out_drives
 from tunetool.cli.main import cli
 from tunetool.inspect import model
 from tunetool.inspect.capture import capture
 from tunetool.inspect.collect import disks
 from tunetool.inspect.source import Source
+from tunetool.node.common import manifest as manifests
 from tunetool.node.machine import recording
 from tunetool.node.machine.drives import read_drives
 from tunetool.report.inspection import disk_words
@@ -389,6 +390,27 @@ def test_the_manifest_tells_what_is_pending(tmp_path: Path) -> None:
     assert "node.reboot" in findings_of(root)
     put(root, "etc/tunetool/node.json", "{")
     assert "node.reboot" not in findings_of(root)
+
+
+def test_a_node_with_several_volumes_shows_each(tmp_path: Path) -> None:
+    put(tmp_path, "etc/tunetool/node.json", "")
+    manifests.write(lay_out_drives(tmp_path), str(tmp_path / "etc/tunetool/node.json"))
+    shown = seen(tmp_path)
+    built = {drive["serial"]: drive["use"] for drive in shown["drives"] if drive["data"]}
+    assert built == {f"LAB1NV{at + 1}": f"drive{at}" for at in range(8)}
+    assert shown["ceilings"][0]["of"] == "8 drives of Gen1 x1"
+    assert shown["findings"] == []
+    recorded = tmp_path / "recorded.json"
+    run("--root", tmp_path, "--capture", recorded)
+    assert seen(recorded)["drives"] == shown["drives"]
+    volumes = json.loads(recorded.read_text())["gds_facts"]["others"]
+    assert [each["mount_point"] for each in volumes] == [f"/mnt/nvme_raid0/drive{at}" for at in range(1, 8)]
+    mounted = tmp_path / "proc/self/mountinfo"
+    kept = [row for row in mounted.read_text().splitlines() if not re.search("/drive[35] ", row)]
+    put(tmp_path, "proc/self/mountinfo", "\n".join(kept) + "\n")
+    assert findings_of(tmp_path)["filesystem.mounted"]["found"] == (
+        "`/mnt/nvme_raid0/drive3`, `/mnt/nvme_raid0/drive5` were built on this node, but are not mounted"
+    )
 
 
 def test_a_key_that_cufile_ignores_is_a_finding(tmp_path: Path) -> None:

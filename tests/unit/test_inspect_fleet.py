@@ -192,6 +192,19 @@ def test_hosts_that_are_alike_are_one_line() -> None:
     assert text == f"2 hosts are alike in {len(facts(BASE))} facts\n"
 
 
+def test_volumes_are_compared_by_name_without_their_own() -> None:
+    def built(host: str, level: str = "raid0") -> Inspection:
+        volumes = [
+            {"name": name, "array": {"uuid": host + name, "level": level, "members": []}, "offload_dir": None}
+            for name in ("numa0", "numa1")
+        ]
+        return changed(BASE, manifest={"profile": "h100", "volumes": volumes})
+
+    assert screen(fleet({"n1": built("a"), "n2": built("b")})).startswith("2 hosts are alike")
+    text = screen(fleet({"n1": built("a"), "n2": built("b"), "n3": built("c", "raid10")}))
+    assert "`volumes.numa1.array.level` in the manifest" in text
+
+
 def test_two_hosts_that_differ_have_no_odd_one() -> None:
     made = fleet({"n1": BASE, "n2": EDITS["host.kernel"](BASE)})
     assert [(each.hosts, each.majority, each.remedy) for each in made.differences] == [

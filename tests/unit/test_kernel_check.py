@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machines import RECORDED, lay_out
+from machines import RECORDED, lay_out, lay_out_drives
 from tunetool.health.repaired import main as say_repaired
 from tunetool.health.results import Files
 from tunetool.node.common.check_result import Check
@@ -80,7 +80,7 @@ def test_a_log_without_a_fault_passes(built: Path) -> None:
     ],
 )
 def test_a_fault_fails_at_once_and_names_what_is_ours(built: Path, text: str, identity: str, words: str) -> None:
-    device = ours(MANIFEST, str(built)).volume
+    device = ours(MANIFEST, str(built)).volumes[0]
     checks = found(built, [line(text.replace("md127", device))])
     assert checks[identity].status == "fail"
     assert checks[identity].found.startswith(words.replace("md127", device))
@@ -258,6 +258,21 @@ def test_a_hung_task_is_judged_when_its_stack_is_there(built: Path) -> None:
     assert not advance(State(), lines, replace(here, only_xfs=False), "b", NOW).incidents
 
 
+def test_a_fault_names_the_drive_and_its_volume(tmp_path: Path) -> None:
+    manifest = lay_out_drives(tmp_path)
+    here = ours(manifest, str(tmp_path))
+    assert here.volumes == [f"nvme{number}n1" for number in range(1, 9)]
+    lines = [line(text) for text in (ERROR, "XFS (nvme2n1): log I/O error -5")]
+    after = advance(State(), lines, here, "b", NOW)
+    assert [each.about for each in after.incidents] == ["`LAB1NV4` of volume drive3", "`LAB1NV2` of volume drive1"]
+    hung = [line(text, NOW - 5) for text in HUNG]
+    (incident,) = advance(State(), hung, here, "b", NOW).incidents
+    assert incident.about.startswith("`LAB1NV1` of volume drive0 or `LAB1NV2` of volume drive1 or ")
+    named = [hung[0], line(" xfsaild/nvme5n1+0x1/0x2", NOW - 5), *hung[1:]]
+    (incident,) = advance(State(), named, here, "b", NOW).incidents
+    assert incident.about == "`LAB1NV5` of volume drive4"
+
+
 def test_an_owner_s_volume_has_the_kernel_s_name(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "sys/dev/block").mkdir(parents=True)
@@ -270,7 +285,7 @@ def test_an_owner_s_volume_has_the_kernel_s_name(tmp_path: Path) -> None:
         (tmp_path / "proc/self/mountinfo").write_text(f"25 1 253:3 / /srv rw - xfs {source} rw\n")
         if link:
             (tmp_path / "sys/dev/block/253:3").symlink_to(link)
-        assert ours(manifest, str(tmp_path)).volume == name
+        assert ours(manifest, str(tmp_path)).volumes == ([name] if name else [])
         (tmp_path / "sys/dev/block/253:3").unlink(missing_ok=True)
 
 

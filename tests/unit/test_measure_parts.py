@@ -26,7 +26,7 @@ from tunetool.measure.made_by import node_facts
 from tunetool.measure.sampling import Counting, Repeats, again, judgement_of_fio
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
 from tunetool.node.machine import busy as jobs
-from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
+from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf, together
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.machine.pcie_links import link_bandwidth
 from tunetool.verify.drive_errors import Watch
@@ -88,6 +88,9 @@ def test_a_sync_of_the_array_below_leaves_figures_unproven(tmp_path: Path) -> No
     for name, text in (("sync_action", "resync"), ("sync_completed", "1 / 4"), ("sync_speed", "10")):
         (base / name).write_text(text + "\n")
     assert "array `md0` does a `resync` (25.0 %" in obstacles(stack(), str(tmp_path))[0]
+    other = replace(stack(), device="md1", redundant=True)
+    assert obstacles(other, str(tmp_path)) == []
+    assert "array `md0` does a `resync`" in obstacles(together("/mnt", [other, stack()]), str(tmp_path))[0]
 
 
 def test_a_slow_member_is_named_by_its_serial() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from builders import record, sampled, wanted_read
-from machines import RECORDED
+from machines import RECORDED, lay_out_drives
 from programs import need_program
 from tunetool.health import check as checking
 from tunetool.health import results, slurm
@@ -28,6 +28,7 @@ from tunetool.health.check import busy, check, due
 from tunetool.health.measure import measure
 from tunetool.health.results import Files, Health, Result, current, health, keep, of_checks, read
 from tunetool.measure.session import Run
+from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import Result as Done
 from tunetool.node.common.drift import Ledger
@@ -222,7 +223,7 @@ def test_it_asks_what_verify_asks(files: Files, no_start: list[str], tmp_path: P
     assert families["tunetool_cpu_seconds"].samples[0].value > 0
     files.settings.write_text(dump(900, 0, "", []))
     assert current(files) == Health("pass")
-    assert no_start == ["/proc"]
+    assert no_start == [["/proc"]]
 
 
 def test_a_fault_is_seen_by_the_next_check(files: Files, no_start: list[str]) -> None:
@@ -326,6 +327,53 @@ def test_checks_write_at_most_100_mib_in_a_day(
     if not by_hand:
         assert len(sizes) == len(moments)
         assert min(size for _, size in sizes) >= least
+
+
+@pytest.mark.parametrize("period", [60, 120, 900, 3600])
+def test_the_bytes_of_a_day_are_for_all_volumes_together(monkeypatch: pytest.MonkeyPatch, period: int) -> None:
+    monkeypatch.setattr(checking, "ask", lambda question: Answer(written=1, seconds=0.5))
+    names = [f"drive{number}" for number in range(8)]
+    written: Any = []
+    sizes: list[tuple[float, int]] = []
+    for now in range(0, 2 * 86400, period):
+        volume = checking._Volume(written, {"period_seconds": period}, NOW + now)
+        volume.divide(names)
+        for name in names if not volume.writing.refused else []:
+            question = Question(f"/x/{name}", f"/x/{name}/y", bytes=volume.writing.bytes - (16 << 10))
+            volume(question)
+            sizes.append((now, question.moved))
+        assert not volume.writing.refused or not volume.writing.doubtful
+        written = volume.written
+    for first in range(0, 86400, 3600):
+        assert sum(size for at, size in sizes if first <= at < first + 86400) <= 100 << 20
+    # Each is written to at least twice in ten minutes, or in each check.
+    assert len(sizes) >= 8 * 2 * 86400 // max(period, 300)
+    if volume.writing.refused:
+        return
+    figures = [(name, labels) for name, _, labels, _ in volume.figures()]
+    assert ("probe_bytes", {"volume": "drive7"}) in figures
+    assert len(figures) == 2 * 8 + 1
+
+
+def test_a_check_asks_each_volume_and_names_a_silent_one(tmp_path: Path) -> None:
+    manifest = lay_out_drives(tmp_path)
+    asked: list[Question] = []
+
+    def answer(question: Question) -> Answer:
+        asked.append(question)
+        return (
+            Answer(silent_at="write")
+            if question.mount_point.endswith("drive3")
+            else Answer(written=1, is_directory=True)
+        )
+
+    checks = {each.id: each for each in run_checks(manifest, str(tmp_path), asker=answer)}
+    assert [question.mount_point for question in asked] == [f"/mnt/nvme_raid0/drive{at}" for at in range(8)]
+    silent = checks["filesystem.answers"]
+    assert silent.status == "fail"
+    assert silent.found == "`drive3`: the volume did not answer for 10 s (write)"
+    reason = results.in_a_line([f"{silent.id}: {silent.found}"], 200)
+    assert reason == "filesystem.answers: `drive3`: the volume did not answer for 10 s (write)"
 
 
 def test_a_day_s_bytes_used_up_are_no_pass(files: Files, no_start: list[str]) -> None:
@@ -458,7 +506,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_an_idle_machine_is_idle(proc: Path) -> None:
-    assert busy("/mnt/scratch", 2, str(proc)) is None
+    assert busy(["/mnt/scratch"], 2, str(proc)) is None
 
 
 @pytest.mark.parametrize(
@@ -472,13 +520,13 @@ def test_an_idle_machine_is_idle(proc: Path) -> None:
 )
 def test_a_machine_at_work_is_not(proc: Path, make: Callable[[Path], object], words: str) -> None:
     make(proc)
-    assert words in str(busy("/mnt/scratch", 2, str(proc)))
+    assert words in str(busy(["/mnt/scratch"], 2, str(proc)))
 
 
 def test_the_load_of_a_large_machine_may_be_larger(proc: Path) -> None:
     (proc / "proc/loadavg").write_text("0.00 11.20 0.00 1/99 7\n")
-    assert busy(None, 224, str(proc)) is None
-    assert busy(None, 223, str(proc)) == "the load is 11.2"
+    assert busy([], 224, str(proc)) is None
+    assert busy([], 223, str(proc)) == "the load is 11.2"
 
 
 def test_a_process_with_a_file_of_the_volume_open_is_work(tmp_path: Path) -> None:
@@ -488,9 +536,9 @@ def test_a_process_with_a_file_of_the_volume_open_is_work(tmp_path: Path) -> Non
         (tmp_path / "proc" / pid / "mountinfo").write_text(mount)
     (tmp_path / "proc/loadavg").write_text("0 0 0 1/9 7\n")
     (tmp_path / "proc/mounts").write_text("/dev/md127 /mnt/scratch xfs rw 0 0\n")
-    assert busy("/mnt/scratch", 2, str(tmp_path)) is None
+    assert busy(["/mnt/scratch"], 2, str(tmp_path)) is None
     (tmp_path / "proc/7/cwd").symlink_to("/mnt/scratch/data")
-    assert "process 7" in str(busy("/mnt/scratch", 2, str(tmp_path)))
+    assert "process 7" in str(busy(["/mnt/scratch"], 2, str(tmp_path)))
 
 
 def printed(tmp_path: Path, status: Any, *reasons: str) -> list[str]:

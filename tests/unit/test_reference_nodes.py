@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from builders import measurement, record
+from machines import lay_out_drives
 from shown_records import on_screen
 from staged import Quiet
 from tunetool import record as records
@@ -28,7 +29,10 @@ from tunetool.bench.strategies.matrix import parse
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.fleet.capacity import Answers
 from tunetool.measure.session import Result
+from tunetool.node.common import manifest as manifests
+from tunetool.node.machine import capacity as capacity_module
 from tunetool.node.machine.capacity import Capacity, capacity_of, read_capacity
+from tunetool.node.machine.mounts import read_mounts
 from tunetool.record import FleetHost, Record, Status, Verdict
 
 GB = 10**9
@@ -155,6 +159,18 @@ def test_this_machine_says_what_it_has(tmp_path: Path) -> None:
     nowhere = read_capacity("", "/dev/shm", str(tmp_path / "no-manifest"))
     assert nowhere.target == ""
     assert "run `tunetool provision`" in nowhere.problem
+
+
+def test_of_several_volumes_the_first_is_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = lay_out_drives(tmp_path)
+    for volume in manifest["volumes"]:
+        volume["filesystem"]["mount_point"] = str(tmp_path / "mnt/nvme_raid0" / volume["name"])
+    manifests.write(manifest, str(tmp_path / "node.json"))
+    mounts = read_mounts(str(tmp_path))
+    here = [replace(mount, mount_point=str(tmp_path) + mount.mount_point.rstrip("/")) for mount in mounts[1:]]
+    monkeypatch.setattr(capacity_module, "read_mounts", lambda: [mounts[0], *here])
+    target = read_capacity("", "/dev/shm", str(tmp_path / "node.json")).target
+    assert target == str(tmp_path / "mnt/nvme_raid0/drive0")
 
 
 # --- many nodes -----------------------------------------------------------------------------------------------------

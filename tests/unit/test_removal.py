@@ -650,6 +650,21 @@ def test_a_reboot_would_end_a_process_on_a_hidden_volume(proc: Path, over: str) 
     assert killed_by_a_reboot(f"{POINT}/", {}, str(proc)) == [line]
 
 
+def test_a_reboot_would_end_a_process_on_one_of_the_volumes(proc: Path) -> None:
+    inner = MOUNT.replace(f" {POINT} ", f" {POINT}/drive3 ").replace("40 1", "40 20")
+    table = f"20 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n{inner}"
+    (proc / "proc/self/mountinfo").write_text(table)
+    device = proc / "sys/dev/block"
+    device.mkdir(parents=True)
+    (device / "9:127").symlink_to("../../devices/virtual/block/md127")
+    assert killed_by_a_reboot(POINT, {}, str(proc)) == []
+    base = process(proc, 77, "train", mounts=table)
+    (base / "fd/4").symlink_to(f"{POINT}/drive3/x")
+    (base / "fdinfo/4").write_text("pos:\t0\nflags:\t02\nmnt_id:\t40\n")
+    line = f"`{POINT}/drive3`: process 77 `train` (open file `{POINT}/drive3/x`)"
+    assert killed_by_a_reboot(POINT, {}, str(proc)) == [line]
+
+
 def test_the_trigger_of_an_automount_is_no_volume(proc: Path) -> None:
     """systemd keeps the directory of an automount open, whose mount lies below that of the volume."""
     trigger = f"39 20 0:40 / {POINT} rw - autofs systemd-1 rw\n"

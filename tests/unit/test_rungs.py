@@ -11,7 +11,8 @@ import pytest
 
 from machines import lay_out
 from tunetool.errors import UsageProblem
-from tunetool.measure.fio import Fio, FioFailed
+from tunetool.measure.figure import What, computed
+from tunetool.measure.fio import Fio, FioFailed, Outcome
 from tunetool.measure.ladder import calls, facts, source
 from tunetool.measure.ladder import plan as ladder
 from tunetool.measure.ladder.deepspeed_handles import Handle, PinnedHandle
@@ -20,15 +21,17 @@ from tunetool.measure.ladder.rung import Context, Result, Rung, Skip, run
 from tunetool.measure.ladder.sampler import Sampler
 from tunetool.measure.ladder.sequential import Sequential
 from tunetool.measure.ladder.source import Span
+from tunetool.measure.ladder.volumes import OnVolumes
 from tunetool.measure.metrics import RANDOM
-from tunetool.measure.sequential import Plan, Results
+from tunetool.measure.sequential import Plan, Results, Sample
 from tunetool.measure.worker import Failed
-from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
+from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack, together
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount
 from tunetool.node.machine.pcie_links import ports_above, shared_ports
 from tunetool.node.units import UnitError, format_figure, parse_rate
 from tunetool.options.shared import parse_expectations
+from tunetool.record import CheckResult, CheckStatus
 from tunetool.report.progress import PlainProgress
 
 FIO = Fio("/usr/bin/fio", "3.33")
@@ -68,6 +71,52 @@ def context(directory: Path, of: BlockStack | None = None, fio: Fio = FIO, **giv
     measured = of or stack(directory)
     sampler = Sampler(measured, fio, directory, dict(os.environ), PlainProgress())
     return Context(plan(directory), measured, directory, sampler, {}, **given)
+
+
+class OneFigure(Rung):
+    """A rung that finds a figure, and a check that fails on one volume."""
+
+    name = "one figure"
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        return 3.0
+
+    def covers(self) -> list[str]:
+        return ["gds.direct.read"]
+
+    def run(self, context: Context) -> Result:
+        what = What("gds.{way}.read", "bandwidth", "e", "disk", "bandwidth", {"way": "direct"})
+        status: CheckStatus = "fail" if context.directory.name == "b" else "pass"
+        check = CheckResult(id="gds.path", status=status, expected="x", found=context.stack.leaves[0].label)
+        figure = computed(what, context.slowest)
+        return Result([figure], {figure.name: "not proven"}, [check], {"gds.posix.read": "no"}, ["e"])
+
+
+def test_a_rung_on_volumes_says_on_which(tmp_path: Path) -> None:
+    parts = [replace(stack(tmp_path, 1), leaves=(leaf,)) for leaf in stack(tmp_path, 2).leaves]
+    whole, alone = together(str(tmp_path), parts), {"a": 2.0, "b": 1.0}
+    samples = {name: Sample(Outcome(int(rate * MIB), 1.0, {}, ""), None, 0.0) for name, rate in alone.items()}
+    both = Sample(Outcome(3 * MIB, 1.0, {}, ""), None, 0.0, samples)
+    sequential = Results(samples={"read": [both]})
+    places = {name: tmp_path / name for name in alone}
+    found = OnVolumes(OneFigure(), ["a", "b"]).run(context(tmp_path, whole, volumes=places, sequential=sequential))
+    assert {each.name: each.value for each in found.measurements} == {
+        "gds.direct.read.a": 2 * MIB,
+        "gds.direct.read.b": MIB,
+    }
+    assert [each.labels["volume"] for each in found.measurements] == ["a", "b"]
+    assert set(found.unproven) == {"gds.direct.read.a", "gds.direct.read.b"}
+    assert set(found.skipped) == {"gds.posix.read.a", "gds.posix.read.b"}
+    assert [(each.id, each.status, each.found) for each in found.checks] == [("gds.path", "fail", "`b`: SER1")]
+
+
+def test_several_volumes_count_each_by_what_proves_it(tmp_path: Path) -> None:
+    mirror = replace(stack(tmp_path, 2), device="md1", redundant=True)
+    plain = stack(tmp_path, 1)
+    whole = together("/mnt", [mirror, plain])
+    assert whole.counts == ("md1", "nvme0n1")
+    assert together("/mnt", [plain]) is plain
+    assert together("/mnt", [plain, replace(plain, leaves=())]).counts == (), "a volume that nothing counts"
 
 
 def test_without_direct_io_only_fio_deepspeed_and_cufile_measure(tmp_path: Path) -> None:

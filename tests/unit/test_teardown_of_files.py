@@ -145,7 +145,7 @@ def node(root: Path, point: str) -> None:
     conf = conf_with_array(THEIRS["mdadm/mdadm.conf"], "nvme_raid0", ARRAY)
     put(etc, {"fstab": fstab, "mdadm/mdadm.conf": conf})
     ours = [
-        *unit_dropins.changes(["slurmd.service", "job@.timer"], point, str(etc / UNITS)),
+        *unit_dropins.changes(["slurmd.service", "job@.timer"], [point], str(etc / UNITS)),
         *late_mount.changes(late_mount.files(point, UUID), str(root)),
         *boot_unit.changes(boot_unit.files(built, "/opt/tunetool/bin/tunetool", ["slurmd.service"], "{}\n"), str(root)),
     ]

@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 from tunetool.verify import run as verify_module
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify
+from tunetool.verify.view import limits, view
 
 GB = 10**9
 
@@ -162,9 +164,10 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         mount_point: str = "/mnt/scratch",
         stored: bool = True,
         alone: str | None = None,
+        stack: Callable[[str], BlockStack] | None = None,
         **options: Any,
     ) -> Result:
-        monkeypatch.setattr(verify_module, "read_stack", lambda path: stack_on(path, mount_point))
+        monkeypatch.setattr(verify_module, "read_stack", stack or (lambda path: stack_on(path, mount_point)))
         monkeypatch.setattr(verify_module, "free_bytes", lambda path: 10**14)
         if stored:
             monkeypatch.setattr(sequential, "incomplete", lambda directory, names, size: [])
@@ -476,6 +479,131 @@ def test_a_bind_mount_is_of_the_file_system_of_its_device(
     result = node(manifest=manifest(tmp_path, "/mnt/scratch", read=1e9), mount_point="/srv/bound")
     assert result.code == code, reasons(result)
     assert ("is not on the manifest's file system" in reasons(result)) == (code != 0)
+
+
+def volumes(tmp_path: Path, folder: Path, **expect: float) -> Path:
+    """The manifest of a node with two volumes, of two drives each, in directories of ``folder``."""
+    path = manifest(tmp_path, folder, **expect)
+    document = json.loads(path.read_text())
+    one = {key: document.pop(key) for key in ("array", "filesystem", "offload_dir")}
+    document |= {"schema": "tunetool.manifest/2", "volumes": []}
+    for name in ("numa0", "numa1"):
+        (folder / name).mkdir(exist_ok=True)
+        point = {"mount_point": str(folder / name)}
+        document["volumes"].append({**one, "name": name, "filesystem": {**one["filesystem"], **point}})
+    path.write_text(json.dumps(document))
+    return path
+
+
+def half_of_the_drives(path: str) -> BlockStack:
+    whole, half = stack_on(path, path), slice(2) if path.endswith("0") else slice(2, 4)
+    return replace(whole, device=None, device_number=f"9:{path[-1]}", leaves=whole.leaves[half])
+
+
+def both_claim(read: tuple[float, float] = (2.0, 2.0)) -> str:
+    entries = []
+    for name, amount in zip(("numa0", "numa1"), read, strict=True):
+        sides = {way: {"io_bytes": int(each * GB), "runtime": 1000} for way, each in (("read", amount), ("write", 1.0))}
+        entries.append({"jobname": name, "error": 0, **sides})
+    return f"cat <<'END'\n{json.dumps({'jobs': entries})}\nEND"
+
+
+@pytest.fixture
+def two_volumes(node: Any, checks: Any, tmp_path: Path, target: Path) -> Any:
+    def run(body: str = "", expect: dict[str, float] | None = None, **options: Any) -> Result:
+        document = volumes(tmp_path, target, **({"read": 4e9, "write": 2e9} if expect is None else expect))
+        fixed = {"target": None, "manifest": document, "stack": half_of_the_drives}
+        return node(body=body or both_claim(), **{**fixed, **options})
+
+    return run
+
+
+def test_volumes_are_measured_at_once_and_their_sum_judged(two_volumes: Any, target: Path) -> None:
+    result = two_volumes()
+    assert result.code == 0, reasons(result)
+    record = record_of(result)
+    figures = {each.name: each for each in record.measurements if each.figure == "bandwidth"}
+    assert {name: each.value for name, each in figures.items()} == {
+        "sequential.read": 4e9,
+        "sequential.read.numa0": 2e9,
+        "sequential.read.numa1": 2e9,
+        "sequential.write": 2e9,
+        "sequential.write.numa0": 1e9,
+        "sequential.write.numa1": 1e9,
+    }
+    assert record.target == str(target)
+    jobs = [int(figures[name].parameters["jobs"]) for name in ("sequential.read", "sequential.read.numa0")]
+    assert jobs[0] == 2 * jobs[1] > 0
+    assert figures["sequential.read.numa1"].labels == {"subject": "sequential", "direction": "read", "volume": "numa1"}
+    evidence = [figures[name].evidence for name in ("sequential.read", "sequential.read.numa0")]
+    assert [each and each.device for each in evidence] == ["nvme0n1, nvme1n1, nvme2n1, nvme3n1", "nvme0n1, nvme1n1"]
+    assert all(each and each.ratio == pytest.approx(1.0) for each in evidence)
+    assert [each.name for each in record.expectations] == ["sequential.read", "sequential.write"]
+    assert figures["sequential.read"].medium == "2 x md RAID0 (4 x nvme)"
+
+
+def test_a_sum_that_falls_short_names_the_slowest_volume(two_volumes: Any) -> None:
+    result = two_volumes(both_claim((2.0, 1.0)), factor=(0.75,), expect={"read": 4e9})
+    assert result.code == 1
+    assert "volume `numa1` gave least, 1 GB/s" in reasons(result)
+    record = record_of(result)
+    assert "read: volume `numa1` gave least" in " ".join(limits(record))
+    rows = [row[0] for section in view(record).sections for part in section.blocks for row in getattr(part, "rows", ())]
+    assert [row for row in rows if str(row).startswith("read")] == ["read", "read, numa0", "read, numa1"]
+
+
+def test_bytes_that_one_volume_never_got_prove_no_sum(two_volumes: Any) -> None:
+    result = two_volumes(both_claim((3.0, 1.0)))
+    record = record_of(result)
+    ratios = {each.name: each.evidence.ratio for each in record.measurements if each.evidence is not None}
+    assert ratios["sequential.read"] == pytest.approx(1.0)
+    assert ratios["sequential.read.numa0"] == pytest.approx(2 / 3)
+
+
+def test_one_of_several_volumes_can_be_a_target(two_volumes: Any, target: Path) -> None:
+    result = two_volumes(claims(2.0, 1.0), target=target / "numa0", expect={"read": 1e15})
+    assert result.code == 3, "what the manifest expects is of all volumes"
+    record = record_of(result)
+    assert record.target == str(target / "numa0")
+    assert not record.expectations
+    assert not [each for each in record.measurements if "volume" in each.labels]
+
+
+def test_the_directory_of_volumes_stands_for_all_of_them(two_volumes: Any, target: Path, tmp_path: Path) -> None:
+    target.chmod(0o555)
+    record = record_of(two_volumes(target=target))
+    assert [each.status for each in record.expectations] == ["pass", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "found", "said"),
+    [
+        ("filesystem.mounted", "`numa1`: nothing is mounted", "has volumes that are not the mounts"),
+        ("array.state", "`numa1`: state `suspended`", "lies on an array with `numa1`: state `suspended`"),
+        ("filesystem.answers", "`numa1`: the volume did not answer", "`numa1`: the volume did not answer"),
+    ],
+)
+def test_nothing_is_written_where_one_volume_fails(
+    two_volumes: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    identity: str,
+    found: str,
+    said: str,
+) -> None:
+    answers = {"filesystem.mounted": Check("filesystem.mounted", "pass", "as built", "as built")}
+    answers[identity] = Check(identity, "fail", "as built", found, "repair it")
+    monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document, writing: list(answers.values()))
+    result = two_volumes("touch written; exit 1")
+    assert result.code == 1
+    assert f"was not measured: see {identity}" in reasons(result)
+    assert said in capsys.readouterr().err
+
+
+def test_level_full_takes_one_volume(two_volumes: Any) -> None:
+    with pytest.raises(UsageProblem, match=r"measures one volume, and `.*` has 2") as refused:
+        two_volumes(level="full")
+    assert "numa0" in str(refused.value.hint)
 
 
 def test_a_failed_check_fails_a_fast_node(node: Any, checks: Any, tmp_path: Path) -> None:

@@ -257,6 +257,15 @@ def test_a_drive_that_was_replaced_is_forgotten(node: results.Files) -> None:
     assert len(drives["LAB1NV4"].samples) == 2
 
 
+def test_drives_of_every_volume_are_kept(node: results.Files) -> None:
+    volumes = [
+        {"name": f"drive{at}", "array": {**MANIFEST["array"], "members": [each]}, "filesystem": {}, "offload_dir": None}
+        for at, each in enumerate(MANIFEST["array"]["members"])
+    ]
+    own = {key: value for key, value in MANIFEST.items() if key not in ("array", "filesystem", "offload_dir")}
+    assert set(kept(node, 1, 1, {**own, "volumes": volumes})) == set(SERIALS) - {"LAB1NV2"}
+
+
 def test_verify_and_the_check_tell_the_forecast(node: results.Files) -> None:
     for day in range(60):
         kept(node, day, day)

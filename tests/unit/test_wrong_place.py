@@ -84,7 +84,7 @@ def test_the_hidden_directory_is_reached_and_the_mount_stays(mounted: Path) -> N
 
 def test_drop_ins_follow_the_list(tmp_path: Path) -> None:
     def apply(*units: str) -> list[str]:
-        changes = unit_dropins.changes(units, "/mnt/nvme_raid0", str(tmp_path))
+        changes = unit_dropins.changes(units, ["/mnt/nvme_raid0"], str(tmp_path))
         for change in changes:
             unit_dropins.apply(change)
         return [Path(change.path).parent.name for change in changes]
@@ -103,9 +103,9 @@ def test_a_file_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
     other = tmp_path / "slurmd.service.d/60-tunetool-scratch.conf"
     other.parent.mkdir()
     other.write_text("[Unit]\n")
-    assert unit_dropins.changes([], "/mnt/x", str(tmp_path)) == []
+    assert unit_dropins.changes([], ["/mnt/x"], str(tmp_path)) == []
     with pytest.raises(unit_dropins.ForeignDropIn):
-        unit_dropins.changes(["slurmd.service"], "/mnt/x", str(tmp_path))
+        unit_dropins.changes(["slurmd.service"], ["/mnt/x"], str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_file_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
     [("/mnt/a", "/mnt/a"), ("/mnt/50%", "/mnt/50%%"), ("/mnt/a b", '"/mnt/a b"'), ('/mnt/"', '"/mnt/\\""')],
 )
 def test_systemd_reads_the_mount_point_as_it_is(point: str, line: str) -> None:
-    assert unit_dropins.render(point).endswith(f"\nRequiresMountsFor={line}\n")
+    assert unit_dropins.render([point]).endswith(f"\nRequiresMountsFor={line}\n")
 
 
 @pytest.mark.parametrize("unit", ["slurmd.service", "docker.socket", "a@b.service", "x-y_z.1.timer"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from statistics import median
 from typing import Literal, NamedTuple
 
 from tunetool.errors import ExitCode
@@ -265,7 +266,20 @@ def _short(measurement: Measurement, expectation: Expectation, status: Status, c
             return f"{what}: {count} samples are too few to judge by: verify again, without interrupting it"
         steady = _drifting(measurement) or "the speed varies: look for other load, then take a longer `--duration`"
         return f"{what} lies on both sides of {limit} after {count} samples: {steady}"
-    return f"{what} is below {limit}: {_drifting(measurement) or _cause(measurement, expectation, case)}"
+    slowest = slowest_volume(case.measurements, measurement)
+    cause = _drifting(measurement) or _cause(measurement, expectation, case)
+    return f"{what} is below {limit}: {f'{slowest}; ' if slowest else ''}{cause}"
+
+
+def slowest_volume(measurements: Sequence[Measurement], total: Measurement) -> str | None:
+    """Text: which of several volumes gave least to a figure of all together; None where there is one."""
+    own = {key: value for key, value in total.labels.items() if key != "volume"}
+    shares = [each for each in measurements if each.labels == {**own, "volume": each.labels.get("volume", "")}]
+    if len(shares) < 2:
+        return None
+    least = min(shares, key=lambda each: each.value)
+    middle = format_figure(median(each.value for each in shares), least.unit)
+    return f"volume `{least.labels['volume']}` gave least, {format_figure(least.value, least.unit)} (median {middle})"
 
 
 def _spread(measurement: Measurement) -> str:

@@ -16,6 +16,7 @@ from ..machine.drive_contents import RAID_MEMBER, Contents, Signature
 from ..machine.drives import Drive
 from ..machine.unlabelled import PROBE, probes, written
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, by_serial
+from .drive_volumes import DriveVolume
 from .md_arrays import Array, Superblock
 
 
@@ -50,6 +51,8 @@ class Consent:
     """Kernel names of the disks under each idle array."""
     mates: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By kernel name, the drives that carry members of the same array, assembled or not."""
+    volumes: Mapping[str, DriveVolume] = field(default_factory=dict)
+    """Volumes of ours on one drive each, by serial: a drive that carries its file system is kept."""
     cut_off: Mapping[str, str] = field(default_factory=dict)
     """Arrays of ours whose creation was cut off, by plain UUID, with what to say of each: they may be wiped."""
 

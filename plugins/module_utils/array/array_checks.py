@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from ..common.check_result import FAIL, Check, judged
-from ..common.raid_levels import LEVELS, Level
+from ..common.raid_levels import BUILT_LEVELS, Level
 from ..machine.drives import Drive
 from ..units import format_size_binary
 from .drive_decisions import by_serial
@@ -70,7 +70,7 @@ def check_redundancy(wanted: Mapping[str, Any], array: Array | None, drives: Map
     to it has its copies at once.
     """
     if (
-        not LEVELS[wanted["level"]].redundant
+        not BUILT_LEVELS[wanted["level"]].redundant
         or array is None
         or array.level != wanted["level"]
         or None in array.members
@@ -121,7 +121,7 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
         "%d members by serial" % len(expected),
         text,
         "reseat that drive and reboot, or replace it and run `ansible-playbook tunetool.node.replace_drive`; "
-        + _loss(LEVELS[wanted["level"]], array),
+        + _loss(BUILT_LEVELS[wanted["level"]], array),
     )
 
 

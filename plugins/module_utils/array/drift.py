@@ -10,6 +10,7 @@ from ..common.drift import Difference, lines_only_in
 from ..common.files import content
 from ..common.raid_levels import LEVELS
 from ..units import format_size_binary
+from .drive_volumes import groups_of
 from .initramfs_check import judge_images, mdadm_conf_path, rebuild_command
 from .md_arrays import Array, Superblock, cure_of, find
 from .mdadm_conf import conf_with_array
@@ -19,6 +20,15 @@ ANEW = "save the data, `ansible-playbook tunetool.node.teardown`, then `tunetool
 GIVE_UP = (
     "`ansible-playbook tunetool.node.teardown --tags plan -e plan_file=plan.json` shows what giving the array up loses"
 )
+
+
+def layout_difference(manifest: Mapping[str, Any], groups: str) -> Difference | None:
+    """The difference where a node was built with other volumes than one for all its drives, or for each, as asked."""
+    built = groups_of(manifest)
+    if built == groups:
+        return None
+    hint = "what is one volume of the drives cannot be changed in place: " + ANEW
+    return Difference("array.groups", groups, built, mended=False, hint=hint)
 
 
 @dataclass(frozen=True)

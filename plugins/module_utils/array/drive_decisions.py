@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..common.raid_levels import ACCEPTED, DEFAULT, LEVELS
+from ..common.raid_levels import ACCEPTED, BUILT_LEVELS, DEFAULT, canonical
 from ..machine.drives import Drive
 from ..units import UnitError, format_size, format_size_binary, parse_size
+from .drive_volumes import ALL, DRIVE, GROUPS
 
 TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
 WIPE, ADOPT = "wipe", "adopt"
@@ -25,6 +26,7 @@ ARRAY: dict[str, Any] = {
     "chunk": {"type": "str", "default": "1MiB"},
     "level": {"type": "str", "choices": [*ACCEPTED], "default": DEFAULT},
     "adopt": {"type": "bool", "default": False},
+    "groups": {"type": "str", "choices": [*GROUPS], "default": ALL},
 }
 """Those of the role raid_array."""
 
@@ -122,15 +124,30 @@ def chunk_problem(text: str) -> str | None:
     return None
 
 
+def groups_problem(array: Mapping[str, Any]) -> str | None:
+    """The problem of ``ARRAY`` where each drive has a volume, with its hint, or None."""
+    if array["groups"] != DRIVE:
+        return None
+    if array["adopt"]:
+        return "`raid_array_adopt` and `raid_array_groups: drive`: several volumes are not adopted. hint: leave out one"
+    if canonical(array["level"]) != DEFAULT:
+        return "`raid_array_level` and `raid_array_groups: drive`: without an array there is none. hint: leave out one"
+    return None
+
+
 def drives_problems(count: int, size: str, serials: Sequence[str], level: str = DEFAULT) -> list[str]:
     """The problems of the drives that are asked for, each with its hint."""
     problems = []
-    fewest = LEVELS[level].fewest
+    fewest = BUILT_LEVELS[level].fewest
     if count < fewest:
-        needs = "an array needs at least one drive" if fewest == 1 else "%s needs at least %d" % (LEVELS[level], fewest)
+        needs = (
+            "an array needs at least one drive"
+            if fewest == 1
+            else "%s needs at least %d" % (BUILT_LEVELS[level], fewest)
+        )
         problems.append("`nvme_drives_count` is %d. hint: %s" % (count, needs))
-    elif LEVELS[level].pairs and count % 2:
-        problems.append("`nvme_drives_count` is %d. hint: %s needs an even number" % (count, LEVELS[level]))
+    elif BUILT_LEVELS[level].pairs and count % 2:
+        problems.append("`nvme_drives_count` is %d. hint: %s needs an even number" % (count, BUILT_LEVELS[level]))
     if serials and len(set(serials)) < count:
         problems.append(
             "`nvme_drives_serials` names %d of %d drives. hint: name them all, or none" % (len(set(serials)), count)

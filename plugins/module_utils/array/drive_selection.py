@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Collection, Iterable, Mapping, Sequence
 
-from ..common.raid_levels import LEVELS
+from ..common.raid_levels import BUILT_LEVELS
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
+from ..machine.file_system import BUILT
 from ..machine.nvme_admin import Formats, mending
 from .adopt_or_wipe import Consent, adopt, plain_uuid, wipe
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, shown_size
+from .drive_volumes import DriveVolume
 
 SIZE_TOLERANCE = 0.01
 """A "3.84 TB" drive has 3,840,755,982,336 bytes (IDEMA LBA1-03): within 1 % of its name, and so is its neighbour."""
@@ -47,7 +49,7 @@ def select(
 
     ``signatures`` maps a drive's kernel name to what lies on it and on its partitions; ``unreadable`` maps it to
     the error met when asking; ``formats`` to the LBA formats that it offers, for messages only. A drive of the array
-    ``array_name`` is kept, unless ``consent.foreign`` has that array; its members and chunk are for
+    ``array_name`` (empty: none is) is kept, unless ``consent.foreign`` has that array; its members and chunk are for
     ``arrays.decide`` to compare. Without ``consent`` nothing that holds anything is ever chosen.
     """
     consent = consent or Consent()
@@ -64,7 +66,12 @@ def select(
             rows.append(Decision(drive, IGNORE, mismatch))
             continue
         labels = signatures.get(drive.name, ())
-        others = [signature for signature in labels if not _is_ours(signature, array_name, strangers)]
+        volume = consent.volumes.get(drive.serial)
+        others = [
+            signature
+            for signature in labels
+            if not (_is_its(signature, drive, volume) if volume else _is_ours(signature, array_name, strangers))
+        ]
         ours = len(others) < len(labels)
         contents = _contents(drive, others, ours)
         begun = {plain_uuid(signature.uuid) for signature in others} & set(consent.cut_off)
@@ -84,7 +91,8 @@ def select(
             holding.add(drive.name)
             rows.append(Decision(drive, REFUSE, contents))
         elif ours:
-            rows.append(Decision(drive, KEEP, "member of our array `%s`" % array_name))
+            what = "volume `%s`" % volume.name if volume else "member of our array `%s`" % array_name
+            rows.append(Decision(drive, KEEP, what))
         else:
             rows.append(Decision(drive, TAKE, "blank"))
     rows, adoptable = adopt(rows, signatures, unreadable or {}, criteria, consent)
@@ -163,9 +171,13 @@ def _is_ours(signature: Signature, array_name: str, strangers: Collection[str]) 
     )
 
 
+def _is_its(signature: Signature, drive: Drive, volume: DriveVolume) -> bool:
+    return (signature.device, signature.type, signature.uuid) == (drive.name, BUILT.type, volume.uuid)
+
+
 def _named(label: str | None, array_name: str) -> bool:
     """md prefixes the name with the host that made the array: ``node1:nvme_raid0``."""
-    return label is not None and label.split(":")[-1] == array_name
+    return bool(array_name) and label is not None and label.split(":")[-1] == array_name
 
 
 def _where(signature: Signature, drive: Drive) -> str:
@@ -214,7 +226,10 @@ def _settle(
         hint = "name the wanted ones in `nvme_drives_serials`, or narrow the model or size"
     else:
         problem, rows = _uneven(rows, chosen, formats)
-        hint = "%s needs equal members: see the reason beside each odd one; nothing was changed" % LEVELS[consent.level]
+        hint = (
+            "%s needs equal members: see the reason beside each odd one; nothing was changed"
+            % BUILT_LEVELS[consent.level]
+        )
         hint = hint if problem else None
     if problem:
         # On a host that cannot be built, nothing is wiped.

@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Mapping, Sequence
 
-from ..array.drift import Asked, array_differences, built_array, complete
+from ..array.drift import ANEW, Asked, array_differences, built_array, complete
+from ..array.drive_volumes import DRIVE, groups_of
 from ..array.initramfs_check import images, mdadm_conf_path, rebuild_command
 from ..array.md_arrays import Array, examine, read_arrays
 from ..common.commands import CommandError, NotInstalled
 from ..common.drift import Collector, Difference, Ledger, built_manifest
 from ..common.files import content
 from ..common.io_settings import ARGUMENTS as TUNING
-from ..common.manifest import MANIFEST_PATH
-from ..common.raid_levels import DEFAULT, data_members
+from ..common.manifest import MANIFEST_PATH, built_members, each_volume
+from ..common.raid_levels import DEFAULT, SINGLE, data_members
 from ..common.refusal import Refusal
 from ..gds import apply as gds_apply
 from ..machine.drive_contents import UnreadableDevice
@@ -33,6 +34,7 @@ from ..units import UnitError
 from ..volume import apply as volume_apply
 from ..volume.apply import Volume, former_uuid
 from ..volume.mount_point import MountPoint
+from ..volume.several import Volumes
 from ..volume.unit_dropins import UNITS_DIRECTORY
 from ..volume.volume_values import volume_problems
 
@@ -61,6 +63,8 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     if manifest is None:
         return []
     drives = read_drives(root)
+    if groups_of(manifest) == DRIVE:
+        return _overview_of_drives(manifest, asked, wishes, root)
     serials = {drive.name: drive.serial for drive in drives}
     arrays = read_arrays(root)
     superblocks, no_answer = {}, ""
@@ -78,6 +82,35 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
         # Compare the file system with the present array: otherwise one wrong chunk would be reported three times.
         wanted = dict(volume, array=array.name, chunk_bytes=array.chunk_bytes, members=array.data_members)
         differences += _look(manifest, "filesystem", lambda ledger: Volume(wanted, ledger, array, root).all())
+    if memory:
+        differences += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
+    return differences
+
+
+def _overview_of_drives(
+    manifest: Mapping[str, Any], asked: Asked, wishes: Mapping[str, Any], root: str
+) -> list[Difference]:
+    built = [member["serial"] for member in built_members(manifest)]
+    present = {drive.serial for drive in read_drives(root)}
+    differences = []
+    parts = [
+        "%s %s" % (word, ", ".join("`%s`" % serial for serial in some))
+        for word, some in (
+            ("absent:", [serial for serial in built if serial not in present]),
+            ("asked for and without a volume:", [serial for serial in asked.members if serial not in built]),
+            ("with a volume and not asked for:", sorted(set(built) & present - set(asked.members or built))),
+        )
+        if some
+    ]
+    if parts or asked.count != len(built):
+        found = "; ".join(["%d" % len(built), *parts])
+        hint = SINGLE.remedy if parts else "ask for these %d, or %s" % (len(built), ANEW)
+        differences.append(Difference("array.members", "%d volumes by serial" % asked.count, found, False, hint))
+    volume, memory = wishes.get("filesystem"), wishes.get("memory")
+    if volume and not parts:
+        parts_of = [{"name": name, "array": each["array"]} for name, each in each_volume(manifest)]
+        wanted = dict(volume, volumes=parts_of)
+        differences += _look(manifest, "filesystem", lambda ledger: Volumes(wanted, ledger, root).all())
     if memory:
         differences += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
     return differences
@@ -120,13 +153,14 @@ def obstacles(
     root: str = "/",
     removed: bool = False,
     level: str = DEFAULT,
+    volumes: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Everything that would stop a build after its first write, a line each with its hint.
 
     ``wishes`` is as for ``overview``, with ``tuning`` for M(tunetool.node.io_tuning), and with ``gds`` (``mode``,
     ``packages``, ``cufile``) for M(tunetool.node.gpudirect_storage). ``serials``: the drives that are
     chosen, for an array of this ``level``; ``array``: the running array over them, if it is to be kept; ``removed``:
-    the volume that is there now is gone by then.
+    the volume that is there now is gone by then; ``volumes``: those of a node that has one on each drive.
     """
     found = Collector()
     found.refusals += not_writable(root)
@@ -137,7 +171,9 @@ def obstacles(
             volume, BUILT.geometry(volume["chunk_bytes"], data_members(level, len(serials))).log_su_bytes
         )
     found.refusals += invalid
-    if not invalid:
+    if volumes:
+        _obstacles_of_several(found, mount_point, None if invalid else volume, volumes, root)
+    elif not invalid:
         _volume_obstacles(found, mount_point, volume, array, root, removed)
     if memory:
         _memory_obstacles(found, memory, root)
@@ -146,7 +182,7 @@ def obstacles(
         names = tuple(drive.name for drive in read_drives(root) if drive.serial in serials)
         _collect(found, lambda: found.refusals.extend(gds_apply.early_refusals(gds, names, root, level)))
     if tuning and serials:
-        asked = dict(tuning, serials=list(serials), array_uuid="")
+        asked = dict(tuning, serials=list(serials), array_uuid="", each_drive=bool(volumes))
         _collect(found, lambda: TuningJob(asked, found, root).all())
     return list(dict.fromkeys(found.refusals))
 
@@ -182,6 +218,22 @@ def _volume_obstacles(
         steps.append(lambda: volume.remember(None))
     for step in steps:
         _collect(found, step)
+
+
+def _obstacles_of_several(
+    found: Collector,
+    mount_point: str,
+    wanted: Mapping[str, Any] | None,
+    volumes: Sequence[Mapping[str, Any]],
+    root: str,
+) -> None:
+    if not wanted or not mount_point:
+        return
+    several = Volumes(dict(wanted, volumes=volumes), found, root)
+    _collect(found, several.around)
+    for each in volumes:
+        volume = several.volume(each)
+        _volume_obstacles(found, volume.point, volume.wanted, None if each["new"] else volume.array, root, False)
 
 
 def _memory_obstacles(found: Collector, wanted: Mapping[str, Any], root: str) -> None:

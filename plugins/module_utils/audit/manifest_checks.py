@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Callable, Mapping, Sequence, Union
 
 from ..array import array_checks, initramfs_check
-from ..array.md_arrays import Array, find, read_arrays
+from ..array.md_arrays import Array
+from ..array.present import present
 from ..common import training_part
-from ..common.check_result import PASS, UNKNOWN, Check, judged
+from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check, judged
 from ..common.file_lock import ForeignLock
+from ..common.manifest import built_members, each_volume
 from ..common.outlived import Say, in_a_child
+from ..common.raid_levels import SINGLE
 from ..gds import md_udev_override, path_choice
 from ..health import kernel_faults, wear_forecast
 from ..machine.drive_health import HEALTH_CHECKS, Reader, judge_health, judge_links, read_health
@@ -51,6 +54,10 @@ class Node:
     """Asks the volume."""
     writing: Writing = ALLOWED
     """What may be written to the volume, if root asks."""
+    volume: str = ""
+    """Its name, where it is one of several, and ``manifest`` is that of a node that has it alone."""
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    """The manifest as it is, in that case."""
 
     @property
     def filesystem(self) -> Mapping[str, Any]:
@@ -75,13 +82,13 @@ class Node:
     @cached_property
     def members(self) -> Sequence[Drive]:
         """The drives that the manifest lists by serial."""
-        serials = [member["serial"] for member in self.manifest["array"]["members"]]
+        serials = [member["serial"] for member in built_members(self.whole or self.manifest)]
         return [drive for drive in self.drives.values() if drive.serial in serials]
 
     @cached_property
     def array(self) -> Array | None:
         """The manifest's array, if it runs."""
-        return find(read_arrays(self.root), self.manifest["array"]["uuid"])
+        return present(self.manifest["array"], self.root)
 
     @cached_property
     def at_the_mount_point(self) -> Mount | None:
@@ -144,6 +151,8 @@ class Row:
     apart: bool = False
     """Whether the look may wait for something else that never answers, as a drive, or a server that has the files."""
     building: str = STOPS
+    volumes: bool = False
+    """Whether each volume of a node answers; else the answer is the same whichever of them is asked about."""
     halts: bool = False
     """Whether nothing is measured after its failure: I/O of ours would fail, or wait for ever."""
 
@@ -189,6 +198,10 @@ def _built(node: Node) -> bool:
     return node.built
 
 
+def _of_md(node: Node) -> bool:
+    return node.built and node.manifest["array"]["level"] != SINGLE.name
+
+
 def _has_a_path(node: Node) -> bool:
     return str(node.manifest["gds"]["mode"]) != path_choice.OFF
 
@@ -196,7 +209,8 @@ def _has_a_path(node: Node) -> bool:
 def _training_lies_there(node: Node) -> bool:
     training = training_part.training_of(node.manifest)
     return training is not None and any(
-        plain_path(path).startswith(plain_path(node.filesystem["mount_point"]) + "/")
+        plain_path(path).startswith(plain_path(volume["filesystem"]["mount_point"]) + "/")
+        for _, volume in each_volume(node.whole or node.manifest)
         for path in (training.python, training.directory, training.ops_directory)
     )
 
@@ -227,6 +241,7 @@ CHECKS: Sequence[Row] = (
         array_checks.CHECKS,
         lambda node: array_checks.check_array(node.manifest["array"], node.array, node.drives),
         _built,
+        volumes=True,
     ),
     # `replace_drive` builds what is left to do beside a rebuild of hours.
     Row(
@@ -236,7 +251,10 @@ CHECKS: Sequence[Row] = (
         building=WARNS,
     ),
     Row(
-        [initramfs_check.CHECK_ID], lambda node: initramfs_check.check_images(node.manifest["array"], node.root), _built
+        [initramfs_check.CHECK_ID],
+        lambda node: initramfs_check.check_images(node.manifest["array"], node.root),
+        _of_md,
+        volumes=True,
     ),
     Row(
         HEALTH_CHECKS,
@@ -248,9 +266,14 @@ CHECKS: Sequence[Row] = (
         apart=True,
         building=WARNS,
     ),
-    Row([MOUNTED, OPTIONS, GEOMETRY], lambda node: node.volume_checks),
-    Row([late_mount.CHECK_ID], lambda node: late_mount.check_boot(node.filesystem, node.root), _built),
-    Row([WRITABLE, ANSWERS, DRIVES], lambda node: node.asked[1], halts=True),
+    Row([MOUNTED, OPTIONS, GEOMETRY], lambda node: node.volume_checks, volumes=True),
+    Row(
+        [late_mount.CHECK_ID],
+        lambda node: late_mount.check_boot(node.filesystem, node.root, node.volume),
+        _built,
+        volumes=True,
+    ),
+    Row([WRITABLE, ANSWERS, DRIVES], lambda node: node.asked[1], volumes=True, halts=True),
     Row([HUGEPAGES], lambda node: memory_checks.check_hugepages(node.memory["hugepages"], node.root), building=WAITS),
     Row(
         [SHM],
@@ -268,19 +291,21 @@ CHECKS: Sequence[Row] = (
         lambda node: node.memory["memlock"] is not None,
         building=LATER,
     ),
-    Row(io_tuning.CHECKS, lambda node: io_tuning.tuning_checks(node.manifest, node.root)),
+    Row(io_tuning.CHECKS, lambda node: io_tuning.tuning_checks(node.whole or node.manifest, node.root)),
     Row(LOCKS, _locks),
     Row(
         [offload_check.CHECK_ID],
         lambda node: offload_check.check_offload(
             node.manifest, node.mount, node.asked[0], node.root, node.mounted == UNKNOWN
         ),
+        volumes=True,
     ),
     # A path may wait for a reboot; the role gpudirect_storage has reported what it needs.
     Row(
         [path_choice.CHECK_ID],
         lambda node: path_choice.check_mode(node.manifest, node.root),
         touches=_has_a_path,
+        volumes=True,
         apart=True,
         building=WARNS,
     ),
@@ -328,8 +353,50 @@ def run_checks(
     """
     if root == "/":
         health, locker, asker = health or read_health, locker or lock_memory, asker or ask
-    node = Node(manifest, root, health, locker, asker, writing)
-    return [check for row in CHECKS for check in row.checks(node)]
+    nodes = [
+        (name, Node(each, root, health, locker, asker, writing, name, manifest)) for name, each in each_volume(manifest)
+    ]
+    if len(nodes) == 1:
+        return [check for row in CHECKS for check in row.checks(nodes[0][1])]
+    answers: list[Check] = []
+    for row in CHECKS:
+        if not row.volumes:
+            answers += row.checks(nodes[0][1])
+            continue
+        looked = [(name, row.checks(node)) for name, node in nodes]
+        answers += [
+            together([(name, check) for name, checks in looked for check in checks if check.id == identity])
+            for identity in dict.fromkeys(check.id for _, checks in looked for check in checks)
+        ]
+    return answers
+
+
+_WORST_FIRST = (FAIL, UNKNOWN, PASS, SKIP)
+
+
+def together(checks: Sequence[tuple[str, Check]]) -> Check:
+    """The answers of several volumes to one question, as one: the worst, with the volumes that it is of by name.
+
+    One check with one id: schedulers, metrics and `node_health_ignored_checks` go by that, however many volumes a node
+    has.
+    """
+    worst = min((check.status for _, check in checks), key=_WORST_FIRST.index)
+    of_it = [(name, check) for name, check in checks if check.status == worst]
+
+    def said(words: Callable[[Check], str]) -> str:
+        texts: dict[str, list[str]] = {}
+        for name, check in of_it:
+            texts.setdefault(words(check), []).append("`%s`" % name)
+        return "; ".join("%s: %s" % (", ".join(names), text) for text, names in texts.items() if text)
+
+    first = of_it[0][1]
+    return Check(
+        first.id,
+        worst,
+        said(lambda check: check.expected),
+        said(lambda check: check.found),
+        said(lambda check: check.remedy),
+    )
 
 
 def ignored_problems(ignored: Sequence[str]) -> list[str]:

@@ -10,7 +10,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, Collection, Iterable, Mapping, Sequence
 
-from ..array.drive_decisions import chunk_problem, drives_problems, name_problem
+from ..array.drive_decisions import chunk_problem, drives_problems, groups_problem, name_problem
+from ..array.drive_volumes import ALL
 from ..common.io_settings import ARGUMENTS as TUNING
 from ..common.raid_levels import DEFAULT, LEVELS, canonical
 from ..common.refusal import Refusal
@@ -62,14 +63,29 @@ def _defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 def _drives_and_volume(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
     drives = _defaults(roles.get("nvme_drives", {}), {"count": 1, "size": "", "serials": []})
-    array = _defaults(roles.get("raid_array", {}), {"name": "nvme_raid0", "chunk": "1MiB", "level": DEFAULT})
+    array = _defaults(
+        roles.get("raid_array", {}),
+        {"name": "nvme_raid0", "chunk": "1MiB", "level": DEFAULT, "groups": ALL, "adopt": False},
+    )
     in_chunk = chunk_problem(array["chunk"])
     level = canonical(array["level"])
     chunk = LEVELS[level].chunk(_ASSUMED_CHUNK if in_chunk else parse_size(array["chunk"]))
     log_su = BUILT.geometry(chunk, 1).log_su_bytes
-    problems = [*drives_problems(**drives, level=level), name_problem(array["name"]), in_chunk]
+    problems = [*drives_problems(**drives, level=level), name_problem(array["name"]), in_chunk, groups_problem(array)]
+    if array["groups"] != ALL:
+        problems += _of_several(roles, array["groups"])
     volume = volume_problems(_defaults(roles.get("scratch_filesystem", {}), _VOLUME), log_su)
     return [problem for problem in [*problems, *volume] if problem]
+
+
+def _of_several(roles: Mapping[str, Mapping[str, Any]], groups: str) -> list[str]:
+    """What is made for one volume only."""
+    asked = [role + "_enabled" for role in ("ephemeral", "job_scratch") if roles.get(role, {}).get("enabled")]
+    return [
+        "`%s` and `raid_array_groups: %s`: a node with several volumes does not have it. hint: leave out one"
+        % (name, groups)
+        for name in asked
+    ]
 
 
 def tuning_problems(given: Mapping[str, Any]) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Callable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Mapping, Sequence, TypeVar
 
 from .files import lines, sync_directory
-from .manifest import MANIFEST_PATH, ManifestError, load
+from .manifest import MANIFEST_PATH, ManifestError, built_members, load
 from .refusal import Expected, Refusal, on_one_line
 
 WAITS = "it is mended by the next run that nothing else stops"
@@ -61,7 +61,7 @@ def as_results(differences: Sequence[Difference]) -> list[dict[str, Any]]:
 def built_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
     """The manifest; None if no array was built on the node, or its manifest cannot be read."""
     document = known_manifest(path)
-    return document if document is not None and document["array"] is not None else None
+    return document if document is not None and built_members(document) else None
 
 
 def known_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
@@ -94,9 +94,22 @@ class Ledger:
         self.manifest = manifest
         self.acting = acting
         self._begins = begins
+        self.volume = ""
+        """Its name where the work is about one of several, for the names of differences."""
         self.diff: list[dict[str, str]] = []
         self.differences: list[Difference] = []
         self.warnings: list[str] = []
+
+    @contextlib.contextmanager
+    def about(self, volume: str, manifest: Mapping[str, Any] | None) -> Iterator[None]:
+        """What is done inside is about one of several volumes, with the manifest of a node that has it alone."""
+        before = self.volume, self.manifest
+        self.volume, self.manifest = volume, manifest
+        yield
+        self.volume, self.manifest = before
+
+    def _name(self, name: str) -> str:
+        return "%s[%s]" % (name, self.volume) if self.volume else name
 
     def note(self, what: str, before: str, after: str) -> bool:
         """Record a change for the diff only. Returns whether to make it now."""
@@ -110,7 +123,7 @@ class Ledger:
     def differs(self, name: str, expected: str, found: str, what: str, before: str, after: str) -> bool:
         """Record a difference that can be mended. Returns whether to mend it now."""
         if before != after and self.manifest is not None:
-            self.differences.append(Difference(name, expected, found))
+            self.differences.append(Difference(self._name(name), expected, found))
         return self.note(what, before, after)
 
     def file_differs(self, name: str, path: str, before: str, after: str) -> bool:
@@ -121,21 +134,23 @@ class Ledger:
         """A difference that cannot be mended: collected on a built node, ``refusal`` at once on any other."""
         if self.manifest is None:
             raise Refusal(refusal)
-        self.differences.append(Difference(name, expected, found, mended=False, hint=hint))
+        self.differences.append(Difference(self._name(name), expected, found, mended=False, hint=hint))
 
     def give_up(self, name: str, found: str, hint: str, refusal: str) -> None:
         """Record that a change failed: the difference remains, with the present value."""
         if self.manifest is None:
             raise Refusal(refusal)
         self.differences = [
-            replace(difference, found=found, mended=False, hint=hint) if difference.name == name else difference
+            replace(difference, found=found, mended=False, hint=hint)
+            if difference.name == self._name(name)
+            else difference
             for difference in self.differences
         ]
 
     def later(self, name: str, found: str, hint: str) -> None:
         """Record a setting that takes effect at the next boot. It is reported, and is not a failure."""
         self.differences = [
-            replace(difference, found=found, hint=hint) if difference.name == name else difference
+            replace(difference, found=found, hint=hint) if difference.name == self._name(name) else difference
             for difference in self.differences
         ]
 

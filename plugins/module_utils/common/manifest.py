@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from typing import Any, Mapping
 
 from . import documents
 from .files import replace_file
 from .io_settings import manifest_schema
-from .raid_levels import LEVELS
+from .raid_levels import BUILT_LEVELS
 from .refusal import Expected, on_one_line
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
-SCHEMA_VERSION = 1
-SCHEMA_NAME = "tunetool.manifest/%d" % SCHEMA_VERSION
+SCHEMA_NAME = "tunetool.manifest/1"
+SCHEMA_OF_SEVERAL = "tunetool.manifest/2"
+"""Of a node with several volumes: a version that knows one refuses it, and does not take the first for all. One volume
+is written as before, so that other versions of a fleet go on reading it."""
+SCHEMA_VERSION = 2
 EDITED_HINT = (
     "run `tunetool provision` for this node, which writes it again; what is to change belongs into the inventory"
 )
@@ -59,58 +63,74 @@ _TRAINING: dict[str, Any] = {
 }
 
 _TUNING = manifest_schema()
+_OF_A_VOLUME = ("array", "filesystem", "offload_dir")
+"""The keys that each volume has of its own; at the top where there is one volume."""
+_ARRAY: dict[str, Any] = _object(
+    {
+        "uuid": _TEXT,
+        "name": _TEXT,
+        "level": {"type": "string", "enum": [*BUILT_LEVELS]},
+        "chunk_bytes": _COUNT,
+        "members": {
+            "type": "array",
+            "description": "By slot",
+            "items": _object(
+                {
+                    "serial": _TEXT,
+                    "model": _TEXT,
+                    "by_id": _TEXT_OR_NULL,
+                    "size_bytes": _COUNT,
+                    "pci_address": _TEXT_OR_NULL,
+                    "numa_node": _COUNT_OR_NULL,
+                }
+            ),
+        },
+    }
+)
+_FILESYSTEM: dict[str, Any] = _object(
+    {
+        "uuid": dict(_TEXT, description="Empty where an owner's volume has none"),
+        "type": dict(_TEXT, description="xfs where it was built"),
+        "mount_point": _TEXT,
+        "data_su_bytes": _COUNT,
+        "data_sw": dict(_COUNT, description="Data members in a stripe"),
+        "log_su_bytes": _COUNT,
+        "mount_options": {"type": "array", "items": _TEXT},
+        "root": dict(
+            _TEXT,
+            description="Directory of an owner's file system that is mounted there; absent: all of one "
+            "that was built, or not noted by an earlier version",
+        ),
+    },
+    optional=("root",),
+)
 
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "$id": SCHEMA_NAME,
+    "$id": SCHEMA_OF_SEVERAL,
     "title": "What tunetool built on this node",
     **_object(
         {
-            "schema": {"const": SCHEMA_NAME, "type": "string"},
+            "schema": {"enum": [SCHEMA_NAME, SCHEMA_OF_SEVERAL], "type": "string"},
             "profile": dict(_TEXT, description="Name of the inventory's hardware profile, such as h100"),
             "array": dict(
-                _object(
-                    {
-                        "uuid": _TEXT,
-                        "name": _TEXT,
-                        "level": {"type": "string", "enum": [*LEVELS]},
-                        "chunk_bytes": _COUNT,
-                        "members": {
-                            "type": "array",
-                            "description": "By slot",
-                            "items": _object(
-                                {
-                                    "serial": _TEXT,
-                                    "model": _TEXT,
-                                    "by_id": _TEXT_OR_NULL,
-                                    "size_bytes": _COUNT,
-                                    "pci_address": _TEXT_OR_NULL,
-                                    "numa_node": _COUNT_OR_NULL,
-                                }
-                            ),
-                        },
-                    }
-                ),
+                _ARRAY,
                 type=["object", "null"],
                 description="null: the volume is its owner's, and no array was built",
             ),
-            "filesystem": _object(
-                {
-                    "uuid": dict(_TEXT, description="Empty where an owner's volume has none"),
-                    "type": dict(_TEXT, description="xfs where it was built"),
-                    "mount_point": _TEXT,
-                    "data_su_bytes": _COUNT,
-                    "data_sw": dict(_COUNT, description="Data members in a stripe"),
-                    "log_su_bytes": _COUNT,
-                    "mount_options": {"type": "array", "items": _TEXT},
-                    "root": dict(
-                        _TEXT,
-                        description="Directory of an owner's file system that is mounted there; absent: all of one "
-                        "that was built, or not noted by an earlier version",
-                    ),
-                },
-                optional=("root",),
-            ),
+            "filesystem": _FILESYSTEM,
+            "volumes": {
+                "type": "array",
+                "description": "In place of `array`, `filesystem` and `offload_dir` on a node with several (schema /2)",
+                "items": _object(
+                    {
+                        "name": dict(_TEXT, description="Its directory under the common mount point"),
+                        "array": _ARRAY,
+                        "filesystem": _FILESYSTEM,
+                        "offload_dir": _TEXT_OR_NULL,
+                    }
+                ),
+            },
             "memory": _object(
                 {
                     "hugepages": {
@@ -188,8 +208,9 @@ SCHEMA: dict[str, Any] = {
             ),
         },
         # Absent in manifests of earlier versions.
-        optional=("offload", "tuning", "aio", "training", documents.CHECKSUM),
+        optional=(*_OF_A_VOLUME, "volumes", "offload", "tuning", "aio", "training", documents.CHECKSUM),
     ),
+    "oneOf": [{"required": [*_OF_A_VOLUME]}, {"required": ["volumes"]}],
 }
 
 
@@ -218,9 +239,9 @@ def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
     except ValueError as error:
         raise ManifestError("`%s` is not JSON: %s" % (path, error), "run `tunetool provision` for this node") from error
     schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA_NAME:
+    if schema not in (SCHEMA_NAME, SCHEMA_OF_SEVERAL):
         raise ManifestError(
-            "`%s` has schema `%s`, this version reads `%s`" % (path, schema, SCHEMA_NAME),
+            "`%s` has schema `%s`, this version reads `%s`" % (path, schema, SCHEMA_OF_SEVERAL),
             "use the tunetool version that wrote it, or run `tunetool provision` of this version for the node",
         )
     if documents.CHECKSUM in document and document[documents.CHECKSUM] != documents.checksum(document):
@@ -231,6 +252,32 @@ def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
             "`%s` is not a manifest: %s" % (path, problems[0]), "run `tunetool provision` for this node"
         )
     return {key: value for key, value in document.items() if key != documents.CHECKSUM}
+
+
+def each_volume(manifest: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every volume of a node by name, each as the manifest of a node that has it alone.
+
+    The only volume of a node has no name: what people read of such a node names none.
+    """
+    if "volumes" not in manifest:
+        return [("", dict(manifest))]
+    common = {key: value for key, value in manifest.items() if key not in ("volumes", *_OF_A_VOLUME)}
+    return [
+        (volume["name"], {**common, **{key: volume[key] for key in _OF_A_VOLUME}}) for volume in manifest["volumes"]
+    ]
+
+
+def common_mount_point(manifest: Mapping[str, Any]) -> str:
+    """Where the volume is mounted, or the directory in which each of several is."""
+    name, first = each_volume(manifest)[0]
+    point = str(first["filesystem"]["mount_point"])
+    return posixpath.dirname(point) if name else point
+
+
+def built_members(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The members of everything that was built on the node, volume by volume; none of a volume of the owner's."""
+    arrays = [volume["array"] for _, volume in each_volume(manifest)]
+    return [member for array in arrays if array is not None for member in array["members"]]
 
 
 def unsigned(path: str = MANIFEST_PATH) -> bool:
@@ -254,7 +301,7 @@ def refuse_newer(path: str = MANIFEST_PATH) -> None:
     match = re.match(r"^tunetool\.manifest/([0-9]+)$", schema) if isinstance(schema, str) else None
     if match and int(match.group(1)[:20]) > SCHEMA_VERSION:
         raise ManifestError(
-            "`%s` has schema `%s`, newer than this version's `%s`" % (path, schema, SCHEMA_NAME),
+            "`%s` has schema `%s`, newer than this version's `%s`" % (path, schema, SCHEMA_OF_SEVERAL),
             "use the tunetool version that wrote it; nothing was changed",
         )
 
@@ -308,6 +355,11 @@ def _problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
     problems = []
     if "const" in schema and value != schema["const"]:
         problems.append("%s is not `%s`" % (path, schema["const"]))
+    if "oneOf" in schema and isinstance(value, dict):
+        ways = [each["required"] for each in schema["oneOf"]]
+        if sum(all(name in value for name in way) for way in ways) != 1:
+            shown = "; or ".join(", ".join("`%s`" % name for name in way) for way in ways)
+            problems.append("%s does not have one of these: %s" % (path, shown))
     if "enum" in schema and value not in schema["enum"]:
         problems.append("%s is `%s`, not one of %s" % (path, value, ", ".join(schema["enum"])))
     if "minimum" in schema and value is not None and value < schema["minimum"]:

@@ -29,11 +29,13 @@ class Level:
     """Whether the members come in pairs, so that their number is even."""
     chunked: bool = True
     """Whether a chunk applies."""
+    title: str = ""
+    """For people, where it is not the name in capitals."""
     create: tuple[str, ...] = ()
     """Arguments of ``mdadm --create`` that this level needs beside its name and chunk."""
 
     def __str__(self) -> str:
-        return self.name.upper()
+        return self.title or self.name.upper()
 
     def chunk(self, asked: int) -> int:
         """The chunk in bytes that the kernel shows for an array that was asked for with ``asked``."""
@@ -60,6 +62,19 @@ RAID0 = Level(
     remedy="put back what is missing. A drive that is lost takes the data with it: "
     "`ansible-playbook tunetool.node.replace_drive` rebuilds the scratch over another one",
 )
+SINGLE = Level(
+    "single",
+    data_members=lambda members: members,
+    redundant=False,
+    located=True,
+    loss="the data of this volume is lost, and no other's",
+    remedy="put the drive back. One that is lost takes its volume with it: "
+    "`ansible-playbook tunetool.node.replace_drive` makes that volume again on another one",
+    chunked=False,
+    title="a volume on each drive",
+)
+"""No level of md: the file system lies on one drive itself. The manifest has it in place of an array, with the file
+system's UUID."""
 _BITMAP = "--bitmap=internal"
 """A write-intent bitmap: after a power cut or a drive's return only what was being written is compared, not every
 block, which takes a drive of 3.84 TB hours. mdadm would ask where none is named."""
@@ -90,6 +105,8 @@ RAID10 = Level(
     create=("--layout=n2", _BITMAP),
 )
 LEVELS = {level.name: level for level in (RAID0, RAID1, RAID10)}
+BUILT_LEVELS = {**LEVELS, SINGLE.name: SINGLE}
+"""What a manifest may name."""
 DEFAULT = RAID0.name
 ACCEPTED = (*(name[len("raid") :] for name in LEVELS), *LEVELS)
 """As an inventory may write a level: its number or its name."""

@@ -141,7 +141,8 @@ class GdsJob(Job):
         if self.packages:
             return decision
         config = "" if not on or self._leaves_config(decision) else self._config(decision.mode, facts.libcufile)
-        override = md_udev_override.wanted_override(self.root, on and decision.mode != COMPAT and bool(facts.md_levels))
+        arrays = any(volume.md_levels for volume in facts.volumes)
+        override = md_udev_override.wanted_override(self.root, on and decision.mode != COMPAT and arrays)
         self.put_config(config)
         self.put_rule(override, facts, decision)
         for path, text in MODULE_FILES.items():
@@ -217,12 +218,13 @@ class GdsJob(Job):
         stale = any(blocker.id == "md.udev" for blocker in decision.path().blockers)
         if override.before == override.after and not stale:
             return
-        if not self.ledger.note("udev's entry of `%s`" % facts.device, "", "made again\n"):
+        devices = [volume.device for volume in facts.volumes if volume.device]
+        if not self.ledger.note("udev's entry of `%s`" % ", ".join(devices), "", "made again\n"):
             return
         if os.path.exists(self._path("run/udev/control")):
             run(["udevadm", "control", "--reload"])
-            if facts.device:
-                run(["udevadm", "trigger", "--action=change", "--settle", "--name-match=/dev/%s" % facts.device])
+            for device in devices:
+                run(["udevadm", "trigger", "--action=change", "--settle", "--name-match=/dev/%s" % device])
 
     def bring_up(self, decision: Decision, facts: GdsFacts) -> None:
         """Build nvidia-fs for the loaded driver, and load it after the NVMe driver."""

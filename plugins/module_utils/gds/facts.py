@@ -9,13 +9,14 @@ import glob
 import gzip
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from ..common.files import read_text
 from ..common.raid_levels import DEFAULT
 from ..machine.container import read_container
 from ..machine.distribution import read_distribution
+from ..machine.mounts import read_mounts, volumes_at
 from ..machine.pci_tree import redirecting_ports
 from .cufile_check import ConfigError, read_config
 from .kernel_modules import (
@@ -104,6 +105,13 @@ class GdsFacts(NvidiaFs):
     """Whether it allows the fallback through host memory. cuFile's default is true."""
     installable: bool = False
     """Whether the role can install packages of GPUDirect Storage here; set by the role, not by a reader."""
+    others: tuple[GdsFacts, ...] = ()
+    """The same with each further volume of the node, where it has several."""
+
+    @property
+    def volumes(self) -> tuple[GdsFacts, ...]:
+        """These facts with each volume."""
+        return (self, *self.others)
 
     @property
     def kernel_version(self) -> tuple[int, int]:
@@ -120,7 +128,8 @@ def read_gds_facts(
     planned: Optional[tuple[str, ...]] = None,
     level: str = DEFAULT,
 ) -> GdsFacts:
-    """The facts of the machine under ``root``, with those of a volume if ``mount_point`` is given.
+    """The facts of the machine under ``root``, with those of a volume if ``mount_point`` is given, or of the volumes in
+    its directories.
 
     ``planned``: kernel names of the drives on which that volume, over an array of this ``level``, is yet to be built.
     The kernel's symbols, which take a fifth of a second, are read only on a machine with an NVIDIA GPU.
@@ -128,12 +137,6 @@ def read_gds_facts(
     kernel = read_text(os.path.join(root, "proc/sys/kernel/osrelease")) or ""
     distribution = read_distribution(root)
     gpus = read_gpus(root)
-    common: dict[str, Any] = {
-        "kernel": kernel,
-        "distribution": ("%s %s" % (distribution.id, distribution.version)).strip(),
-        "gpus": gpus,
-        "mount_point": mount_point,
-    }
     driver, is_open = read_driver(root)
     symbols = read_symbols(root) if gpus else Symbols()
     p2pdma = symbols.p2pdma if symbols.p2pdma is not None else _configured(kernel, root)
@@ -141,11 +144,17 @@ def read_gds_facts(
     libcufile = read_libcufile(root)
     md_rule = read_md_rule(root)
     if planned is not None:
-        volume = planned_volume(planned, kernel, p2pdma, md_rule.get("md_rule"), level)
+        volumes = [planned_volume(planned, kernel, p2pdma, md_rule.get("md_rule"), level)]
+    elif mount_point:
+        places = volumes_at(mount_point, read_mounts(root)) or [mount_point]
+        volumes = [dict(read_volume(place, kernel, p2pdma, root), mount_point=place) for place in places]
     else:
-        volume = read_volume(mount_point, kernel, p2pdma, root) if mount_point else {}
-    drives = drive_addresses(volume.get("drives", ()), root)
-    return GdsFacts(
+        volumes = [{}]
+    common = GdsFacts(
+        kernel=kernel,
+        distribution=("%s %s" % (distribution.id, distribution.version)).strip(),
+        gpus=gpus,
+        mount_point=mount_point,
         architecture=read_text(os.path.join(root, "proc/sys/kernel/arch"))
         or (os.uname().machine if root == "/" else ""),
         secure_boot=read_secure_boot(root),
@@ -156,21 +165,29 @@ def read_gds_facts(
         nvme_patched=symbols.nvme_hooks,
         nvme_patched_on_disk=nvme_patched_on_disk(kernel, root),
         nvme_multipath=_read_multipath(root),
-        iommu=read_iommu(gpus + drives, root),
         p2pdma_kernel=p2pdma,
         p2pdma_driver=read_driver_p2pdma(gpus, root),
         udev=_read_udev(root),
         container=read_container(root) is not None,
         config_path=config_path,
         config_valid=None if config_path is None else config is not None,
-        config_p2pdma=_allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
         config_compat=_setting(config, "properties", "allow_compat_mode"),
         **vars(read_nvidia_fs(kernel, root)),
         **md_rule,
-        **volume,
-        **common,
-        acs=redirecting_ports(gpus, drives, root),
     )
+
+    def with_volume(volume: dict[str, Any]) -> GdsFacts:
+        drives = drive_addresses(volume.get("drives", ()), root)
+        return replace(
+            common,
+            iommu=read_iommu(gpus + drives, root),
+            acs=redirecting_ports(gpus, drives, root),
+            config_p2pdma=_allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
+            **volume,
+        )
+
+    first, *others = map(with_volume, volumes)
+    return replace(first, others=tuple(others))
 
 
 def read_gpus(root: str = "/") -> tuple[str, ...]:

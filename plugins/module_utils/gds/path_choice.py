@@ -117,7 +117,8 @@ def all_paths(facts: GdsFacts) -> tuple[Path, ...]:
     for mode in MODES:
         answers = [rule.judge(facts) for rule in RULES if mode in rule.modes]
         blockers = tuple(answer for answer in answers if answer is not None)
-        paths.append(Path(mode, blockers, () if mode == OFF else notes_on(mode, facts)))
+        notes = () if mode == OFF else [note for each in facts.volumes for note in notes_on(mode, each)]
+        paths.append(Path(mode, blockers, tuple(dict.fromkeys(notes))))
     return tuple(paths)
 
 

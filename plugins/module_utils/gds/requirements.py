@@ -18,6 +18,9 @@ from .volume_facts import PEER_PAGES_SINCE, PEER_PAGES_STACKED_SINCE
 DIRECT = ("nvidia-fs", "p2pdma")
 ANY = (*DIRECT, "compat")
 
+NO_RAID = "NVIDIA's release notes (GDS 1.20, 9) call P2PDMA on RAID unsupported"
+WITHOUT_RAID = "`raid_array_groups: drive` makes a file system on each drive, without md"
+
 Finding = Optional[tuple[str, str, bool]]
 """The finding, its remedy, and whether the role can remove it; None if the requirement is met."""
 
@@ -45,11 +48,24 @@ class Rule:
     look: Callable[[GdsFacts], Finding]
 
     def judge(self, facts: GdsFacts) -> Optional[Blocker]:
-        """The blocker if the requirement is not met, else None. Without a GPU only the requirement of a GPU counts."""
+        """The blocker if the requirement is not met, else None. Without a GPU only the requirement of a GPU counts.
+
+        Each of several volumes is judged; one that differs is named.
+        """
         if not facts.gpus and self.id != "gpu":
             return None
-        finding = self.look(facts)
-        return Blocker(self.id, *finding) if finding else None
+        places: dict[tuple[str, str, bool], list[str]] = {}
+        for each in facts.volumes:
+            finding = self.look(each)
+            if finding:
+                places.setdefault(finding, []).append("`%s`" % each.mount_point)
+        if not places:
+            return None
+        told = []
+        for (found, _remedy, _curable), there in places.items():
+            told.append(found if len(there) == len(facts.volumes) else "%s on %s" % (found, ", ".join(there)))
+        remedy = "; ".join(dict.fromkeys(finding[1] for finding in places))
+        return Blocker(self.id, "; ".join(told), remedy, all(finding[2] for finding in places))
 
 
 def _gpu(facts: GdsFacts) -> Finding:
@@ -264,11 +280,12 @@ def _peer_kernel(facts: GdsFacts) -> Finding:
 
 
 def _peer_device(facts: GdsFacts) -> Finding:
-    """TG 16.6 and RN 9: not with RAID. Since Linux 7.2 md passes the members' ability on (commit 02666132403a)."""
+    """TG 16.6 and RN 9 (GDS 1.20): not with RAID. Since Linux 7.2 md passes the members' ability on (02666132403a)."""
     if facts.device is None or not facts.p2pdma_kernel or facts.p2pdma_device or not facts.drives_nvme or facts.dm:
         return None
     if facts.md_levels:
-        return "kernel %s is not known to take GPU pages through md" % facts.kernel, "Linux 7.2 or newer", False
+        found = "kernel %s is not known to take GPU pages through md, and %s" % (facts.kernel, NO_RAID)
+        return found, "%s (tear down first); or Linux 7.2 or newer" % WITHOUT_RAID, False
     return "`%s` does not take GPU pages" % facts.device, "Linux 6.2 or newer", False
 
 
@@ -362,7 +379,7 @@ def notes_on(mode: str, facts: GdsFacts) -> tuple[str, ...]:
     if mode == "nvidia-fs" and facts.nvfs_loaded and facts.nvfs_built_for is None:
         notes.append("it is not known which driver nvidia-fs was built for")
     if mode == "p2pdma" and facts.md_levels and facts.p2pdma_device:
-        notes.append("NVIDIA's release notes (1.20) call RAID0 unsupported: `tunetool verify --gds require` proves it")
+        notes.append("%s: `tunetool verify --gds require` proves it; %s" % (NO_RAID, WITHOUT_RAID))
     return tuple(notes)
 
 

@@ -7,6 +7,7 @@ import re
 from typing import Any, Optional
 
 from ..common.files import lines, read_text
+from ..common.raid_levels import LEVELS
 from ..machine.block_stack import device_directory, devices_under, read_stack
 from ..machine.file_system import BUILT
 
@@ -79,13 +80,17 @@ def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str
 def planned_volume(
     drives: tuple[str, ...], kernel: str, p2pdma: Optional[bool], md_rule: Optional[str], level: str
 ) -> dict[str, Any]:
-    """The volume that is to be built over an array of ``drives``, as ``read_volume`` will read it."""
+    """The volume that is to be built over an array of ``drives``, as ``read_volume`` will read it.
+
+    Without md it is the first of those on each drive, which are alike.
+    """
+    striped = level in LEVELS or not drives
     volume: dict[str, Any] = {
         "fs_type": BUILT.type,
-        "device": "md0",
-        "drives": drives,
+        "device": "md0" if striped else drives[0],
+        "drives": drives if striped else drives[:1],
         "drives_nvme": True,
-        "md_levels": (level,),
+        "md_levels": (level,) if striped else (),
         "dm": (),
         # Without a rule, mdadm is not installed yet: role node_packages comes later, and brings one.
         "md_members_in_udev": md_rule is None,

@@ -14,6 +14,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from ..array.md_arrays import find, read_arrays
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
+from ..common.manifest import each_volume
 from ..machine.drive_identity import PCI_ADDRESS, controller_of
 from ..machine.drives import Drive, read_drives
 from ..machine.mounts import Mount, mount_at, read_mounts
@@ -37,8 +38,8 @@ class Ours:
     names: Mapping[str, str]
     serials: Sequence[str] = ()
     """Of the manifest's drives, also of one that is gone."""
-    volume: str = ""
-    """The kernel's name of the volume's device."""
+    volumes: Sequence[str] = ()
+    """The kernel's names of the volumes' devices."""
     only_xfs: bool = False
     only_array: bool = False
 
@@ -73,24 +74,32 @@ def ours(manifest: Mapping[str, Any], root: str = "/") -> Ours:
     """What the manifest's drives, array and volume are called now."""
     names: dict[str, str] = {}
     below: dict[str, list[str]] = {}
-    array, mounts = manifest["array"], read_mounts(root)
-    arrays = read_arrays(root)
-    running = find(arrays, array["uuid"]) if array is not None else None
-    serials = [str(member["serial"]) for member in array["members"]] if array is not None else []
-    for drive in read_drives(root) if serials else []:
-        if drive.serial in serials:
-            names.update(dict.fromkeys((drive.name, drive.controller, drive.pci_address or ""), "`%s`" % drive.serial))
-            for port in _ports_above(root, drive):
-                below.setdefault(port, []).append("`%s`" % drive.serial)
+    mounts, arrays, drives = read_mounts(root), read_arrays(root), read_drives(root)
+    serials, volumes, running, mounted = [], [], [], []
+    for name, volume in each_volume(manifest):
+        array, of_it = volume["array"], " of volume %s" % name if name else ""
+        members = [str(member["serial"]) for member in array["members"]] if array is not None else []
+        serials += members
+        for drive in drives:
+            if drive.serial in members:
+                label = "`%s`%s" % (drive.serial, of_it)
+                names.update(dict.fromkeys((drive.name, drive.controller, drive.pci_address or ""), label))
+                for port in _ports_above(root, drive):
+                    below.setdefault(port, []).append(label)
+        found = find(arrays, array["uuid"]) if array is not None else None
+        mount = mount_at(volume["filesystem"]["mount_point"], mounts)
+        running += [found] if found else []
+        mounted += [mount.device_number] if mount else []
+        device = found.device if found else _device(root, mount) if mount else ""
+        if device:
+            volumes.append(device)
+            names.setdefault(device, "`%s`%s" % (device, of_it))
     for port, labels in below.items():
         names[port] = "port %s above %s" % (port, labels[0] if len(labels) == 1 else "%d drives" % len(labels))
-    mount = mount_at(manifest["filesystem"]["mount_point"], mounts)
-    volume = running.device if running else _device(root, mount) if mount else ""
-    if volume:
-        names[volume] = "`%s`" % volume
-    types = {each.device_number: each.fs_type for each in mounts}
-    only_xfs = mount is not None and mount.fs_type == "xfs" and list(types.values()).count("xfs") == 1
-    return Ours(names, serials, volume, only_xfs, running is not None and len(arrays) == 1)
+    xfs = {each.device_number for each in mounts if each.fs_type == "xfs"}
+    return Ours(
+        names, serials, volumes, bool(xfs) and xfs <= set(mounted), bool(running) and len(running) == len(arrays)
+    )
 
 
 def _device(root: str, mount: Mount) -> str:
@@ -189,8 +198,11 @@ def _seen(line: Line, after: Sequence[Line], names: Mapping[str, str], here: Our
             stack.append(each.text)
             if "</TASK>" in each.text:
                 break
-        waits = concerns("\n".join(stack), here.volume, here.only_xfs, here.only_array)
-        return (HUNG_TASK, names[here.volume]) if waits and here.volume in names else None
+        lines, ours_now = "\n".join(stack), [volume for volume in here.volumes if volume in names]
+        named = [volume for volume in ours_now if concerns(lines, volume, only_xfs=False, only_array=False)]
+        if not named and ours_now and concerns(lines, "", here.only_xfs, here.only_array):
+            named = ours_now
+        return (HUNG_TASK, " or ".join(names[volume] for volume in named)) if named else None
     found = fault_in(line.text)
     if found is None or found[1] not in names:
         return None

@@ -9,6 +9,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass
+from typing import Sequence
 
 from ..common.documents import read_bytes
 from ..common.files import read_int, read_text, whole_number
@@ -140,10 +141,20 @@ class BlockStack:
     where nobody knows what lies behind the node's own NVMe target."""
     device_iostats: bool = True
     """False when ``queue/iostats`` of the mounted device is 0."""
+    parts: tuple[BlockStack, ...] = ()
+    """Those of several volumes that are measured together, each with drives of its own."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kernel names of the devices that are mounted: one for each volume that has one."""
+        return tuple(part.device for part in self.parts or (self,) if part.device)
 
     @property
     def counts(self) -> tuple[str, ...]:
         """Kernel names of the devices whose bytes are compared with a program's claim; none where no sum is."""
+        if self.parts:
+            counted = [part.counts for part in self.parts]
+            return tuple(dict.fromkeys(name for names in counted for name in names)) if all(counted) else ()
         if self.redundant:
             return (self.device,) if self.device else ()
         return tuple(leaf.name for leaf in self.leaves)
@@ -151,6 +162,8 @@ class BlockStack:
     @property
     def silent(self) -> tuple[str, ...]:
         """Devices that count nothing: the kernel names whose ``queue/iostats`` is off."""
+        if self.parts:
+            return tuple(name for part in self.parts for name in part.silent)
         if self.redundant:
             return () if self.device_iostats or not self.device else (self.device,)
         return tuple(leaf.name for leaf in self.leaves if not leaf.iostats)
@@ -193,6 +206,25 @@ def read_stack(directory: str, root: str = "/", depth: int = 0) -> BlockStack:
     )
 
 
+def together(directory: str, parts: Sequence[BlockStack]) -> BlockStack:
+    """Several volumes, which lie in ``directory``, as one stack; the only one as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    media = list(dict.fromkeys(part.medium for part in parts))
+    return BlockStack(
+        directory=directory,
+        mount=None,
+        fs_type=parts[0].fs_type,
+        device=None,
+        device_number=None,
+        medium="%d x %s" % (len(parts), ", ".join(media)),
+        leaves=tuple(dict.fromkeys(leaf for part in parts for leaf in part.leaves)),
+        redundant=any(part.redundant for part in parts),
+        in_memory=any(part.in_memory for part in parts),
+        parts=tuple(parts),
+    )
+
+
 def devices_under(name: str, root: str = "/") -> list[str]:
     """Kernel names from ``name`` down to the drives, each once: partitions lead to their disk, arrays to members."""
     devices: list[str] = []
@@ -213,8 +245,9 @@ def devices_under(name: str, root: str = "/") -> list[str]:
 def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
     """Present counters by kernel name, of every leaf and of the mounted device. Raises ``CountersChanged``."""
     counters = {leaf.name: _sum([read_counters(name, root) for name in leaf.counted_by]) for leaf in stack.leaves}
-    if stack.device and stack.device not in counters:
-        counters[stack.device] = read_counters(stack.device, root)
+    for device in stack.devices:
+        if device not in counters:
+            counters[device] = read_counters(device, root)
     return counters
 
 

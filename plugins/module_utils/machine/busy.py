@@ -10,7 +10,7 @@ from typing import Mapping
 from ..common.commands import CommandError, run
 from ..common.documents import read_bytes
 from ..common.files import read_text, whole_number
-from .mounts import plain_path, read_mounts
+from .mounts import plain_path, read_mounts, volumes_at
 from .volume_users import occupants
 
 _SLURM_STEP = re.compile(rb"slurmstepd: \[(\d{1,19})[.\]]")
@@ -87,9 +87,10 @@ def volume_users(mount_point: str, root: str = "/") -> list[str]:
 
 
 def killed_by_a_reboot(mount_point: str, environment: Mapping[str, str], root: str = "/") -> list[str]:
-    """Work that a reboot would end, a line each."""
+    """Work that a reboot would end, a line each: on what is mounted there, or in directories of it."""
     work = scheduler_jobs(environment, root) + (gpu_processes() if root == "/" else [])
     seen = " ".join(work)
     # Name a process once, even if nvidia-smi names it too.
     work += [line for line in gpu_holders(root) if " ".join(line.split()[:2]) + " " not in seen + " "]
-    return work + (volume_users(mount_point, root) if mount_point else [])
+    places = (volumes_at(mount_point, read_mounts(root)) or [mount_point]) if mount_point else []
+    return work + [user for place in places for user in volume_users(place, root)]

@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 from ..common.commands import CommandError, run
 from ..common.files import whole_number
-from ..common.manifest import MANIFEST_PATH, ManifestError, load
+from ..common.manifest import MANIFEST_PATH, ManifestError, each_volume, load
 from ..common.training_part import REPAIR, training_of
 from .container import device_nodes
 from .memory import memory_left
@@ -94,10 +94,12 @@ def _target(manifest: Mapping[str, Any] | None, problem: str) -> tuple[str, str]
     """The first directory on the volume that this user may write to, or why there is none."""
     if manifest is None:
         return "", problem
-    mount_point = manifest["filesystem"]["mount_point"]
+    # Of several volumes the first: what is measured there is one volume's, and the path says which.
+    _, volume = each_volume(manifest)[0]
+    mount_point = volume["filesystem"]["mount_point"]
     if mount_at(mount_point, read_mounts()) is None:
         return "", "`%s` is not mounted: see `tunetool verify` there" % mount_point
-    wanted = [path for path in (mount_point, manifest.get("offload_dir")) if path]
+    wanted = [path for path in (mount_point, volume.get("offload_dir")) if path]
     for path in wanted:
         if os.access(path, os.W_OK | os.X_OK):
             return str(path), ""

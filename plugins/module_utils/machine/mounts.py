@@ -94,6 +94,15 @@ def mount_at(mount_point: str, mounts: list[Mount]) -> Mount | None:
     return holding if holding is not None and plain_path(holding.mount_point) == plain_path(mount_point) else None
 
 
+def volumes_at(mount_point: str, mounts: list[Mount]) -> list[str]:
+    """Where the node's file systems are mounted: there, or else in directories of it, a volume in each."""
+    if mount_at(mount_point, mounts) is not None:
+        return [mount_point]
+    inside = {plain_path(mount.mount_point) for mount in mounts if not mount.device_number.startswith("0:")}
+    parent = plain_path(mount_point)
+    return sorted(point for point in inside if os.path.dirname(point) == parent and mount_at(point, mounts))
+
+
 def hidden_by(mount_point: str, mounts: list[Mount]) -> Mount | None:
     """The mount that hides what is mounted at ``mount_point``; None if nothing is mounted there, or it shows."""
     wanted = plain_path(mount_point)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from ..array.create import members_by_serial
+from ..array.drive_volumes import note
 from ..array.initramfs_check import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
 from ..common.commands import CommandError, run
-from ..common.drift import Ledger
+from ..common.drift import Ledger, forget
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
@@ -22,9 +23,10 @@ from ..job_scratch.program import jobs_of_node
 from ..machine.device_users import users_of
 from ..machine.drive_contents import claim_problem, read_signatures, use_problems
 from ..machine.drives import read_drives
+from ..machine.file_system import BUILT
 from ..machine.fstab import FSTAB, without_entry
 from ..machine.held_drives import held, refuse, untouched
-from ..machine.mounts import described, hidden_by, mount_at, read_mounts
+from ..machine.mounts import Mount, described, hidden_by, mount_at, read_mounts
 from ..machine.volume_users import occupants
 from ..plan.plan_file import TEARDOWN
 from ..volume import late_mount
@@ -32,7 +34,7 @@ from ..volume.immutable_flag import Unsupported, set_immutable
 from ..volume.mount_point import reload_systemd
 from ..volume.unit_dropins import apply, changes
 from . import erasure
-from .decision import Removal, Volume
+from .decision import Place, Removal, Volume
 from .facts import shown
 from .wipe_drives import contents_text, refuse_unless_wipeable, wipe
 
@@ -69,13 +71,23 @@ class Job:
         self.ledger = ledger
         self.wiped: list[str] = []
 
+    @property
+    def places(self) -> Sequence[Place]:
+        """Where what goes is mounted."""
+        whole = Place(self.volume.mount_point, self.volume.filesystem_uuid, self.removal.arrays)
+        return self.removal.places or [whole]
+
     def occupants(self) -> list[str]:
         """What uses the volume, a line each."""
         point = self.volume.mount_point
-        arrays = self.removal.arrays
-        users = users_of([array.device for array in arrays])
+        users = users_of([array.device for place in self.places for array in place.arrays])
         return [
-            *(line for array in arrays for line in occupants(array.device_number, array.device, point)),
+            *(
+                line
+                for place in self.places
+                for number, device in self._devices(place)
+                for line in occupants(number, device, place.mount_point)
+            ),
             *("`/dev/%s`: %s" % user for user in sorted(users.items())),
             # A job that runs need have nothing open just now.
             *(
@@ -85,9 +97,30 @@ class Job:
             ),
         ]
 
+    def _devices(self, place: Place) -> list[tuple[str, str]]:
+        """Numbers and names of what the volume is on; where its drive is gone, the number that the mount still has."""
+        known = [(array.device_number, array.device) for array in place.arrays]
+        mount = mount_at(place.mount_point, read_mounts())
+        return known or ([(mount.device_number, "")] if mount is not None and self._is_gone(place, mount) else [])
+
+    def _is_gone(self, place: Place, mount: Mount) -> bool:
+        """Whether what is mounted there is the volume of a drive that was pulled."""
+        number = os.path.join("/sys/dev/block", mount.device_number)
+        return bool(place.name) and mount.fs_type == BUILT.type and not os.path.exists(number)
+
     def refuse_if_busy(self) -> None:
         """Raises ``Refusal`` if anything uses the volume, or if another mount hides it: no path leads to it then."""
-        point = self.volume.mount_point
+        for place in self.places:
+            self._refuse_if_not_reached(place)
+        # Its own write to the volume is no reason to refuse.
+        health_units.wait_for_check()
+        in_the_way = self.occupants()
+        if in_the_way:
+            point = self.volume.mount_point
+            raise Refusal("`%s` is in use: %s. hint: nothing was changed; end that first" % (point, shown(in_the_way)))
+
+    def _refuse_if_not_reached(self, place: Place) -> None:
+        point = place.mount_point
         mounts = read_mounts()
         over = hidden_by(point, mounts)
         if over is not None:
@@ -96,17 +129,12 @@ class Job:
                 % (point, described(over), over.mount_point)
             )
         mount = mount_at(point, mounts)
-        numbers = {array.device_number for array in self.removal.arrays}
+        numbers = [number for number, _ in self._devices(place)]
         if mount is not None and (mount.device_number not in numbers or mount.root != "/"):
             raise Refusal(
                 "`%s` is %s, which is not this volume. hint: nothing was changed; unmount it first"
                 % (point, described(mount))
             )
-        # Its own write to the volume is no reason to refuse.
-        health_units.wait_for_check()
-        in_the_way = self.occupants()
-        if in_the_way:
-            raise Refusal("`%s` is in use: %s. hint: nothing was changed; end that first" % (point, shown(in_the_way)))
 
     def run(self, allowed: Mapping[str, str]) -> None:
         """Do every step, in an order that lets the next run finish an interrupted one.
@@ -118,9 +146,14 @@ class Job:
         if self.removal.incoming is not None:
             refuse_unless_wipeable([self.removal.incoming], allowed)
         if not self.teardown:
+            if self.removal.noted and self.ledger.acting:
+                # Of the manifest, which goes last, and without which the other volumes must still be known as ours.
+                note(self.removal.noted)
             self.unmount()
             self.wipe()
             self.forget()
+            if self.removal.noted and self.ledger.acting:
+                forget()
             return
         # A check of a volume that is gone would drain the node in Slurm: it ends before, and no boot starts it after.
         acting = self.ledger.acting
@@ -138,7 +171,11 @@ class Job:
 
     def unmount(self) -> None:
         """Unmount the volume; afterwards nothing else holds it."""
-        point = self.volume.mount_point
+        for place in self.places:
+            self._unmount(place)
+
+    def _unmount(self, place: Place) -> None:
+        point = place.mount_point
         mount = mount_at(point, read_mounts())
         if mount is not None:
             self.ledger.note("mount " + point, "%s\n" % ",".join(mount.options), "")
@@ -146,15 +183,15 @@ class Job:
             return
         if mount is not None:
             run(["umount", point])
-        for array in self.removal.arrays:
+        for array in place.arrays:
             problem = self._claimed(array.path)
             if problem:
                 again = mount is not None and self._mounted_again(point)
                 state = "mounted again" if again else "unmounted: `mount %s`" % point
                 raise Refusal(
-                    "array `%s` has a user that unmounting it does not end: %s. hint: nothing was wiped, and it is %s; "
+                    "%s `%s` has a user that unmounting it does not end: %s. hint: nothing was wiped, and it is %s; "
                     "nobody is named where the kernel itself keeps a mount, as for an overlay: end the containers, or "
-                    "reboot" % (self.volume.name, problem, state)
+                    "reboot" % ("volume" if place.name else "array", place.name or self.volume.name, problem, state)
                 )
 
     def _mounted_again(self, point: str) -> bool:
@@ -176,12 +213,15 @@ class Job:
 
     def forget(self) -> None:
         """Remove the lines of this volume from fstab and mdadm.conf, and no others."""
-        conf, uuid = mdadm_conf_path(), self.volume.filesystem_uuid
-        before = content(FSTAB)
-        after = without_entry(before, uuid) if uuid else before
+        conf = mdadm_conf_path()
+        before = after = content(FSTAB)
+        for place in self.places:
+            after = without_entry(after, place.filesystem_uuid) if place.filesystem_uuid else after
         if self.ledger.note(FSTAB, before, after):
             replace_file(FSTAB, after)
             reload_systemd()
+        if self.removal.places:
+            return
         before = content(conf)
         after = conf_without_array(before, self.volume.uuid)
         if self.ledger.note(conf, before, after):
@@ -189,7 +229,8 @@ class Job:
 
     def forget_services(self) -> None:
         """Remove the drop-ins of services that needed the volume, and the units that mount it late or make it again."""
-        units = [*changes([], self.volume.mount_point), *late_mount.changes({})]
+        units = changes([], [self.volume.mount_point])
+        units += [change for place in self.places for change in late_mount.changes({}, volume=place.name)]
         at_boot = boot_unit.changes({})
         for change in [*units, *at_boot]:
             if self.ledger.note(change.path, change.before, change.after):
@@ -236,6 +277,8 @@ class Job:
 
     def rebuild_initramfs(self) -> None:
         """Rebuild the images if this run changed mdadm.conf, or if an image still has the array."""
+        if self.removal.places:
+            return
         conf = mdadm_conf_path()
         changed = any(entry["before_header"] == conf for entry in self.ledger.diff)
         renewed = renew(conf, changed, acting=self.ledger.acting, gone=self.volume.uuid)
@@ -247,8 +290,15 @@ class Job:
         self.ledger.warnings += ["%s. hint: rebuild it by hand" % image for image in (*renewed.left, *renewed.unknown)]
 
     def remove_mount_point(self) -> None:
-        """Remove the bare mount point, which was protected from writes."""
-        point = self.volume.mount_point
+        """Remove the bare mount point, which was protected from writes; of several, also the directory around them."""
+        around = [self.volume.mount_point] if self.removal.places else []
+        for point in around if self.ledger.acting else ():
+            with contextlib.suppress(Unsupported, FileNotFoundError):
+                set_immutable(point, False)
+        for point in [*(place.mount_point for place in self.places), *around]:
+            self._remove_directory(point)
+
+    def _remove_directory(self, point: str) -> None:
         mounted = mount_at(point, read_mounts()) is not None
         if os.path.islink(point) or not os.path.isdir(point):
             return
@@ -265,6 +315,8 @@ class Job:
     def remove_manifest(self) -> None:
         """Remove the manifest, last of all: until then the next run reads from it what to finish."""
         self.ledger.note(MANIFEST_PATH, content(MANIFEST_PATH), "")
+        if self.removal.places and self.ledger.acting:
+            note(())
         if not self.ledger.acting or not os.path.exists(MANIFEST_PATH):
             return
         os.unlink(MANIFEST_PATH)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
 from ..array.adopt_or_wipe import plain_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
+from ..array.drive_volumes import DriveVolume
 from ..array.md_arrays import HALTED_STATES, Array, Superblock
-from ..common.raid_levels import DEFAULT
+from ..common.manifest import each_volume
+from ..common.raid_levels import DEFAULT, SINGLE
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 from ..machine.file_system import BUILT
@@ -33,11 +35,33 @@ class Machine:
     """The labels in each md device that can be read, by kernel name."""
     manifest: Mapping[str, Any] | None
     unreadable: Mapping[str, str]
+    volumes: Mapping[str, DriveVolume] = field(default_factory=dict)
+    """The volumes by serial, where there is one on each drive."""
 
     @property
     def level(self) -> str:
         """Of the array that was built, and will be again."""
+        if self.volumes:
+            return SINGLE.name
         return str(self.manifest["array"]["level"]) if self.manifest else DEFAULT
+
+    @property
+    def points(self) -> Mapping[str, str]:
+        """The mount points of several volumes, by the volume's name, as they were built."""
+        volumes = each_volume(self.manifest) if self.manifest else []
+        return {name: volume["filesystem"]["mount_point"] for name, volume in volumes if name}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a volume is mounted, and what it is on."""
+
+    mount_point: str
+    filesystem_uuid: str | None
+    arrays: tuple[Array, ...]
+    """The md devices, or the drive; none where that is gone."""
+    name: str = ""
+    """The volume's, where it is one of several."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +104,10 @@ class Removal:
     """How each member is erased."""
     done: bool = False
     """True if there is nothing to do: no volume, or the drive is replaced already."""
+    places: tuple[Place, ...] = ()
+    """Where there is a volume on each drive, those that go."""
+    noted: tuple[DriveVolume, ...] = ()
+    """For a replacement there: the volumes as they will be."""
     note: str = "nothing to remove"
     """The message in that case."""
 
@@ -204,12 +232,12 @@ def _member_fault(drive: Drive, volume: Volume, machine: Machine) -> str | None:
 def member_hash(drive: Drive, block: Superblock) -> str:
     """A hash that identifies this membership; no write of a job changes it."""
     level = [block.uuid, block.created, block.name, block.level, block.chunk_bytes, block.raid_disks, block.role]
-    return _digest(["member", drive.serial, drive.size_bytes, drive.lba_bytes, *level])
+    return digest(["member", drive.serial, drive.size_bytes, drive.lba_bytes, *level])
 
 
 def inside_hash(uuid: str, signatures: Sequence[Signature]) -> str:
     """A hash that identifies the file system in the array; no write into it changes it."""
-    return _digest(
+    return digest(
         [
             "inside",
             plain_uuid(uuid),
@@ -218,7 +246,8 @@ def inside_hash(uuid: str, signatures: Sequence[Signature]) -> str:
     )
 
 
-def _digest(parts: list[Any]) -> str:
+def digest(parts: list[Any]) -> str:
+    """A hash of facts."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -52,7 +52,7 @@ class Exchange:
 
 def plan_exchange(machine: Machine, swap: Swap) -> Exchange | None:
     """What an exchange does; None where the level keeps nothing, and the volume has to be built anew."""
-    if machine.manifest is None or not LEVELS[machine.level].redundant:
+    if machine.manifest is None or machine.volumes or not LEVELS[machine.level].redundant:
         return None
     built = machine.manifest["array"]
     array = find(machine.arrays, built["uuid"])

@@ -6,8 +6,9 @@ import contextlib
 import os
 from typing import Any
 
+from ..array.drive_volumes import DRIVE, groups_of, known_volumes
 from ..array.md_arrays import examine, read_arrays
-from ..common.manifest import load
+from ..common.manifest import built_members, load
 from ..machine.drive_contents import (
     RAID_MEMBER,
     Signature,
@@ -35,7 +36,7 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
         manifest = load()
     except FileNotFoundError:
         manifest = None
-    if manifest is not None and manifest["array"] is None:
+    if manifest is not None and not built_members(manifest):
         # Its volume is the owner's: nothing here built it, and nothing removes it.
         manifest = None
     drives = read_drives()
@@ -70,6 +71,7 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
         inside=inside,
         manifest=manifest,
         unreadable=unreadable,
+        volumes=known_volumes() if manifest is None or groups_of(manifest) == DRIVE else {},
     )
     return machine, hashes
 
@@ -81,6 +83,8 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
     if removal.done or removal.volume is None:
         return removal.note
     volume = removal.volume
+    if removal.places:
+        return "\n".join([*_of_drives(removal), *_ends(removal, in_the_way)])
     lines = ["would be lost: array `%s` UUID %s" % (volume.name, volume.uuid)]
     if removal.holds:
         lines += ["  with %s" % what for what in removal.holds]
@@ -106,6 +110,29 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
                     ": " + named if entries else "",
                 )
             )
+    return "\n".join([*lines, *_ends(removal, in_the_way)])
+
+
+def _of_drives(removal: Removal) -> list[str]:
+    drives = {drive.name: drive.serial for drive in removal.members}
+    lines = []
+    for place in removal.places:
+        there = [array for array in place.arrays if array.device in drives]
+        if not there:
+            lines.append("volume `%s`: nothing is left on its drive, or it is gone" % place.name)
+            continue
+        lines.append("would be lost: volume `%s` on drive `%s`" % (place.name, drives[there[0].device]))
+        mount = mount_at(place.mount_point, read_mounts())
+        if mount is not None and mount.device_number == there[0].device_number:
+            with contextlib.suppress(OSError):
+                numbers = os.statvfs(place.mount_point)
+                used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
+                lines.append("  mounted at `%s`, %s used" % (place.mount_point, format_size(used)))
+    return lines
+
+
+def _ends(removal: Removal, in_the_way: list[str]) -> list[str]:
+    lines = []
     if removal.absent:
         lines.append("absent: %s" % ", ".join("`%s`" % serial for serial in removal.absent))
     if removal.incoming is not None:
@@ -116,7 +143,7 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
     if in_the_way:
         lines.append("in use, must end before the plan is applied: %s" % shown(in_the_way))
     lines.append("the plan names the volume, not what is in it: what is written from now on is lost as well")
-    return "\n".join(lines)
+    return lines
 
 
 def shown(in_the_way: list[str]) -> str:

@@ -10,6 +10,7 @@ from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decisi
 from ..array.drive_selection import select
 from ..machine.drives import Drive
 from .decision import Machine, Removal, Volume, plan_removal
+from .drives import after_swap, plan_drives
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Swap:
 
 def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) -> Removal:
     """The removal with the new drive in the old one's slot, and every reason why the array could not be built."""
+    if machine.volumes:
+        return _plan_for_a_drive(machine, mount_point, swap)
     removal = plan_removal(machine, name, mount_point)
     if removal.volume is None or machine.manifest is None:
         return replace(
@@ -45,6 +48,19 @@ def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) 
     if problems:
         return replace(removal, problems=tuple(problems))
     return _with_new(replace(removal, serials=wanted), machine, swap)
+
+
+def _plan_for_a_drive(machine: Machine, mount_point: str, swap: Swap) -> Removal:
+    """Only the volume of the old drive goes: all others keep their data."""
+    serials = tuple(machine.volumes)
+    if swap.old not in serials and swap.new in serials:
+        return _done(machine, serials, "`%s` is no longer a member, `%s` is one" % (swap.old, swap.new))
+    removal = plan_drives(machine, mount_point, only=swap.old)
+    problems = [*removal.problems, *wrong_serials(serials, swap), *_more_absent(removal, swap)]
+    if problems:
+        return replace(removal, problems=tuple(problems))
+    wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)
+    return _with_new(after_swap(replace(removal, serials=wanted), machine, swap.old, swap.new), machine, swap)
 
 
 def _done(machine: Machine, serials: tuple[str, ...], reason: str) -> Removal:
@@ -96,6 +112,8 @@ def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
     new = [drive for drive in machine.drives if drive.serial == swap.new]
     holding = [drive for drive in new if machine.signatures.get(drive.name) or drive.partitions]
     members = {drive.name for drive in removal.members}
+    # Those that keep their volumes are not looked at: nothing is done with them.
+    members |= {drive.name for drive in machine.drives if drive.serial in machine.volumes}
     after = [
         # Drives to wipe count as blank: members, and an unused new drive.
         replace(drive, uses=(), arrays=(), idle_arrays=(), partitions=())

@@ -11,6 +11,8 @@ from ..common.commands import run
 from ..common.drift import Job, Ledger
 from ..common.files import content, replace_file
 from ..common.io_settings import ARGUMENTS, ARRAY, ROWS, SETTINGS, of_target
+from ..common.manifest import built_members, each_volume
+from ..common.raid_levels import SINGLE
 from ..common.refusal import Refusal
 from ..machine.drives import read_drives
 from .conflicts import active_profile, rivals
@@ -49,12 +51,22 @@ MASKED = (
 _WANTS = "etc/systemd/system/timers.target.wants/fstrim.timer"
 
 
-def read_machine(serials: Sequence[str], array_uuid: str, root: str = "/") -> Machine:
-    """The drives and the array by names that do not change over reboots."""
-    array = find(read_arrays(root), array_uuid)
+def members_and_arrays(manifest: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The serials of a node's members, and the UUIDs of its arrays: none where its drives have no md over them."""
+    arrays = [volume["array"] for _, volume in each_volume(manifest)]
+    uuids = [array["uuid"] for array in arrays if array is not None and array["level"] != SINGLE.name]
+    return [member["serial"] for member in built_members(manifest)], uuids
+
+
+def read_machine(serials: Sequence[str], array_uuids: Sequence[str], root: str = "/") -> Machine:
+    """The drives and the arrays by names that do not change over reboots. Without an array, what is set of arrays is
+    set of the drives, on which the file systems lie then."""
+    running = read_arrays(root)
+    found = {uuid: find(running, uuid) for uuid in array_uuids}
+    drives = {drive.serial: drive.name for drive in read_drives(root) if drive.serial in serials}
     return Machine(
-        drives={drive.serial: drive.name for drive in read_drives(root) if drive.serial in serials},
-        arrays={array_uuid: array.device} if array else {},
+        drives=drives,
+        arrays={uuid: array.device for uuid, array in found.items() if array} if array_uuids else drives,
         cpus=read_cpus(root),
         root=root,
     )
@@ -78,13 +90,15 @@ class TuningJob(Job):
         super().__init__(ledger, root)
         self.tuning = normal_form({name: str(asked[name] or "") for name in ARGUMENTS})
         self.serials: Sequence[str] = asked["serials"]
-        array = (ledger.manifest or {}).get("array")
-        if array and not self.serials and not asked["array_uuid"]:
+        array_uuid: str = asked["array_uuid"]
+        each_drive = bool(asked.get("each_drive"))
+        if ledger.manifest and not self.serials and not array_uuid:
             # Run alone, the role has no answer of those that chose the drives and made the array.
-            self.serials = [member["serial"] for member in array["members"]]
-            asked = dict(asked, array_uuid=array["uuid"])
-        self.array_uuid: str = asked["array_uuid"] or NEW_ARRAY
-        self.machine = read_machine(self.serials, self.array_uuid, root)
+            self.serials, uuids = members_and_arrays(ledger.manifest)
+            array_uuid = "".join(uuids[:1])
+            each_drive = not uuids
+        self.array_uuid = "" if each_drive else array_uuid or NEW_ARRAY
+        self.machine = read_machine(self.serials, [] if each_drive else [self.array_uuid], root)
         self.state = State.load(self._path(STATE_PATH))
 
     def all(self) -> dict[str, Any]:
@@ -274,7 +288,7 @@ def follow_members(manifest: Mapping[str, Any], root: str = "/") -> None:
         setting, target = split_key(key)
         if setting in DRIVE_SETTINGS and target not in serials:
             state.forget(key)
-    machine = read_machine(serials, uuid, root)
+    machine = read_machine(serials, [uuid], root)
     for setting in DRIVE_SETTINGS:
         value = wanted(tuning, setting)
         for serial in machine.targets(setting) if value is not None else ():

@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 
 from ..common.check_result import FAIL, PASS, UNKNOWN, Check
 from ..common.io_settings import ARGUMENTS, DRIVE, ROWS, SETTINGS, Tuning
-from .apply import fstrim_state, read_machine
+from .apply import fstrim_state, members_and_arrays, read_machine
 from .conflicts import Rival, rivals
 from .settings import FSTRIM, Machine, by_value, shown, wanted
 
@@ -19,8 +19,7 @@ def tuning_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
     tuning: Tuning = manifest.get("tuning") or {}
     if not tuning:
         return []
-    serials = [member["serial"] for member in manifest["array"]["members"]]
-    machine = read_machine(serials, manifest["array"]["uuid"], root)
+    machine = read_machine(*members_and_arrays(manifest), root)
     checks = []
     for setting in SETTINGS:
         value = wanted(tuning, setting)

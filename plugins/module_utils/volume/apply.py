@@ -6,17 +6,20 @@ import os
 from typing import Any, Mapping
 
 from ..array.adopt_or_wipe import plain_uuid
-from ..array.create import BEGUN_PATH, Begun, begun, note_formatting
+from ..array.create import BEGUN_PATH, Begun, begun, members_by_serial, note_formatting, refuse_unless_blank
 from ..array.md_arrays import Array
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget
 from ..common.files import content, replace_file
-from ..common.manifest import MANIFEST_PATH
+from ..common.manifest import MANIFEST_PATH, each_volume
+from ..common.raid_levels import SINGLE
 from ..common.refusal import Refusal
 from ..machine.device_users import users_of
 from ..machine.drive_contents import UnreadableDevice, read_signatures
+from ..machine.drives import Drive
 from ..machine.file_system import BUILT, Geometry, wipe_half_made
 from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry, without_entry
+from ..machine.held_drives import held
 from ..machine.mounts import read_mounts
 from ..machine.unlabelled import look, look_at_ends
 from ..units import format_size_binary
@@ -32,6 +35,7 @@ OF_THE_ARRAY: dict[str, Any] = {
     "adopt": {"type": "bool", "default": False},
     "new_array": {"type": "bool", "default": False},
     "project_quota": {"type": "bool", "default": False},
+    "volumes": {"type": "list", "elements": "dict", "default": []},
 }
 WISHES = {**OF_THE_ARRAY, **SETTINGS}
 ARGUMENTS = {**OF_THE_ARRAY, "settings": {"type": "dict", "required": True, "options": SETTINGS}}
@@ -45,6 +49,7 @@ class Volume(MountPoint):
         super().__init__(wanted, ledger, array, root)
         self.geometry: Geometry = BUILT.geometry(wanted["chunk_bytes"], wanted["members"])
         self.built: Mapping[str, Any] = (ledger.manifest or {}).get("filesystem") or {}
+        self.of_one_drive = array is not None and array.level == SINGLE.name
         self.known: set[str] = set()
         """Present and former UUIDs of the volume: a line in fstab with one of them is ours."""
 
@@ -73,6 +78,8 @@ class Volume(MountPoint):
             return None
         signatures = read_signatures([self.array.device])
         kinds = {signature.type for signature in signatures}
+        if self.of_one_drive and kinds == {BUILT.type} and not self.built and signatures[0].uuid != self.array.uuid:
+            kinds = {"%s that is not this volume's" % BUILT.type}
         half = (
             kinds == {BUILT.type}
             and self._mount() is None
@@ -95,9 +102,7 @@ class Volume(MountPoint):
                 return None
             if self._noted(self.array) is not None:
                 note_formatting(str(self.array.uuid), self.root)
-            if half:
-                wipe_half_made(self.array.path)
-            BUILT.mkfs(self.array.path, self.geometry, self.wanted["label"])
+            self._mkfs(self.array, half)
             forget(self._path(BEGUN_PATH))
             signatures = read_signatures([self.array.device])
         elif kinds != {BUILT.type}:
@@ -109,11 +114,39 @@ class Volume(MountPoint):
         self._compare_geometry(self.array)
         return self._uuid(str(signatures[0].uuid))
 
+    def _mkfs(self, array: Array, half: bool) -> None:
+        if not self.of_one_drive:
+            if half:
+                wipe_half_made(array.path)
+            BUILT.mkfs(array.path, self.geometry, self.wanted["label"])
+            return
+        drive = self._drive(array)
+        # The name stays this drive's, and it was blank just now.
+        with held([drive]):
+            if half:
+                wipe_half_made(drive.path)
+            else:
+                refuse_unless_blank([drive], deep=True)
+            # By the UUID, which was noted, a drive is known as ours from the first byte on.
+            BUILT.mkfs(drive.path, self.geometry, self.wanted["label"], array.uuid)
+
+    def _drive(self, array: Array) -> Drive:
+        (drive,) = members_by_serial([self.wanted["serial"]])
+        if drive.name != array.device:
+            raise Refusal(
+                "drive `%s` is `%s` by now, and was `%s`. hint: nothing was made on it; run `tunetool provision` again"
+                % (drive.serial, drive.name, array.device)
+            )
+        return drive
+
     def _refuse_unless_blank(self, array: Array) -> None:
         """Read all of the array, whoever made it. Only where it holds what it held when it was made here, there may be
         something: what the drives held that a plan or a teardown gave up, such as the groups of an old XFS. Where an
         mkfs of ours was cut off, only the ends tell. Raises ``Refusal``.
         """
+        if self.of_one_drive:
+            refuse_unless_blank([self._drive(array)], deep=True)
+            return
         path = "/dev/" + array.device
         noted = self._noted(array)
         if self.wanted["adopt"] and not (noted or self.wanted["new_array"]):
@@ -285,9 +318,9 @@ class Volume(MountPoint):
 
 
 def former_uuid(root: str = "/") -> set[str]:
-    """The UUID of the volume that the manifest names, if there is one. Its line in fstab is ours."""
+    """The UUIDs of the volumes that the manifest names. Their lines in fstab are ours."""
     manifest = built_manifest(root.rstrip("/") + MANIFEST_PATH)
-    return {str(manifest["filesystem"]["uuid"])} if manifest else set()
+    return {str(volume["filesystem"]["uuid"]) for _, volume in each_volume(manifest)} if manifest else set()
 
 
 def forget_volume(root: str = "/") -> None:

@@ -29,6 +29,7 @@ from .unit_dropins import (
 
 CHECK_ID = "filesystem.boot"
 UNIT = "tunetool-late-volume.service"
+"""Of the only volume of a node."""
 _UNIT_DIRECTORIES = (UNITS_DIRECTORY, "/run/systemd/system")
 """Before those of the generators, which read fstab; the first one that has the unit counts."""
 HEADER = "# Written by tunetool (role scratch_filesystem); it goes with the volume."
@@ -89,32 +90,39 @@ def render(point: str, uuid: str) -> str:
     }
 
 
-def files(point: str, uuid: str) -> dict[str, str]:
+def unit_of(volume: str) -> str:
+    """The unit's name. ``volume``: its name, where a node has several."""
+    return "%s-%s.service" % (UNIT[: -len(".service")], volume) if volume else UNIT
+
+
+def files(point: str, uuid: str, volume: str = "") -> dict[str, str]:
     """Every file by path, with the link that `systemctl enable` would make."""
+    unit = unit_of(volume)
     return {
-        os.path.join(UNITS_DIRECTORY, UNIT): render(point, uuid),
-        os.path.join(UNITS_DIRECTORY, device_unit(uuid) + ".wants", UNIT): link_to("../" + UNIT),
+        os.path.join(UNITS_DIRECTORY, unit): render(point, uuid),
+        os.path.join(UNITS_DIRECTORY, device_unit(uuid) + ".wants", unit): link_to("../" + unit),
     }
 
 
-def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
-    """Differences from exactly these files; without files, all must be absent. Raises ``ForeignDropIn``."""
-    units = os.path.join(root, UNITS_DIRECTORY.lstrip("/"))
-    present = glob.glob(os.path.join(glob.escape(units), "*.device.wants", UNIT))
+def changes(wanted: Mapping[str, str], root: str = "/", volume: str = "") -> list[Change]:
+    """Differences from exactly these files of a volume. Raises ``ForeignDropIn``."""
+    units, unit = os.path.join(root, UNITS_DIRECTORY.lstrip("/")), unit_of(volume)
+    present = glob.glob(os.path.join(glob.escape(units), "*.device.wants", unit))
     texts = {os.path.join(root, path.lstrip("/")): text for path, text in wanted.items()}
-    return exact_changes(os.path.join(units, UNIT), HEADER, texts, [os.path.join(units, UNIT), *present])
+    return exact_changes(os.path.join(units, unit), HEADER, texts, [os.path.join(units, unit), *present])
 
 
-def check_boot(filesystem: Mapping[str, Any], root: str = "/") -> Check:
-    """Whether a boot mounts the volume, in time or late. ``filesystem``: the manifest's part."""
+def check_boot(filesystem: Mapping[str, Any], root: str = "/", volume: str = "") -> Check:
+    """Whether a boot mounts the volume, in time or late. ``filesystem``: the manifest's part; ``volume``: its name,
+    where a node has several."""
     point, uuid = filesystem["mount_point"], filesystem["uuid"]
-    expected = "`UUID=%s` in %s, and `%s`" % (uuid, FSTAB, UNIT)
+    expected = "`UUID=%s` in %s, and `%s`" % (uuid, FSTAB, unit_of(volume))
     fstab = os.path.join(root, FSTAB.lstrip("/"))
     if root != "/" and not os.path.exists(fstab):
         return Check(CHECK_ID, SKIP, expected, "not recorded")
     late = []
     try:
-        for change in changes(files(point, uuid), root):
+        for change in changes(files(point, uuid, volume), root, volume):
             late.append("%s: %s" % in_words(change))
     except ForeignDropIn as error:
         late.append(str(error).partition(". hint: ")[0])

@@ -25,6 +25,10 @@ class MountPoint(Job):
         self.wanted = wanted
         self.array = array
         self.point: str = plain_path(wanted["mount_point"])
+        self.points: Sequence[str] = [self.point]
+        """What the services need: the mount points of all volumes, where there are several."""
+        self.volume: str = wanted.get("volume") or ""
+        """Its name, where it is one of several."""
         self.blocked = False
         """Whether ``bare_mount_point`` reported why the volume is not mounted there: one difference, not two."""
 
@@ -118,11 +122,13 @@ class MountPoint(Job):
             self._unprotected(error)
 
     def services(self) -> None:
-        """Write the drop-ins of the services that need the volume."""
+        """Write the drop-ins of the services that need the volume; of several, with the first for all."""
+        if self.point != self.points[0]:
+            return
         changed = self._changes(
             "services",
             "tunetool's drop-in",
-            lambda: changes(self.wanted["services"], self.point, self._path(UNITS_DIRECTORY)),
+            lambda: changes(self.wanted["services"], self.points, self._path(UNITS_DIRECTORY)),
         )
         self._write(
             [
@@ -142,7 +148,9 @@ class MountPoint(Job):
         changed = self._changes(
             "mount.late",
             "tunetool's unit",
-            lambda: late_mount.changes(late_mount.files(self.point, uuid or "(new)"), self.root),
+            lambda: late_mount.changes(
+                late_mount.files(self.point, uuid or "(new)", self.volume), self.root, self.volume
+            ),
         )
         # In words: the lines of a unit that is missing are the whole unit.
         self._write(

@@ -43,9 +43,9 @@ def units_problem(units: Sequence[str]) -> str | None:
     return None
 
 
-def render(mount_point: str) -> str:
-    """The drop-in's text. RequiresMountsFor= starts the mount first, and the unit only with it."""
-    return "%s\n[Unit]\nRequiresMountsFor=%s\n" % (HEADER, quoted(mount_point))
+def render(mount_points: Sequence[str]) -> str:
+    """The drop-in's text. RequiresMountsFor= starts the mounts first, and the unit only with them."""
+    return "%s\n[Unit]\nRequiresMountsFor=%s\n" % (HEADER, " ".join(map(quoted, mount_points)))
 
 
 def quoted(path: str) -> str:
@@ -75,9 +75,9 @@ def device_unit(uuid: str) -> str:
     return escape("/dev/disk/by-uuid/" + uuid) + ".device"
 
 
-def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIRECTORY) -> list[Change]:
+def changes(units: Sequence[str], mount_points: Sequence[str], directory: str = UNITS_DIRECTORY) -> list[Change]:
     """Differences from one drop-in for each of ``units`` and none for others. Raises ``ForeignDropIn``."""
-    text = render(mount_point)
+    text = render(mount_points)
     wanted = {os.path.join(directory, unit + ".d", FILE_NAME): text for unit in units}
     present = glob.glob(os.path.join(glob.escape(directory), "*.d", FILE_NAME))
     changed = []

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> s
         replace_file(f"{directory}/{METRICS[0]}", text, sync=False, follow=False)
     # Without an expectation there is nothing to judge the figures by.
     if manifest is not None and manifest["expect"] and not result.failed and _due(files, settings, at):
-        _measure_if_idle(manifest["filesystem"]["mount_point"])
+        _measure_if_idle([volume["filesystem"]["mount_point"] for _, volume in manifests.each_volume(manifest)])
     return result.status
 
 
@@ -86,6 +86,7 @@ def _checks(path: Path, locker: Locker, volume: _Volume) -> tuple[Mapping[str, A
         ]
     except manifests.ManifestError as error:
         return None, [Check("manifest", UNKNOWN, "a manifest that can be read", error.message, error.hint)]
+    volume.divide([name for name, _ in manifests.each_volume(manifest)])
     checks = manifest_checks(path, manifest, locker, volume, volume.writing)
     return manifest, [*checks, *static_checks(manifest, os.environ)]
 
@@ -94,33 +95,50 @@ Figure = tuple[str, str, Mapping[str, str], float]
 
 
 class _Volume:
-    """Asks the volume, and counts what that writes in a day."""
+    """Asks the volume, or each of several, and counts what that writes in a day."""
 
     def __init__(self, written: Any, settings: Mapping[str, Any], now: float) -> None:
         self.written = _within_a_day(written, now)
-        self._now, self._answer = now, Answer()
-        if not settings.get("write", True):
+        self._now, self._settings = now, settings
+        self._answers: list[tuple[dict[str, str], Answer]] = []
+        self.divide([""])
+
+    def divide(self, names: Sequence[str]) -> None:
+        """What each volume gets of the bytes of a day, which are for all of them together."""
+        self._several = len(names) > 1
+        if not self._settings.get("write", True):
             self.writing = Writing(refused="`node_health_write` is false")
             return
+        period = self._settings["period_seconds"]
         left = DAILY - sum(size for _, size in self.written)
-        share = int(DAILY * settings["period_seconds"] / DAY)
+        share = int(DAILY * period / DAY) // len(names)
+        if share < 2 * PIECE:
+            # So many volumes, checked so often: some checks write nothing, the next ones do.
+            wait = period * -(-2 * PIECE // share)
+            if any(0 <= self._now - at < wait - period / 2 for at, _ in self.written):
+                self.writing = Writing(refused=f"{len(names)} volumes are written to every {wait} s")
+                return
+            share = 2 * PIECE
         # Checks by hand come on top: then each writes less, and for long none writes nothing.
-        most = min(BYTES + PIECE, share, left // 2)
+        most = min(BYTES + PIECE, share, left // (2 * len(names)))
         refused = "" if most >= 2 * PIECE else f"the checks of a day have written {DAILY >> 20} MiB"
         self.writing = Writing(most, refused, doubtful=True)
 
     def __call__(self, question: Question) -> Answer:
         """See ``write_read_probe.Asker``."""
-        self._answer = ask(question)
-        if question.write and self._answer.hangs_since is None:
+        answer = ask(question)
+        labels = {"volume": Path(question.mount_point).name} if self._several else {}
+        self._answers.append((labels, answer))
+        if question.write and answer.hangs_since is None:
             self.written.append((self._now, question.moved))
-        return self._answer
+        return answer
 
     def figures(self) -> Iterator[Figure]:
         """For the metrics."""
-        yield "probe_bytes", "Bytes that were written to the volume and read back", {}, self._answer.written
-        if self._answer.seconds is not None:
-            yield "probe_seconds", "What that took", {}, round(self._answer.seconds, 6)
+        for labels, answer in self._answers or [({}, Answer())]:
+            yield "probe_bytes", "Bytes that were written to the volume and read back", labels, answer.written
+            if answer.seconds is not None:
+                yield "probe_seconds", "What that took", labels, round(answer.seconds, 6)
         yield "probe_day_bytes", "Bytes that checks wrote within a day", {}, sum(size for _, size in self.written)
 
 
@@ -180,8 +198,8 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _measure_if_idle(mount_point: str, start: Callable[[list[str]], object] = run) -> None:
-    if busy(mount_point, os.cpu_count() or 1) is not None:
+def _measure_if_idle(mount_points: Sequence[str], start: Callable[[list[str]], object] = run) -> None:
+    if busy(mount_points, os.cpu_count() or 1) is not None:
         return
     try:
         # In a unit of its own: a check in a few minutes must not wait for it.
@@ -199,16 +217,16 @@ LOAD_SHARE = 0.05
 """Of the CPUs; a load of 1 is allowed on any node."""
 
 
-def busy(mount_point: str | None, cpus: int, root: str = "/") -> str | None:
+def busy(mount_points: Sequence[str], cpus: int, root: str = "/") -> str | None:
     """Why the node is not idle; None where it is. The cheapest question comes first.
 
     Idle: a load over five minutes of at most 5 % of the CPUs (or 1), no job of Slurm, no process that has a GPU open,
-    and none that has a file of the volume open. ``verify`` itself then watches the drives for a second.
+    and none that has a file of a volume open. ``verify`` itself then watches the drives for a second.
     """
-    return next(_reasons(mount_point, cpus, root), None)
+    return next(_reasons(mount_points, cpus, root), None)
 
 
-def _reasons(mount_point: str | None, cpus: int, root: str) -> Iterator[str]:
+def _reasons(mount_points: Sequence[str], cpus: int, root: str) -> Iterator[str]:
     load = _load(root)
     if load is None:
         yield "the load cannot be read"
@@ -216,7 +234,7 @@ def _reasons(mount_point: str | None, cpus: int, root: str) -> Iterator[str]:
         yield f"the load is {load:g}"
     yield from scheduler_jobs({}, root)
     yield from gpu_holders(root)
-    if mount_point is not None:
+    for mount_point in mount_points:
         yield from volume_users(mount_point, root)
 
 

@@ -12,6 +12,7 @@ from tunetool.health import results
 from tunetool.node.audit.manifest_checks import PATIENCE
 from tunetool.node.common.check_result import FAIL, PASS, Check
 from tunetool.node.common.file_lock import ForeignLock
+from tunetool.node.common.manifest import built_members
 from tunetool.node.common.outlived import Say, in_a_child
 from tunetool.node.health import wear_forecast
 from tunetool.node.health.wear_forecast import Sample, Series, of_spare, of_wear
@@ -27,8 +28,7 @@ def keep(
 ) -> Mapping[str, Series]:
     """What is kept of the manifest's drives, with today's answers. A drive that was replaced goes."""
     document = results.read_document(files.wear)
-    array = manifest["array"] if manifest is not None else None
-    serials = {str(member["serial"]) for member in array["members"]} if array is not None else set()
+    serials = {str(member["serial"]) for member in built_members(manifest)} if manifest is not None else set()
     kept = {serial: series for serial, series in wear_forecast.restored(document).items() if serial in serials}
     status, asked = {check.id: check.status for check in checks}.get(WEAR), document.get("asked")
     # Drives that did not answer that check are not asked again. A clock that was set back only asks sooner.

@@ -48,7 +48,7 @@ def capture(source: Source, path: Path, hide_names: bool) -> dict[str, Any]:
     document["occupied"] = occupied and {name: brief(reason) for name, reason in occupied.items()}
     arrays = read_arrays(source.root)
     mounted = filesystems(arrays, source.root)
-    document["gds_facts"] = asdict(source.gds_facts(volume(mounted, arrays)))
+    document["gds_facts"] = asdict(source.gds_facts(volume(mounted, arrays, source.root)))
     spaces = {each.mount_point: source.space(each.mount_point) for each in mounted}
     document["space"] = {point: space for point, space in spaces.items() if space is not None}
     if source.beside.note:

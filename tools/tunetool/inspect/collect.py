@@ -19,7 +19,7 @@ from tunetool.node.array.md_arrays import Array, read_arrays
 from tunetool.node.common.check_result import FAIL
 from tunetool.node.common.drift import known_manifest
 from tunetool.node.common.files import read_int, read_text
-from tunetool.node.common.manifest import MANIFEST_PATH
+from tunetool.node.common.manifest import MANIFEST_PATH, built_members, common_mount_point, each_volume
 from tunetool.node.common.manifest import damage as manifest_damage
 from tunetool.node.gds import path_choice
 from tunetool.node.gds.cufile_check import Problem, check_config
@@ -72,7 +72,17 @@ def inspect(source: Source) -> model.Inspection:
     looked = source.occupied(node_drives)
     # By users and partitions alone where nobody looked into the drives.
     reasons = looked if looked is not None else {drive.name: occupied(drive, ()) for drive in node_drives}
-    drives = [_drive(drive, arrays, answers.get(drive.controller), reasons.get(drive.name)) for drive in node_drives]
+    manifest = _manifest(root)
+    volumes = each_volume(manifest) if manifest is not None else []
+    # Of several, the name is enough: they are mounted in one directory.
+    named = {str(volume["filesystem"]["mount_point"]): name for name, volume in volumes if name}
+    built = {member["serial"] for member in built_members(manifest)} if manifest is not None else set()
+    drives = []
+    for drive in node_drives:
+        one = _drive(drive, arrays, answers.get(drive.controller), reasons.get(drive.name))
+        drives.append(
+            one.model_copy(update={"use": named.get(one.use, one.use), "data": one.data or drive.serial in built})
+        )
     drives = [drive.model_copy(update={"data": _is_data(drive, drives)}) for drive in drives]
     devices = read_pci(root)
     gpus = [
@@ -83,9 +93,8 @@ def inspect(source: Source) -> model.Inspection:
     version, is_open = read_driver(root)
     container = read_container(root)
     mounted = filesystems(arrays, root)
-    manifest = _manifest(root)
     memory = _memory(root)
-    gds_facts = source.gds_facts(volume(mounted, arrays))
+    gds_facts = source.gds_facts(volume(mounted, arrays, root))
     decision = path_choice.current(gds_facts)
     limits = ceilings(drives, gpus, nodes)
     host = _host(root, container)
@@ -138,8 +147,12 @@ def _manifest(root: str) -> dict[str, Any] | None:
         return None
 
 
-def volume(mounted: Sequence[model.Filesystem], arrays: Sequence[Array]) -> str | None:
-    """Mount point of the scratch volume, which is the first file system on an md array; None where there is none."""
+def volume(mounted: Sequence[model.Filesystem], arrays: Sequence[Array], root: str) -> str | None:
+    """Mount point of the scratch volume, which is the first file system on an md array, or the directory in which
+    several were built; None where there is none."""
+    manifest = _manifest(root)
+    if manifest is not None and "volumes" in manifest:
+        return common_mount_point(manifest)
     names = {array.path for array in arrays}
     return next((filesystem.mount_point for filesystem in mounted if filesystem.device in names), None)
 

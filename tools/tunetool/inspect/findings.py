@@ -11,6 +11,7 @@ from tunetool.inspect.container_advice import container_findings
 from tunetool.inspect.model import Drive, Finding, Inspection, Link
 from tunetool.node.array.md_arrays import cure_of
 from tunetool.node.common.check_result import FAIL, UNKNOWN, Check
+from tunetool.node.common.manifest import common_mount_point, each_volume
 from tunetool.node.common.raid_levels import LEVELS, needs_every_member
 from tunetool.node.gds.cufile_check import Problem
 from tunetool.node.machine.pcie_links import bandwidth
@@ -85,7 +86,7 @@ def findings(facts: Facts) -> list[Finding]:
         sys=facts.sys,
         udev=facts.udev,
         nvidia_fs=facts.nvidia_fs,
-        point=str(facts.manifest["filesystem"]["mount_point"]) if facts.manifest else None,
+        point=common_mount_point(facts.manifest) if facts.manifest else None,
     )
 
 
@@ -209,7 +210,7 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
 
 
 def _nothing_built(facts: Facts) -> list[Finding]:
-    free = facts.data_drives
+    free = [drive for drive in facts.data_drives if drive.use == "free"]
     if facts.shown.arrays or len(free) < 2 or facts.shown.host.container is not None:
         return []
     sizes = " and ".join(sorted({format_size(drive.size_bytes) for drive in free}))
@@ -356,11 +357,13 @@ def _manifest(facts: Facts) -> Iterator[Finding]:
             found="changes of the last `tunetool provision` take effect at the next boot",
             remedy="reboot the node, then run `tunetool provision` again",
         )
-    point = manifest["filesystem"]["mount_point"]
+    points = [volume["filesystem"]["mount_point"] for _, volume in each_volume(manifest)]
     mounted = {filesystem.mount_point for filesystem in facts.shown.filesystems}
-    if facts.shown.host.container is None and point not in mounted:
+    gone = [point for point in points if point not in mounted]
+    if facts.shown.host.container is None and gone:
+        were = "was built on this node, but is" if len(gone) == 1 else "were built on this node, but are"
         yield Finding(
             id="filesystem.mounted",
-            found=f"`{point}` was built on this node, but is not mounted",
+            found=f"`{'`, `'.join(gone)}` {were} not mounted",
             remedy="`tunetool verify --level config` shows what is missing below it",
         )

@@ -237,6 +237,9 @@ def _flat(name: str, value: object) -> Named:
         for key, inner in value.items():
             if key not in _OWN:
                 yield from _flat(f"{name}.{key}", inner)
+    elif isinstance(value, list) and all(isinstance(each, Mapping) and "name" in each for each in value) and value:
+        for each in value:
+            yield from _flat(f"{name}.{each['name']}", each)
     elif isinstance(value, list):
         yield name, ", ".join(_one(each) for each in value) or "none"
     elif value is not None:

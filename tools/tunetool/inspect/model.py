@@ -77,7 +77,9 @@ class Drive(Document):
     numa_node: int | None = None
     link: Link
     health: Health | None = None
-    use: str = Field(description="The array that it is a member of, where it is mounted, what it holds, or `free`")
+    use: str = Field(
+        description="The array that it is a member of, its volume, where it is mounted, what it holds, or `free`"
+    )
     data: bool = Field(description="Counts towards the ceilings: member of an array, or free where there is none")
 
 

@@ -66,7 +66,7 @@ def alone(stacks: Iterable[BlockStack], environment: Mapping[str, str]) -> Itera
     """Hold the locks of all devices under ``stacks``. Raises ``CannotJudge`` at once when another run holds one."""
     directory = lock_directory(environment, os.geteuid() == 0)
     with contextlib.ExitStack() as held:
-        for key in sorted({lock_key(stack) for stack in stacks}):
+        for key in sorted({lock_key(part) for stack in stacks for part in stack.parts or [stack]}):
             held.enter_context(device_lock(key, directory))
         yield
 
@@ -200,7 +200,7 @@ class Others:
 
     def _find_syncs(self) -> list[str]:
         """The arrays on the same drives that the kernel itself reads or writes."""
-        ours = {leaf.name for leaf in self._stack.leaves} | ({self._stack.device} if self._stack.device else set())
+        ours = {leaf.name for leaf in self._stack.leaves} | set(self._stack.devices)
         return [
             f"array `{device}` does a `{action}`"
             for device, action in sync_actions(self._root).items()

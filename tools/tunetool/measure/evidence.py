@@ -69,7 +69,7 @@ def obstacles(stack: BlockStack, root: str = "/") -> list[str]:
     syncs = [
         f"array `{array.device}` does a `{array.sync.action}` ({array.sync}), which takes its drives: measure after it"
         for array in read_arrays(root)
-        if array.sync is not None and array.device == stack.device
+        if array.sync is not None and array.device in stack.devices
     ]
     silent = [f"`{name}` counts nothing: run `echo 1 > /sys/block/{name}/queue/iostats`" for name in stack.silent]
     return [*silent, *syncs]

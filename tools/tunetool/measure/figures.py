@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from tunetool.measure import Direction, tester
@@ -31,9 +32,31 @@ def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> li
     ]
 
 
+def of_volumes(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> tuple[list[Measurement], dict[str, str]]:
+    """The same of each of several volumes while all were measured, and by name why samples of one prove nothing."""
+    measurements, reasons = [], {}
+    own = replace(shape, jobs=shape.jobs_each, volumes=())
+    for name, part in zip(shape.volumes, stack.parts, strict=False):
+        alone = results.of_volume(name)
+        measurements += [of_volume(each, name) for each in bandwidths(part, fio, own, alone)]
+        reasons.update({f"{figure}.{name}": why for figure, why in unproven(part, alone).items()})
+    return measurements, reasons
+
+
+def of_volume(measurement: Measurement, name: str) -> Measurement:
+    """The figure as that of one of several volumes."""
+    labels = {**measurement.labels, "volume": name}
+    return measurement.model_copy(update={"name": f"{measurement.name}.{name}", "labels": labels})
+
+
 def is_sequential(measurement: Measurement) -> bool:
-    """Whether it is one of these figures; those by io_uring are of the ladder."""
-    return measurement.labels["subject"] == "sequential" and "io_engine" not in measurement.labels
+    """Whether it is one of these figures of all volumes together; those by io_uring are of the ladder."""
+    return measurement.labels["subject"] == "sequential" and not {"io_engine", "volume"} & set(measurement.labels)
+
+
+def is_share(measurement: Measurement) -> bool:
+    """Whether it is what one of several volumes gave to such a figure."""
+    return measurement.labels["subject"] == "sequential" and "volume" in measurement.labels
 
 
 def sequential_figures(measurements: Iterable[Measurement]) -> dict[Direction, Measurement]:

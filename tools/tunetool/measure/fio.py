@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Outcome(Claim):
     requests: int = 0
     cores: float = 0.0
     """How many cores' worth of time the jobs spent."""
+    places: Mapping[str, Outcome] = field(default_factory=dict)
+    """Of each of several places, by name."""
 
     @property
     def rate(self) -> float:
@@ -171,6 +173,8 @@ class Job:
     touched: bool = False
     """For reads: into memory that was written before the time begins. Without this, the first request also waits until
     the kernel has found and zeroed its pages."""
+    places: Sequence[tuple[str, Path]] = ()
+    """Names and directories of several places, with ``jobs`` in each; empty: there is the one."""
 
 
 def find_fio(environment: Mapping[str, str]) -> Fio:
@@ -226,7 +230,16 @@ def arguments(fio: Fio, job: Job) -> list[str]:
         argv.append("--end_fsync=1")
     if job.seconds is not None:
         argv += ["--time_based=1", f"--runtime={round(job.seconds * 1000)}ms"]
-    return argv
+    # A group for each place, so that its own figures are reported.
+    return in_places([*argv, "--new_group=1"], job.places) if job.places else argv
+
+
+def in_places(argv: Sequence[str], places: Sequence[tuple[str, Path]]) -> list[str]:
+    """The command line ``argv`` of one job, in each of ``places`` at the same time under its name."""
+    shared = [word for word in argv if not word.startswith("--name=")]
+    # fio takes a colon for the end of a directory's name.
+    escaped = [(name, str(directory).replace(":", "\\:")) for name, directory in places]
+    return [*shared, *(word for name, path in escaped for word in (f"--name={name}", f"--directory={path}"))]
 
 
 def run(
@@ -270,7 +283,13 @@ def execute(
 def parse(fio: Fio, job: Job, stdout: str, stderr: str = "") -> Outcome:
     """Read fio's JSON. Whatever is not a complete, error-free, non-empty result raises ``FioFailed``."""
     (share,) = shares(fio, job.direction, stdout, stderr).values()
-    return share
+    if not job.places:
+        return share
+    found = shares(fio, job.direction, stdout, stderr, by_name=True)
+    missing = [name for name, _ in job.places if name not in found]
+    if missing:
+        raise FioFailed(f"`{fio.path}` reports nothing of `{missing[0]}`", raw=stdout + stderr)
+    return replace(share, places=found)
 
 
 def _why(fio: Fio, done: worker.Finished) -> tuple[str, str | None]:

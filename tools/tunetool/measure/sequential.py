@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
@@ -42,6 +42,13 @@ class Plan:
     ceiling: float | None
     limits: Mapping[Direction, float] = field(default_factory=dict)
     """Bytes per second that a direction is judged against, tolerance taken off."""
+    volumes: Sequence[str] = ()
+    """Names of several volumes that are measured at once; empty: there is the one."""
+
+    @property
+    def jobs_each(self) -> int:
+        """Of a volume."""
+        return self.jobs // max(1, len(self.volumes))
 
     @property
     def space_bytes(self) -> int:
@@ -77,8 +84,9 @@ class Plan:
             if self.written_bytes is not None
             else "as much as the storage takes in that time"
         )
+        at_once = f", `{'`, `'.join(self.volumes)}` at once" if self.volumes else ""
         return [
-            f"writes to `{self.target}` ({self.medium}): files of at most {format_size(self.space_bytes)}, "
+            f"writes to `{self.target}` ({self.medium}{at_once}): files of at most {format_size(self.space_bytes)}, "
             "removed afterwards",
             f"{FEWEST} writes and {FEWEST} reads of {self.duration:g} s by {self.jobs} jobs, about "
             f"{self.seconds:.0f} s; up to {MOST} of each, {self.longest_seconds:.0f} s, where they lie on both sides "
@@ -95,6 +103,8 @@ class Sample:
     """None on a target without a block device."""
     moment: float
     """Middle of the sample, in seconds of a clock that never jumps."""
+    volumes: Mapping[str, Sample] = field(default_factory=dict)
+    """What belongs to each of several volumes, by name."""
 
     @property
     def claimed_bytes(self) -> int:
@@ -115,6 +125,14 @@ class Results:
     incomplete: list[str] = field(default_factory=list)
     """Files of the run that hold less than was written to them."""
 
+    def of_volume(self, name: str) -> Results:
+        """What belongs to one of several volumes."""
+        return replace(
+            self,
+            samples={way: [sample.volumes[name] for sample in kept] for way, kept in self.samples.items()},
+            ceilings={},
+        )
+
 
 def plan(
     target: Path,
@@ -124,10 +142,16 @@ def plan(
     duration: float,
     ceiling: float | None,
     limits: Mapping[Direction, float] | None = None,
+    volumes: Sequence[str] = (),
 ) -> Plan:
-    """Decide on jobs and sizes. Raises ``UsageProblem`` when there is too little space."""
+    """Decide on jobs and sizes. Raises ``UsageProblem`` when there is too little space.
+
+    ``volumes``: several, each with at least ``free_bytes``.
+    """
     jobs = max(4, min(16, cpu_count))
-    usable = int(free_bytes * FREE_SHARE)
+    if volumes:
+        jobs = -(-jobs // len(volumes)) * len(volumes)
+    usable = int(free_bytes * max(1, len(volumes)) * FREE_SHARE)
     needed = jobs * PROBE_BYTES
     if usable < needed:
         raise UsageProblem(
@@ -136,7 +160,7 @@ def plan(
             f"and at most {FREE_SHARE:.0%} of the free space is used",
         )
     largest = min(LARGEST_FILE, usable // jobs // MIB * MIB)
-    return Plan(str(target), medium, jobs, largest, duration, ceiling, limits or {})
+    return Plan(str(target), medium, jobs, largest, duration, ceiling, limits or {}, volumes)
 
 
 def file_bytes(shape: Plan, bandwidth: float) -> int:

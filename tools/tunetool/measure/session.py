@@ -126,14 +126,22 @@ class Session:
 
         With ``stack``: after its device was locked and found idle.
         """
-        target = target.resolve()
-        self.subject = str(target)
+        (made,) = self.directories([target], stack)
+        return made
+
+    def directories(self, targets: Sequence[Path], stack: BlockStack | None = None) -> list[Path]:
+        """As ``directory``, one in each of ``targets``; ``stack``: of all together."""
+        targets = [target.resolve() for target in targets]
+        self.subject = ", ".join(map(str, targets))
         if stack is not None:
             self.lock([stack])
-        rundir.remove_stale(rundir.stale_directories(target))
+        for target in targets:
+            rundir.remove_stale(rundir.stale_directories(target))
         if stack is not None:
             self.look(stack)
-        return self.hold(rundir.run_directory(target, records.new_id(), self.left_behind.append))
+        return [
+            self.hold(rundir.run_directory(target, records.new_id(), self.left_behind.append)) for target in targets
+        ]
 
     def temporary(self) -> Path:
         """A directory outside of what is measured. It is there until the record is written."""

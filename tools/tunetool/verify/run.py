@@ -25,6 +25,7 @@ from tunetool.measure.ladder.rung import Result as Found
 from tunetool.measure.ladder.rung import run as run_rungs
 from tunetool.measure.ladder.sampler import Sampler
 from tunetool.measure.ladder.sequential import Sequential
+from tunetool.measure.ladder.volumes import OnVolumes
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
@@ -34,8 +35,8 @@ from tunetool.measure.worker import foreign_code
 from tunetool.node.array.md_arrays import HALTED_STATES
 from tunetool.node.audit.manifest_checks import BY_ID
 from tunetool.node.common.check_result import Check
-from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
-from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, common_mount_point, each_volume, load
+from tunetool.node.machine.block_stack import BlockStack, read_stack, together
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.node.volume.named_volume import CHECK_ID as MOUNTED
@@ -73,11 +74,13 @@ class _Verification:
     doubts: list[str] = field(default_factory=list)
     context: Context | None = None
     """The run, once it began."""
+    places: Sequence[Path] = ()
+    """Where it writes: a directory of each volume."""
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
         request, progress, environment = self.request, session.progress, session.environment
-        manifest = self.manifest = read_manifest(request.manifest)
+        manifest = self.manifest = _of_target(read_manifest(request.manifest), request.target)
         if manifest is not None:
             self.found.checks += map(as_result, _against(request, manifest))
         if request.level == "config":
@@ -92,22 +95,32 @@ class _Verification:
     def _plan(self, progress: Progress, environment: Mapping[str, str]) -> None:
         """Plan the run and announce it, unless nothing may be written. Writes nothing itself."""
         target, own_mount = _target(self.request, self.manifest)
-        obstacle = _obstacle(target, self.found.checks, own_mount)
+        volumes = each_volume(self.manifest) if own_mount and self.manifest is not None else []
+        places = [Path(volume["filesystem"]["mount_point"]) for _, volume in volumes] or [target]
+        names = [name for name, _ in volumes if name]
+        if names and self.request.level == "full":
+            raise UsageProblem(
+                f"`--level full` measures one volume, and `{target}` has {len(names)}",
+                f"give `--target {places[0]}`, or take `--level quick`, which measures all at once",
+            )
+        obstacle = _obstacle(target, self.found.checks, own_mount, several=bool(names))
         if obstacle is not None:
             progress.say(f"{obstacle.what}: nothing is written there")
             self.found.errors.append(f"`{target}` was not measured: see {obstacle.check}")
             return
         try:
-            check_directory(target)
-            free = free_bytes(target)
+            for place in places:
+                check_directory(place)
+            free = min(map(free_bytes, places))
         except OSError as error:
             # A file system that shut itself down.
             self.found.errors.append(f"`{target}` was not measured: {error.strerror or error}; see `dmesg | tail`")
             return
-        stack = read_stack(str(target))
+        stack = together(str(target), [read_stack(str(place)) for place in places])
         doubt = _doubt_of_manifest(self.request, self.manifest, stack, self.found.checks)
         self.doubts += [doubt] if doubt is not None else []
-        self.plan = _planned(self.request, self.manifest, stack, free, environment)
+        self.plan = _planned(self.request, self.manifest, stack, free, environment, names)
+        self.places = places
         if self.plan.shape.ceiling is not None:
             self.found.measurements.append(figures.ceiling_figure(stack, self.plan.shape.ceiling))
         for rung in self.plan.rungs:
@@ -116,7 +129,7 @@ class _Verification:
         if self.request.level == "full":
             for line in ladder.announcement(self.plan.shape, stack):
                 progress.say(line)
-        for path in rundir.stale_directories(target):
+        for path in [path for place in places for path in rundir.stale_directories(place)]:
             progress.say(f"`{path}` was left by a run that died")
 
     def measure(self, session: Session) -> None:
@@ -129,7 +142,7 @@ class _Verification:
         self.doubts += [f"{doubt} and verify again" for doubt in foreign_code(environment)]
         fio = find_fio(environment)
         session.hold(_watched(stack, self.found.checks))
-        directory = session.directory(Path(shape.target), stack)
+        directory, *others = session.directories(self.places, stack)
         self.context = Context(
             shape=shape,
             stack=stack,
@@ -140,6 +153,7 @@ class _Verification:
             limits=self.plan.limits,
             python=self.request.python,
             require_deepspeed="deepspeed" in self.request.require,
+            volumes=dict(zip(shape.volumes, [directory, *others], strict=False)),
         )
         try:
             run_rungs(self.plan.rungs, self.context, self.found)
@@ -185,6 +199,16 @@ def read_manifest(path: Path | None) -> dict[str, Any] | None:
         raise UsageProblem(error.message, error.hint) from None
 
 
+def _of_target(manifest: dict[str, Any] | None, target: Path | None) -> dict[str, Any] | None:
+    """The manifest, or that of the one of several volumes on which the target lies: what is expected is of all."""
+    if manifest is None or target is None:
+        return manifest
+    for name, volume in each_volume(manifest):
+        if name and target.absolute().is_relative_to(volume["filesystem"]["mount_point"]):
+            return {**volume, "expect": {}}
+    return manifest
+
+
 def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[Expectation]:
     """The caller's, else the manifest's; one for each direction that is to be judged."""
     if request.expect or manifest is None:
@@ -194,8 +218,11 @@ def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[E
 
 def _target(request: Request, manifest: Mapping[str, Any] | None) -> tuple[Path, bool]:
     """The directory to measure, and whether it is the manifest's own mount point."""
-    mount_point = Path(manifest["filesystem"]["mount_point"]) if manifest else None
+    mount_point = Path(common_mount_point(manifest)) if manifest else None
     if request.target is not None:
+        if manifest is not None and request.target.absolute() == mount_point and len(each_volume(manifest)) > 1:
+            # Nobody writes there, only to the volumes in it.
+            return mount_point, True
         if mount_point is None or request.target.absolute() != mount_point:
             # The manifest's own array has a check, and a record that says so.
             refuse_unanswering(request.target)
@@ -223,16 +250,20 @@ class _Obstacle:
     """The check that says more."""
 
 
-def _obstacle(target: Path, checks: Sequence[CheckResult], own_mount: bool) -> _Obstacle | None:
+def _obstacle(target: Path, checks: Sequence[CheckResult], own_mount: bool, several: bool) -> _Obstacle | None:
     if not own_mount:
         return None
     if not _is_mounted(checks):
         # The bare mount point belongs to the root file system.
-        return _Obstacle(f"`{target}` is not the mount that the manifest names", MOUNTED)
+        what = "is not the mount that the manifest names"
+        if several:
+            what = "has volumes that are not the mounts that the manifest names"
+        return _Obstacle(f"`{target}` {what}", MOUNTED)
     failed = [check for check in checks if check.status == "fail"]
     halted = [f"state `{state}`" for state in HALTED_STATES]
     for check in failed:
-        if check.found in halted:
+        # Of several volumes with the name of each before it.
+        if any(state in check.found for state in halted):
             # I/O of ours would wait with everybody else's, in a state in which no signal ends it.
             return _Obstacle(f"`{target}` lies on an array with {check.found}", check.id)
     dead = next((check for check in failed if BY_ID[check.id].halts), None)
@@ -245,8 +276,13 @@ def _doubt_of_manifest(
     """The manifest's expectations hold for the manifest's file system, and for no other."""
     if manifest is None or request.expect or not manifest["expect"]:
         return None
-    mount_point = manifest["filesystem"]["mount_point"]
-    if _shows(stack.mount, mount_point) and _is_mounted(checks):
+    mount_point = common_mount_point(manifest)
+    volumes, parts = each_volume(manifest), stack.parts or (stack,)
+    shown = len(volumes) == len(parts) and all(
+        _shows(part.mount, volume["filesystem"]["mount_point"])
+        for part, (_, volume) in zip(parts, volumes, strict=False)
+    )
+    if shown and _is_mounted(checks):
         return None
     return (
         f"`{stack.directory}` is not on the manifest's file system (`{mount_point}`), whose expectations do not "
@@ -268,20 +304,22 @@ def _planned(
     stack: BlockStack,
     free: int,
     environment: Mapping[str, str],
+    volumes: Sequence[str] = (),
 ) -> _Plan:
     """The rungs, from fio's to the ladder's. Raises ``UsageProblem`` where there is too little space."""
     wanted = expectations(request, manifest)
     limits = {each.name: limit_of(each.value, request.tolerance) for each in wanted}
     by_direction = {direction: limits[name] for direction, name in figures.NAMES.items() if name in limits}
     top, cpus = ceiling(stack, read_drives()), os.cpu_count() or 1
-    shape = plan_sequential(Path(stack.directory), stack.medium, free, cpus, request.duration, top, by_direction)
-    rungs: list[Rung] = [
-        Sequential(),
-        pinned_handle(request.python, request.duration, request.require, environment, request.chosen),
-    ]
+    target, medium = Path(stack.directory), stack.medium
+    shape = plan_sequential(target, medium, free, cpus, request.duration, top, by_direction, volumes)
+    handle: Rung = pinned_handle(request.python, request.duration, request.require, environment, request.chosen)
+    # One file of it shows what the handle does; a path of GPUDirect is another one on each drive.
+    rungs: list[Rung] = [Sequential(), OnVolumes(handle, volumes[:1]) if volumes else handle]
     mode = request.gds or default_mode(manifest)
     if mode != "off":
-        rungs.append(GpuDirect(mode, request.python))
+        direct = GpuDirect(mode, request.python)
+        rungs.append(OnVolumes(direct, volumes) if volumes else direct)
     if request.level == "full":
         rungs += ladder.all_rungs()
     return _Plan(stack, shape, limits, rungs)
@@ -302,8 +340,9 @@ def _add_sequential(context: Context, found: Found) -> None:
     results, stack = context.sequential, context.stack
     if results.samples:
         found.measurements += figures.bandwidths(stack, context.sampler.fio, context.shape, results)
-        found.measurements += figures.service_time_figures(stack, results)
-        found.unproven.update(figures.unproven(stack, results))
+        alone, reasons = figures.of_volumes(stack, context.sampler.fio, context.shape, results)
+        found.measurements += [*alone, *figures.service_time_figures(stack, results)]
+        found.unproven.update({**figures.unproven(stack, results), **reasons})
         found.checks.append(balance(stack, figures.counted_samples(results)))
 
 

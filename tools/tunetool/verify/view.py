@@ -8,7 +8,7 @@ from statistics import median
 
 from tunetool.inspect.ceilings import format_link_speed
 from tunetool.measure.balance import CHECK_ID as BALANCE
-from tunetool.measure.figures import is_sequential
+from tunetool.measure.figures import is_sequential, is_share
 from tunetool.measure.gds.config import CHECK_ID as GDS_CONFIG
 from tunetool.measure.gds.counters import CHECK_ID as GDS
 from tunetool.measure.ladder.budget import EXPECTED
@@ -16,7 +16,7 @@ from tunetool.measure.ladder.deepspeed_handles import CHECK_ID as DEEPSPEED
 from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.units import format_bandwidth, format_figure, format_size
 from tunetool.record import DriveFacts, Evidence, Measurement, Record, chosen
-from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
+from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, slowest_volume
 from tunetool.verify.drive_errors import CHECK_ID as ERRORS
 from tunetool.verify.ladder_view import ladder, rates
 from tunetool.view.figures import ceiling_of, what_limits
@@ -69,6 +69,7 @@ def main_figures(record: Record) -> list[Measurement]:
     """What `verify` measures at every level: fio's sequential figures, then DeepSpeed's and GPUDirect Storage's."""
     return [
         *(each for each in record.measurements if is_sequential(each)),
+        *(each for each in record.measurements if is_share(each)),
         *(each for each in record.measurements if _is_of_handle(each)),
     ]
 
@@ -83,6 +84,8 @@ def limits(record: Record) -> Iterator[str]:
         reached = what_limits(figure, ceiling if is_sequential(figure) else None)
         if reached is not None:
             yield f"{_name(figure)}: {reached}"
+        if is_sequential(figure) and (slowest := slowest_volume(record.measurements, figure)):
+            yield f"{_name(figure)}: {slowest}"
     for check in record.checks:
         if check.status == "fail":
             yield f"{check.id}: {check.found}"
@@ -99,9 +102,10 @@ def _is_of_handle(figure: Measurement) -> bool:
 def _name(figure: Measurement) -> str:
     """Its direction, and which handle moved the bytes where that was not fio."""
     direction = figure.labels["direction"]
+    volume = f", {figure.labels['volume']}" if "volume" in figure.labels else ""
     if _is_of_handle(figure):
-        return f"{direction}, {_HANDLES.get(str(figure.parameters.get('device')), '?')}"
-    return direction
+        return f"{direction}, {_HANDLES.get(str(figure.parameters.get('device')), '?')}{volume}"
+    return direction + volume
 
 
 def _sequential(record: Record, figures: Sequence[Measurement]) -> list[Section]:
@@ -150,8 +154,9 @@ def proof_of(evidence: Evidence | None) -> str | None:
 
 def _share(record: Record, figure: Measurement) -> str | None:
     """The figure as a share of fio's bandwidth in the same direction; None where fio did not run."""
-    sides = chosen(record.measurements, direction=figure.labels["direction"])
-    fio = next((each.value for each in sides if is_sequential(each)), 0.0)
+    labels = {"subject": "sequential", "io_engine": None, "volume": figure.labels.get("volume")}
+    sides = chosen(record.measurements, "bandwidth", direction=figure.labels["direction"], **labels)
+    fio = next((each.value for each in sides), 0.0)
     return f"{figure.value / fio:.0%} of fio" if fio else None
 
 

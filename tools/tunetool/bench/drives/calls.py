@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunetool.measure import Direction
-from tunetool.measure.fio import DATA_FILE, Fio, Job, arguments
+from tunetool.measure.fio import DATA_FILE, Fio, Job, arguments, in_places
 
 JOBS_A_DRIVE = 2
 """Files of each drive, each written and read by one thread with 32 requests of 1 MiB in flight."""
@@ -19,11 +19,7 @@ def file_job(direction: Direction, file_bytes: int, seconds: float | None, engin
 
 def files(fio: Fio, job: Job, directories: Sequence[Path]) -> list[str]:
     """``job`` in each of the directories at the same time."""
-    shared = [word for word in arguments(fio, job) if not word.startswith("--name=")]
-    # fio takes a colon for the end of a directory's name.
-    escaped = [str(directory).replace(":", "\\:") for directory in directories]
-    places = [(f"--name=drive-{number}", f"--directory={path}") for number, path in enumerate(escaped, 1)]
-    return [*shared, *(word for place in places for word in place)]
+    return in_places(arguments(fio, job), [(f"drive-{number}", path) for number, path in enumerate(directories, 1)])
 
 
 def paths(directories: Sequence[Path]) -> list[Path]:

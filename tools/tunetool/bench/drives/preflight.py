@@ -189,8 +189,8 @@ def _blank(serials: Sequence[str]) -> tuple[BareDrive, ...]:
 
 def _members_of_manifest() -> set[str]:
     try:
-        array = manifest.load()["array"]  # None on a node whose volume is the owner's
-        return {member["serial"] for member in array["members"]} if array else set()
+        # None on a node whose volume is the owner's.
+        return {member["serial"] for member in manifest.built_members(manifest.load())}
     except FileNotFoundError:
         return set()
     except manifest.ManifestError as error:

@@ -46,6 +46,8 @@ _WORDS = {
     "raid0_over_per_drive": ("RAID0", "a file system on each drive"),
 }
 """By the figure's name, what is compared with what."""
+_SETTINGS = {"raid0_over_per_drive": " (`raid_array_groups: all` and `drive`)"}
+"""What chooses between them on a node."""
 _VIRTUAL = " for virtual drives, which are files of one disk and say nothing of others"
 
 
@@ -222,7 +224,8 @@ def _of_comparison(name: str, known: Sequence[Curve]) -> str | None:
         )
     if not texts:
         return None
-    return f"{ours} and {theirs} differ by {'; '.join(texts)}{_choice(ours, theirs, decided)}"
+    which = f"{ours} and {theirs}{_SETTINGS.get(name, '')}"
+    return f"{which} differ by {'; '.join(texts)}{_choice(ours, theirs, decided)}"
 
 
 def _choice(ours: str, theirs: str, decided: Sequence[Measurement | None]) -> str:

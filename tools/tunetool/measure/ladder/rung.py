@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, median_high
 from typing import ClassVar, Protocol
@@ -75,7 +75,21 @@ class Context:
     """What fio's sequential rung measured: it is the first one, and the others size their work by it."""
     installed: Probe | None = None
     """What the user's Python has, once it was asked."""
+    volumes: Mapping[str, Path] = field(default_factory=dict)
+    """The directories of the run in several volumes, by name; empty: there is the one."""
     _raw: tuple[RawData | None, str] | None = None
+
+    @property
+    def directories(self) -> Sequence[Path]:
+        """Every directory of the run."""
+        return list(self.volumes.values()) or [self.directory]
+
+    def of_volume(self, name: str) -> Context:
+        """The run as it is for one of several volumes."""
+        directory, stack = self.volumes[name], self.stack.parts[list(self.volumes).index(name)]
+        sampler = replace(self.sampler, stack=stack, directory=directory)
+        sequential = self.sequential.of_volume(name)
+        return replace(self, stack=stack, directory=directory, sampler=sampler, sequential=sequential, volumes={})
 
     @property
     def engine(self) -> str:

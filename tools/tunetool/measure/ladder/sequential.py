@@ -53,7 +53,7 @@ class _Execution:
 
     def execute(self) -> None:
         """Probe, lay out, then the samples."""
-        self.results.direct = takes_direct_io(self.context.directory)
+        self.results.direct = all(map(takes_direct_io, self.context.directories))
         probe = self._sample("probe", self._job("write", PROBE_BYTES, None), self.shape.duration, 300)
         speed = probe.outcome.bandwidth
         size = self.results.file_bytes = file_bytes(self.shape, speed)
@@ -83,8 +83,9 @@ class _Execution:
 
     def _look_at_files(self, size: int) -> None:
         """A sparse or short file is read without a drive; what is not stored was not written either."""
-        names = [DATA_FILE.format(number=number) for number in range(self.shape.jobs)]
-        self.results.incomplete += incomplete(self.context.directory, names, size)
+        names = [DATA_FILE.format(number=number) for number in range(self.shape.jobs_each)]
+        for directory in self.context.directories:
+            self.results.incomplete += incomplete(directory, names, size)
 
     def _direction(self, direction: Direction, size: int) -> None:
         job = self._job(direction, size, self.shape.duration)
@@ -100,14 +101,24 @@ class _Execution:
         )
 
     def _job(self, direction: Direction, size: int, seconds: float | None) -> Job:
-        return Job(direction, self.shape.jobs, size, seconds, direct=self.results.direct)
+        places = list(self.context.volumes.items())
+        return Job(direction, self.shape.jobs_each, size, seconds, direct=self.results.direct, places=places)
 
     def _sample(self, name: str, job: Job, seconds: float, timeout: float) -> Sample:
         step = self.progress.step(f"{self.shape.target}: {name}", seconds)
         direct = self.context.directory if job.direct else None
         with step as tick, Counting(self.context.stack, f"`{name}`", direct=direct) as counting:
             outcome = self._fio(name, job, timeout, counting.ticking(tick))
-        return Sample(outcome, counting.count(job.direction, outcome.claimed_bytes), counting.moment)
+        return Sample(
+            outcome,
+            counting.count(job.direction, outcome.claimed_bytes),
+            counting.moment,
+            {
+                name: Sample(share, counting.count(job.direction, share.claimed_bytes, part), counting.moment)
+                for name, part in zip(self.context.volumes, self.context.stack.parts, strict=False)
+                for share in [outcome.places[name]]
+            },
+        )
 
     def _fio(self, name: str, job: Job, timeout: float, tick: Callable[[], None]) -> Outcome:
         try:

@@ -1,0 +1,89 @@
+"""A node with a file system on each drive: built, rebooted, a drive lost and replaced, and given back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import POINT, Lab, changed_tasks, reboots_well, row
+
+pytestmark = pytest.mark.usefixtures("marker")
+
+DRIVES = ("-e", json.dumps({"raid_array_groups": "drive"}))
+NAMES = [f"drive{number}" for number in range(8)]
+SWAP = ("-e", "replace_drive_old_serial=LAB1NV3", "-e", "replace_drive_new_serial=LAB1NV3R")
+FILL = f"for n in {' '.join(NAMES)}; do head -c 3M /dev/urandom > {POINT}/$n/data; done; sync; "
+SUMS = f"cd {POINT}; sha256sum drive*/data"
+
+
+def mounted(lab: Lab) -> dict[str, str]:
+    """Serial numbers of the drives by the mount point of the volume on them."""
+    lines = lab.ssh(
+        "node1",
+        f"findmnt -rno TARGET,SOURCE | grep {POINT}/ | while read t s; do echo $t $(lsblk -dno SERIAL $s); done",
+    )
+    return dict(line.split() for line in lines.splitlines())
+
+
+def build(lab: Lab) -> None:
+    done = lab.site(*DRIVES)
+    assert done.code == 0, done.text
+
+
+def play(lab: Lab, name: str, *arguments: str) -> str:
+    done = lab.run("ansible-playbook", f"playbooks/{name}.yml", "-i", str(lab.inventory), *DRIVES, *arguments)
+    assert done.code == 0, done.text
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_each_drive_has_its_volume_and_keeps_it_over_a_boot(blank: Lab) -> None:
+    build(blank)
+    wanted = {f"{POINT}/{name}": f"LAB1NV{number}" for number, name in enumerate(NAMES, start=1)}
+    assert mounted(blank) == wanted
+    assert blank.ssh("node1", "grep -c . /proc/mdstat; ls /dev/md* 2>/dev/null; true").split() == ["2"]
+    assert blank.ssh("node1", f"lsattr -d {POINT} | cut -c5").strip() == "i"
+    sums = blank.ssh("node1", FILL + SUMS)
+    again = blank.site(*DRIVES)
+    assert again.code == 0, again.text
+    assert changed_tasks(again.stdout) == []
+    other = blank.site()
+    assert other.code != 0
+    assert "`array.groups`: expected all, found drive" in " ".join(other.text.split())
+    blank.reboot("node1", "--shuffle")
+    assert mounted(blank) == wanted
+    assert blank.ssh("node1", SUMS) == sums
+    reboots_well(blank)
+
+
+@pytest.mark.slow
+def test_a_lost_drive_costs_its_volume_and_is_replaced(blank: Lab, tmp_path: Path) -> None:
+    build(blank)
+    sums = blank.ssh("node1", FILL + SUMS).splitlines()
+    blank.lab("fault", "node1", "swap-drive", "--drive", "LAB1NV3")
+    kept = [line for line in sums if "drive2" not in line]
+    assert blank.ssh("node1", SUMS + " 2>/dev/null || true").splitlines() == kept
+    plan = tmp_path / "replace.json"
+    planned = play(blank, "replace_drive", *SWAP, "--tags", "plan", "-e", f"plan_file={plan}")
+    assert "blank, comes for `LAB1NV3`" in row(planned, "LAB1NV3R")
+    assert "keeps volume `drive3`" in row(planned, "LAB1NV4")
+    play(blank, "replace_drive", *SWAP, "-e", f"apply_plan={plan}")
+    assert mounted(blank)[f"{POINT}/drive2"] == "LAB1NV3R"
+    assert blank.ssh("node1", SUMS + " 2>/dev/null || true").splitlines() == kept
+    manifest = json.loads(blank.ssh("node1", "cat /etc/tunetool/node.json"))
+    assert [volume["name"] for volume in manifest["volumes"]] == NAMES
+    assert manifest["volumes"][2]["array"]["members"][0]["serial"] == "LAB1NV3R"
+    again = blank.site(*DRIVES)
+    assert again.code == 0, again.text
+    assert changed_tasks(again.stdout) == []
+    plan = tmp_path / "teardown.json"
+    planned = play(blank, "teardown", "--tags", "plan", "-e", f"plan_file={plan}")
+    assert "volume `drive2` on drive `LAB1NV3R`" in planned
+    play(blank, "teardown", "-e", f"apply_plan={plan}")
+    left = (
+        f"for d in $(lsblk -dno NAME,SERIAL | grep LAB1NV | cut -d' ' -f1); do wipefs -n /dev/$d; done; "
+        f"grep {POINT} /etc/fstab /proc/self/mountinfo; find /etc/systemd/system -name '*tunetool*'; "
+        f"ls -d {POINT} /etc/tunetool/node.json /etc/tunetool/drives.json 2>/dev/null; true"
+    )
+    assert blank.ssh("node1", left) == ""
