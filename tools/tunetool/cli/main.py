@@ -26,6 +26,7 @@ COMMANDS = {
     "init": "Write an inventory to start from: your nodes, how to log in, which drives, and why each default.",
     "provision": "Build the nodes of an inventory, or plan what building would do to their drives.",
     "verify": "Check a node against its manifest, measure its storage, and judge both.",
+    "accept": "Measure whether a machine, or each node of a fleet, keeps every promise of a goals file.",
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
     "ds-config": "Write a whole DeepSpeed configuration for a model and a node.",
     "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
@@ -115,7 +116,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _leave("interrupted", None, ExitCode.INTERRUPTED)
     except click.ClickException as error:
-        _leave(*_usage(error), ExitCode.USAGE)
+        _leave(*usage(error), ExitCode.USAGE)
     except ReaderGone as error:
         _leave_in_silence(error.code)
     except OutputLost as error:
@@ -147,7 +148,7 @@ def _name_output() -> None:
         )
 
 
-def _usage(error: click.ClickException) -> tuple[str, str | None]:
+def usage(error: click.ClickException) -> tuple[str, str | None]:
     """Message and hint of what click refuses."""
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path} --help`" if context is not None else None

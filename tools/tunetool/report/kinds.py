@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 VIEWS: Mapping[str, str] = {
     **{each.kind: f"tunetool.bench.{each.folder}.view" for each in BENCHMARKS},
+    "acceptance": "tunetool.accept.view",
     "fleet": "tunetool.fleet.view",
     "stage": "tunetool.stage.view",
     "tune": "tunetool.tune.view",
@@ -94,7 +95,7 @@ def write_any_page(record: Record, path: Path) -> Path:
 
 def _write(record: Record, path: Path) -> Path | None:
     _write_parts(record, path.parent)
-    if record.kind == "fleet":
+    if record.hosts is not None:
         write_host_pages(record, path.parent)
     text = page_text(record, path)
     return _replace(path, text) if text else None

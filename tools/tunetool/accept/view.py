@@ -1,0 +1,153 @@
+"""The page of an acceptance: which machine, each goal with its figure, interval, proof and verdict, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tunetool.accept.judge import GOALS_WORST_FIRST, MISSED, OPEN, title
+from tunetool.fleet.view import pages_beside
+from tunetool.inspect.fleet_compare import natural
+from tunetool.node.units import format_count, format_size, format_size_binary
+from tunetool.record import DriveFacts, FleetHost, GoalResult, GoalVerdict, Record, Status, to_document
+from tunetool.verdict import WORST_FIRST
+from tunetool.view.model import Block, Cell, Cells, Notes, Section, Table, View
+from tunetool.view.text import format_value, number, scale
+
+_MARKS: dict[GoalVerdict, Status | None] = {
+    "held": "pass",
+    "missed": "fail",
+    "not decided": "unstable",
+    "skipped": None,
+}
+_TITLES = ("goal", "verdict", "figure", "interval", "rounds", "proof")
+
+
+def view(record: Record, directory: Path | None = None) -> View:
+    """What is shown; on a fleet, the hosts' own pages lie below the ``directory``."""
+    goals = sorted(record.goals or [], key=lambda each: GOALS_WORST_FIRST.index(each.verdict))
+    where = format_count(len(record.hosts), "node") if record.hosts is not None else record.node.host
+    sections = [
+        *([_nodes(record, goals, directory)] if record.hosts is not None else []),
+        *([Section("Goals", list(_goals(goals)))] if goals else []),
+        *([_machine(record)] if record.hosts is None else []),
+        *([_runs(record)] if record.parts else []),
+    ]
+    sections.append(Section("Why these goals", [Notes(list(_reasons(goals)))], on="page"))
+    return View(f"Acceptance of {where}", head=[_count(goals)], sections=sections, closing=[_signature(record)])
+
+
+def _count(goals: Sequence[GoalResult]) -> str:
+    counts = [f"{sum(each.verdict == word for each in goals)} {word}" for word in reversed(GOALS_WORST_FIRST)]
+    return f"{format_count(len(goals), 'goal')}: {', '.join(counts)}"
+
+
+def _signature(record: Record) -> str:
+    digest = record.sha256 or to_document(record)["sha256"]
+    return (
+        f"Signed by nobody: nothing but the record's own hash, sha256 {digest}, holds this page to its record.json. "
+        "It shows accidental damage, and no forgery: whoever changes the record can make a new hash."
+    )
+
+
+def _goals(goals: Sequence[GoalResult]) -> Iterator[Block]:
+    lost = frozenset(number for number, each in enumerate(goals) if each.verdict == MISSED)
+    yield Table(_TITLES, [_row(each) for each in goals], ("figure", "rounds"), lost=lost)
+    notes = [f"{title(each)}: {each.verdict}, {each.reason}" for each in goals if each.reason]
+    if notes:
+        # A terminal has them as reasons of the verdict.
+        yield Notes(list(dict.fromkeys(notes)), on="page")
+
+
+def _row(goal: GoalResult) -> Cells:
+    named = f"{title(goal)} {goal.sense} {format_value(goal.bound, goal.unit)}"
+    figure = format_value(goal.value, goal.unit) if goal.value is not None else "-"
+    rounds = str(goal.rounds) if goal.rounds else "-"
+    verdict = Cell(goal.verdict, _MARKS[goal.verdict])
+    return [named, verdict, Cell(figure, number=goal.value), _interval(goal), rounds, _proof(goal)]
+
+
+def _interval(goal: GoalResult) -> str:
+    interval = goal.confidence
+    if interval is None:
+        return "-"
+    factor, unit = scale(goal.unit, max(abs(interval.low), abs(interval.high)))
+    level = f", {interval.level:.0%}" if interval.level else ""
+    return f"{number(interval.low / factor)} to {number(interval.high / factor)} {unit}".strip() + level
+
+
+def _proof(goal: GoalResult) -> str:
+    if goal.value is None:
+        return "-"
+    counted = [each for each in goal.evidence if each.ratio is not None]
+    medium = f", {goal.medium}" if goal.medium else ""
+    if counted:
+        farthest = max(counted, key=lambda each: abs((each.ratio or 0.0) - 1))
+        return f"{farthest.device or 'drives'} counted {farthest.ratio:.4f} of the bytes{medium}"
+    memory = any(each.kind == "memory" for each in goal.evidence)
+    return ("in memory: no drive counts" if memory else "no counter") + medium
+
+
+def _reasons(goals: Sequence[GoalResult]) -> Iterator[str]:
+    seen: dict[object, GoalResult] = {}
+    for each in goals:
+        seen.setdefault((each.run, each.figure, *sorted(each.labels.items())), each)
+    for goal in seen.values():
+        program = f"; by {goal.program}" if goal.program else ""
+        named = title(goal.model_copy(update={"host": None}))
+        yield f"{named}: {goal.why or 'the file names no source'}; `tunetool {goal.run}`{program}"
+
+
+def _machine(record: Record) -> Section:
+    node = record.node
+    tool = " ".join(filter(None, ["tunetool", record.tool.version, record.tool.commit])) if record.tool else ""
+    programs = sorted({each.program for each in record.goals or [] if each.program})
+    facts = [
+        ("machine", " ".join(filter(None, [node.host, node.machine]))),
+        ("CPU", f"{node.cpu}, {node.cpu_count} cores" if node.cpu else ""),
+        ("memory", format_size_binary(node.memory_bytes) if node.memory_bytes else ""),
+        ("kernel", node.kernel or ""),
+        ("NVIDIA driver", node.driver or ""),
+        ("programs", ", ".join([tool, *programs])),
+        ("measured", f"{record.started:%Y-%m-%d %H:%M} to {record.finished:%Y-%m-%d %H:%M} UTC"),
+    ]
+    blocks: list[Block] = [Table(("machine", ""), [list(each) for each in facts if each[1]], (), sortable=False)]
+    if node.drives:
+        titles = ("drive", "serial", "model", "firmware", "size", "link")
+        blocks.append(Table(titles, [_drive(each) for each in node.drives], ()))
+    return Section("Machine", blocks)
+
+
+def _drive(drive: DriveFacts) -> Cells:
+    link = drive.link
+    speed = f"{link.current_speed_gts:g} GT/s x{link.current_width}" if link and link.current_speed_gts else "-"
+    size = format_size(drive.size_bytes) if drive.size_bytes else "-"
+    return [drive.name, drive.serial or "-", drive.model or "-", drive.firmware or "-", size, speed]
+
+
+def _runs(record: Record) -> Section:
+    rows: list[Cells] = []
+    for part in record.parts or []:
+        link = f"../{part.run}/report.html" if part.run else ""
+        rows.append([Cell(part.name, link=link), Cell(part.status.upper()), Cell(part.record_id or "-")])
+    return Section("Runs", [Table(("run", "its own verdict", "record"), rows, ())], on="page")
+
+
+def _nodes(record: Record, goals: Sequence[GoalResult], directory: Path | None) -> Section:
+    pages = pages_beside(record, directory) if directory is not None else {}
+    of_host = {host.host: [each for each in goals if each.host == host.host] for host in record.hosts or []}
+
+    def worst(host: FleetHost) -> tuple[int, int, int, object]:
+        words = [each.verdict for each in of_host[host.host]]
+        return WORST_FIRST.index(host.status), -words.count(MISSED), -words.count(OPEN), natural(host.host)
+
+    rows: list[Cells] = []
+    for host in sorted(record.hosts or [], key=worst):
+        words = [each.verdict for each in of_host[host.host]]
+        counts = [str(words.count(word)) for word in GOALS_WORST_FIRST]
+        reason = next(iter(host.reasons), "")
+        rows.append(
+            [Cell(host.host, link=pages.get(host.host, "")), Cell(host.status.upper(), host.status), *counts, reason]
+        )
+    titles = ("node", "verdict", *GOALS_WORST_FIRST, "reason")
+    return Section("Nodes", [Table(titles, rows, GOALS_WORST_FIRST, ["reason"])])
