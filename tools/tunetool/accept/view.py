@@ -25,16 +25,25 @@ _TITLES = ("goal", "verdict", "figure", "interval", "rounds", "proof")
 
 def view(record: Record, directory: Path | None = None) -> View:
     """What is shown; on a fleet, the hosts' own pages lie below the ``directory``."""
-    goals = sorted(record.goals or [], key=lambda each: GOALS_WORST_FIRST.index(each.verdict))
+    goals = _worst_first(record.goals or [])
     where = format_count(len(record.hosts), "node") if record.hosts is not None else record.node.host
     sections = [
         *([_nodes(record, goals, directory)] if record.hosts is not None else []),
-        *([Section("Goals", list(_goals(goals)))] if goals else []),
+        *([goals_section(goals)] if goals else []),
         *([_machine(record)] if record.hosts is None else []),
         *([_runs(record)] if record.parts else []),
     ]
     sections.append(Section("Why these goals", [Notes(list(_reasons(goals)))], on="page"))
     return View(f"Acceptance of {where}", head=[_count(goals)], sections=sections, closing=[_signature(record)])
+
+
+def goals_section(goals: Sequence[GoalResult]) -> Section:
+    """The goals of a record of any kind."""
+    return Section("Goals", list(_goals(_worst_first(goals))))
+
+
+def _worst_first(goals: Sequence[GoalResult]) -> list[GoalResult]:
+    return sorted(goals, key=lambda each: GOALS_WORST_FIRST.index(each.verdict))
 
 
 def _count(goals: Sequence[GoalResult]) -> str:
