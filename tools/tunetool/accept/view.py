@@ -20,7 +20,7 @@ _MARKS: dict[GoalVerdict, Status | None] = {
     "not decided": "unstable",
     "skipped": None,
 }
-_TITLES = ("goal", "verdict", "figure", "interval", "rounds", "proof")
+_TITLES = ("goal", "verdict", "figure", "interval", "proof")
 
 
 def view(record: Record, directory: Path | None = None) -> View:
@@ -39,7 +39,9 @@ def view(record: Record, directory: Path | None = None) -> View:
 
 def goals_section(goals: Sequence[GoalResult]) -> Section:
     """The goals of a record of any kind."""
-    return Section("Goals", list(_goals(_worst_first(goals))))
+    ranked = _worst_first(goals)
+    lost = frozenset(number for number, each in enumerate(ranked) if each.verdict == MISSED)
+    return Section("Goals", [Table(_TITLES, [_row(each) for each in ranked], ("figure",), lost=lost)])
 
 
 def _worst_first(goals: Sequence[GoalResult]) -> list[GoalResult]:
@@ -59,21 +61,11 @@ def _signature(record: Record) -> str:
     )
 
 
-def _goals(goals: Sequence[GoalResult]) -> Iterator[Block]:
-    lost = frozenset(number for number, each in enumerate(goals) if each.verdict == MISSED)
-    yield Table(_TITLES, [_row(each) for each in goals], ("figure", "rounds"), lost=lost)
-    notes = [f"{title(each)}: {each.verdict}, {each.reason}" for each in goals if each.reason]
-    if notes:
-        # A terminal has them as reasons of the verdict.
-        yield Notes(list(dict.fromkeys(notes)), on="page")
-
-
 def _row(goal: GoalResult) -> Cells:
     named = f"{title(goal)} {goal.sense} {format_value(goal.bound, goal.unit)}"
     figure = format_value(goal.value, goal.unit) if goal.value is not None else "-"
-    rounds = str(goal.rounds) if goal.rounds else "-"
     verdict = Cell(goal.verdict, _MARKS[goal.verdict])
-    return [named, verdict, Cell(figure, number=goal.value), _interval(goal), rounds, _proof(goal)]
+    return [named, verdict, Cell(figure, number=goal.value), _interval(goal), _proof(goal)]
 
 
 def _interval(goal: GoalResult) -> str:
@@ -81,8 +73,10 @@ def _interval(goal: GoalResult) -> str:
     if interval is None:
         return "-"
     factor, unit = scale(goal.unit, max(abs(interval.low), abs(interval.high)))
-    level = f", {interval.level:.0%}" if interval.level else ""
-    return f"{number(interval.low / factor)} to {number(interval.high / factor)} {unit}".strip() + level
+    level = [f"{interval.level:.0%}"] if interval.level else []
+    rounds = [format_count(goal.rounds, "round")] if goal.rounds else []
+    values = f"{number(interval.low / factor)} to {number(interval.high / factor)} {unit}".strip()
+    return ", ".join([values, *level, *rounds])
 
 
 def _proof(goal: GoalResult) -> str:
@@ -100,7 +94,7 @@ def _proof(goal: GoalResult) -> str:
 def _reasons(goals: Sequence[GoalResult]) -> Iterator[str]:
     seen: dict[object, GoalResult] = {}
     for each in goals:
-        seen.setdefault((each.run, each.figure, *sorted(each.labels.items())), each)
+        seen.setdefault((each.run, title(each.model_copy(update={"host": None}))), each)
     for goal in seen.values():
         program = f"; by {goal.program}" if goal.program else ""
         named = title(goal.model_copy(update={"host": None}))
@@ -120,7 +114,7 @@ def _machine(record: Record) -> Section:
         ("programs", ", ".join([tool, *programs])),
         ("measured", f"{record.started:%Y-%m-%d %H:%M} to {record.finished:%Y-%m-%d %H:%M} UTC"),
     ]
-    blocks: list[Block] = [Table(("machine", ""), [list(each) for each in facts if each[1]], (), sortable=False)]
+    blocks: list[Block] = [Table(("fact", "value"), [list(each) for each in facts if each[1]], (), sortable=False)]
     if node.drives:
         titles = ("drive", "serial", "model", "firmware", "size", "link")
         blocks.append(Table(titles, [_drive(each) for each in node.drives], ()))
