@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tunetool.accept.judge import GOALS_WORST_FIRST, MISSED, OPEN, title
+from tunetool.accept.judge import GOALS_WORST_FIRST, HELD, MISSED, OPEN, title
 from tunetool.fleet.view import pages_beside
 from tunetool.inspect.fleet_compare import natural
 from tunetool.node.units import format_count, format_size, format_size_binary
-from tunetool.record import DriveFacts, FleetHost, GoalResult, GoalVerdict, Record, Status, to_document
+from tunetool.record import REPORT, DriveFacts, FleetHost, GoalResult, GoalVerdict, Record, Status, to_document
 from tunetool.verdict import WORST_FIRST
 from tunetool.view.model import Block, Cell, Cells, Notes, Section, Table, View
 from tunetool.view.text import format_value, number, scale
@@ -29,9 +29,9 @@ def view(record: Record, directory: Path | None = None) -> View:
     where = format_count(len(record.hosts), "node") if record.hosts is not None else record.node.host
     sections = [
         *([_nodes(record, goals, directory)] if record.hosts is not None else []),
-        *([goals_section(goals)] if goals else []),
+        *([goals_section(goals) if record.hosts is None else _over_nodes(goals)] if goals else []),
         *([_machine(record)] if record.hosts is None else []),
-        *([_runs(record)] if record.parts else []),
+        *([_runs(record, directory)] if record.parts else []),
     ]
     sections.append(Section("Why these goals", [Notes(list(_reasons(goals)))], on="page"))
     return View(f"Acceptance of {where}", head=[_count(goals)], sections=sections, closing=[_signature(record)])
@@ -59,6 +59,30 @@ def _signature(record: Record) -> str:
         f"Signed by nobody: nothing but the record's own hash, sha256 {digest}, holds this page to its record.json. "
         "It shows accidental damage, and no forgery: whoever changes the record can make a new hash."
     )
+
+
+def _over_nodes(goals: Sequence[GoalResult]) -> Section:
+    """A goal a row, by the node that is worst in it: each node's own page has all of its goals."""
+    of_goal: dict[tuple[str, str, str, float], list[GoalResult]] = {}
+    for each in goals:
+        of_goal.setdefault((each.run, _named(each), each.sense, each.bound), []).append(each)
+    rows = []
+    for nodes in of_goal.values():
+        worst = min(nodes, key=_distance)
+        name, *rest = _row(worst.model_copy(update={"host": None}))
+        rows.append([name, f"{sum(each.verdict == HELD for each in nodes)} of {len(nodes)}", worst.host or "-", *rest])
+    titles = ("goal", "held by", "worst node", *_TITLES[1:])
+    return Section("Goals", [Table(titles, rows, ("held by", "figure"))])
+
+
+def _distance(goal: GoalResult) -> tuple[int, float]:
+    """The less, the worse: by verdict, then by how far the figure is on the goal's side."""
+    value = goal.value or 0.0
+    return GOALS_WORST_FIRST.index(goal.verdict), value if goal.sense == "at least" else -value
+
+
+def _named(goal: GoalResult) -> str:
+    return title(goal.model_copy(update={"host": None}))
 
 
 def _row(goal: GoalResult) -> Cells:
@@ -94,11 +118,10 @@ def _proof(goal: GoalResult) -> str:
 def _reasons(goals: Sequence[GoalResult]) -> Iterator[str]:
     seen: dict[object, GoalResult] = {}
     for each in goals:
-        seen.setdefault((each.run, title(each.model_copy(update={"host": None}))), each)
+        seen.setdefault((each.run, _named(each)), each)
     for goal in seen.values():
         program = f"; by {goal.program}" if goal.program else ""
-        named = title(goal.model_copy(update={"host": None}))
-        yield f"{named}: {goal.why or 'the file names no source'}; `tunetool {goal.run}`{program}"
+        yield f"{_named(goal)}: {goal.why or 'the file names no source'}; `tunetool {goal.run}`{program}"
 
 
 def _machine(record: Record) -> Section:
@@ -128,10 +151,12 @@ def _drive(drive: DriveFacts) -> Cells:
     return [drive.name, drive.serial or "-", drive.model or "-", drive.firmware or "-", size, speed]
 
 
-def _runs(record: Record) -> Section:
+def _runs(record: Record, directory: Path | None) -> Section:
     rows: list[Cells] = []
     for part in record.parts or []:
-        link = f"../{part.run}/report.html" if part.run else ""
+        page = f"{part.run}/{REPORT}" if part.run and directory is not None else ""
+        # A host's page came from there alone, without those of its runs.
+        link = f"../{page}" if page and directory is not None and (directory.parent / page).is_file() else ""
         rows.append([Cell(part.name, link=link), Cell(part.status.upper()), Cell(part.record_id or "-")])
     return Section("Runs", [Table(("run", "its own verdict", "record"), rows, ())], on="page")
 
