@@ -11,7 +11,7 @@ from tunetool.inspect.fleet_compare import natural
 from tunetool.node.units import format_count, format_size, format_size_binary
 from tunetool.record import REPORT, DriveFacts, FleetHost, GoalResult, GoalVerdict, Record, Status, to_document
 from tunetool.verdict import WORST_FIRST
-from tunetool.view.model import Block, Cell, Cells, Notes, Section, Table, View
+from tunetool.view.model import Cell, Cells, Notes, Section, Table, View
 from tunetool.view.text import format_value, number, scale
 
 _MARKS: dict[GoalVerdict, Status | None] = {
@@ -30,7 +30,7 @@ def view(record: Record, directory: Path | None = None) -> View:
     sections = [
         *([_nodes(record, goals, directory)] if record.hosts is not None else []),
         *([goals_section(goals) if record.hosts is None else _over_nodes(goals)] if goals else []),
-        *([_machine(record)] if record.hosts is None else []),
+        *(_machine(record) if record.hosts is None else []),
         *([_runs(record, directory)] if record.parts else []),
     ]
     sections.append(Section("Why these goals", [Notes(list(_reasons(goals)))], on="page"))
@@ -124,7 +124,7 @@ def _reasons(goals: Sequence[GoalResult]) -> Iterator[str]:
         yield f"{_named(goal)}: {goal.why or 'the file names no source'}; `tunetool {goal.run}`{program}"
 
 
-def _machine(record: Record) -> Section:
+def _machine(record: Record) -> Iterator[Section]:
     node = record.node
     tool = " ".join(filter(None, ["tunetool", record.tool.version, record.tool.commit])) if record.tool else ""
     programs = sorted({each.program for each in record.goals or [] if each.program})
@@ -137,11 +137,11 @@ def _machine(record: Record) -> Section:
         ("programs", ", ".join([tool, *programs])),
         ("measured", f"{record.started:%Y-%m-%d %H:%M} to {record.finished:%Y-%m-%d %H:%M} UTC"),
     ]
-    blocks: list[Block] = [Table(("fact", "value"), [list(each) for each in facts if each[1]], (), sortable=False)]
+    rows = [list(each) for each in facts if each[1]]
+    yield Section("Machine", [Table(("fact", "value"), rows, (), sortable=False)])
     if node.drives:
         titles = ("drive", "serial", "model", "firmware", "size", "link")
-        blocks.append(Table(titles, [_drive(each) for each in node.drives], ()))
-    return Section("Machine", blocks)
+        yield Section("Drives", [Table(titles, [_drive(each) for each in node.drives], ())])
 
 
 def _drive(drive: DriveFacts) -> Cells:
