@@ -6,20 +6,16 @@ import hashlib
 import importlib
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
+
+import tomli
 
 from tunetool.accept.goal import Goal, Pick, Sense, parse_bound, units_of, unknown, unknown_figure, unknown_labels
 from tunetool.bench.registry import BENCHMARKS
 from tunetool.errors import UsageProblem
 from tunetool.record import Unit
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SCHEMA = "tunetool.goals/1"
 _KEYS = ("schema", "title", "values", "goal")
@@ -68,8 +64,8 @@ class Problems(UsageProblem):
 def parse(text: str, name: str, settings: Mapping[str, str], check_call: CheckCall) -> GoalsFile:
     """The file called ``name``. ``settings``: values from the command line. Raises ``Problems``."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
         at = re.search(r"line (\d+)", str(error))
         last = len(text.splitlines()) or 1
         found = UsageProblem(f"not TOML: {re.sub(r' *[(]at .*', '', str(error))}", "write strings in quotation marks")
