@@ -135,6 +135,14 @@ class _Reader:
         figures = figures_of(run) if run else None
         pick = self._pick(number, "figure", goal, figures)
         of = self._pick(number, "of", goal, figures) if "of" in goal else None
+        if pick is not None and of is not None and figures is not None:
+            ours, theirs = units_of(pick.figure, figures), units_of(of.figure, figures)
+            if not set(ours) & set(theirs):
+                both = UsageProblem(
+                    f"`{pick.figure}` is in {' or '.join(ours)}, and `{of.figure}` in {' or '.join(theirs)}",
+                    "a share is of a figure in the same unit",
+                )
+                self._say(self._at(number, "of"), both)
         why, needs = self._text(number, "why", goal), self._needs(number, goal.get("needs", []))
         senses = [key for key in ("at_least", "at_most") if key in goal]
         if len(senses) != 1:
