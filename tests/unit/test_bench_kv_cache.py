@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
+from shown_records import on_screen
+from tunetool.advise.drive_life import Drives
 from tunetool.advise.read_model import NAMES, load_model
-from tunetool.bench.kv_cache import trace
+from tunetool.bench.kv_cache import figures, store, trace
+from tunetool.bench.kv_cache.figures import Reading, Row, Setting
 from tunetool.bench.kv_cache.model import PAGE, kv_of, kv_of_config, matrices
 from tunetool.bench.kv_cache.trace import Demand, Index, Wanted
 from tunetool.errors import UsageProblem
+from tunetool.measure.evidence import Counted
+from tunetool.node.machine.block_stack import Leaf, read_stack
+from tunetool.record import Record
+from tunetool.report.kinds import write_any_page
+from tunetool.verdict import judge
 
 BF16 = {"torch_dtype": "bfloat16"}
 LLAMA_8B = {**BF16, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
@@ -147,7 +160,9 @@ def test_a_store_holds_what_was_written_to_its_slots(requests: list[Wanted], slo
             memory[write.slot] = write.block
         assert set(wanted.after) <= set(memory.values())
         assert index.held() == [memory[slot] for slot in range(slots)]
-    memory.update(trace.undo(steps))
+    for write in itertools.chain.from_iterable(trace.undo(steps)):
+        assert memory[write.slot] == write.evicted
+        memory[write.slot] = write.block
     assert memory == first
 
 
@@ -231,3 +246,189 @@ def test_a_trace_without_a_whole_block_is_refused(tmp_path: Path) -> None:
     for wrong in (path, tmp_path / "none", tmp_path):
         with pytest.raises(UsageProblem):
             trace.read_mooncake(wrong)
+
+
+BLOCK = 2 * PAGE
+
+
+def order(directory: Path, engine: str, **more: Any) -> dict[str, Any]:
+    plain = {"directory": str(directory), "block": BLOCK, "slots": 4, "memory": 2, "threads": 2, "device": "cpu"}
+    return {"do": "open", "engine": engine, "direct": False, "seed": 0, **plain, **more}
+
+
+def filled(directory: Path, engine: str) -> store.Replay:
+    replay = store.Replay(order(directory, engine))
+    replay.write([(slot, slot + 10, -1) for slot in range(4)])
+    return replay
+
+
+layouts = pytest.mark.parametrize("engine", ["direct", "page-cache"])
+
+
+@layouts
+def test_a_store_gives_what_was_written_and_evicts(tmp_path: Path, engine: str) -> None:
+    replay = filled(tmp_path, engine)
+    done = replay.steps(
+        [{"reads": [(0, 10), (3, 13)], "writes": [(1, 20, 11)]}, {"reads": [], "writes": [(2, 21, 12)]}]
+    )
+    assert done["wrong"] == 0
+    assert done["reading"][0] > 0 == done["reading"][1]
+    assert replay.read([(1, 20), (2, 21)])[1] == 0
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) == 4 * BLOCK
+    if engine == "page-cache":
+        # As LMCache calls them: model, ranks, rank, hash and number format.
+        assert {path.name for path in kept} == {f"kv@1@0@{block:x}@bfloat16.pt" for block in (10, 13, 20, 21)}
+
+
+@layouts
+def test_a_damaged_block_and_a_wrong_one_are_seen(tmp_path: Path, engine: str) -> None:
+    replay = filled(tmp_path, engine)
+    path = tmp_path / store.SLAB if engine == "direct" else tmp_path / store.FILES / "kv@1@0@b@bfloat16.pt"
+    with path.open("r+b") as file:
+        file.seek((BLOCK if engine == "direct" else 0) + BLOCK // 2 + 100)
+        file.write(b"x")
+    assert replay.read([(0, 10), (1, 11)])[1] == 1
+    assert replay.read([(0, 10), (2, 12)])[1] == 0
+    if engine == "direct":
+        assert replay.read([(0, 13)])[1] == 1
+
+
+def test_a_block_that_ends_early_is_an_error(tmp_path: Path) -> None:
+    replay = filled(tmp_path, "page-cache")
+    (tmp_path / store.FILES / "kv@1@0@a@bfloat16.pt").write_bytes(b"short")
+    with pytest.raises(OSError, match="a block ends too early"):
+        replay.read([(0, 10)])
+
+
+@pytest.mark.parametrize(("engine", "why"), [("gds", "it needs a GPU"), ("lmcache", "pip install lmcache")])
+def test_an_engine_that_cannot_run_says_why(
+    tmp_path: Path, engine: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lmcache", None)
+    assert why in store.answer(order(tmp_path, engine))["left_out"]
+    assert list(tmp_path.iterdir()) == []
+
+
+GB = 10**9
+DISK = Leaf("vda", "disk", None, True, ("vda",))
+CONDITIONS: dict[str, Any] = {
+    "model": "7b", "token_bytes": 57_344, "block_tokens": 256, "block_bytes": 14_680_064, "store_bytes": 4 * GB,
+    "is_past_memory": False, "is_in_memory": False, "threads": 8, "cores": 2, "requests": 16,
+}  # fmt: skip
+
+
+def setting(directory: Path, **more: Any) -> Setting:
+    stack = replace(read_stack(str(directory)), medium="disk", in_memory=False, redundant=False, leaves=(DISK,))
+    drives = Drives(1, 1000 * GB, 1825e12)
+    plain: dict[str, Any] = {"prefill_rate": 10_000.0, "written_a_day": 1e12, "drives": drives}
+    return Setting(stack, CONDITIONS, 256, 14_680_064, hit_rates=[0.5] * 6, evictions=[3.0] * 6, **{**plain, **more})
+
+
+def row(engine: str, seconds: float, **more: Any) -> Row:
+    """Six rounds, in which a token takes 0.02 ms after 10 ms."""
+    plain: dict[str, Any] = {
+        "restored_bytes": GB, "claimed_bytes": 2 * GB, "counted": Counted(2 * GB, 2 * GB, {}),
+        "restores": [(256, 0.010 + 256 * 2e-5), (2560, 0.010 + 2560 * 2e-5)],
+        "prefixes": {1024: [0.010 + 1024 * 2e-5] * 3}, "written_bytes": GB, "writing": 2.0,
+        "drive_read": 2 * GB, "drive_written": GB,
+    }  # fmt: skip
+    if engine == "fio":
+        plain = {name: plain[name] for name in ("restored_bytes", "claimed_bytes", "counted")}
+    return Row(engine, {number: Reading(seconds, moment=number, **{**plain, **more}) for number in range(1, 7)})
+
+
+def rows() -> list[Row]:
+    cached = {"counted": None, "drive_read": GB, "drive_written": 3 * GB // 2}
+    return [
+        row("direct", 0.5),
+        row("page-cache", 1.0, **cached),
+        row("fio", 0.475),
+        Row("gds", left_out="it needs a GPU"),
+    ]
+
+
+def record_of(made: list[Row], about: Setting) -> Record:
+    case = figures.case(made, about)
+    return builders.record(
+        *case.measurements, kind="bench.kv-cache", target="/mnt", checks=list(case.checks), verdict=judge(case)
+    )
+
+
+def values(record: Record) -> Mapping[str, float]:
+    return {each.name.removeprefix("kv_cache."): each.value for each in record.measurements}
+
+
+def test_figures_say_speed_share_time_and_life(tmp_path: Path) -> None:
+    record = record_of(rows(), setting(tmp_path))
+    known = values(record)
+    assert known["direct.restore"] == 2 * GB
+    assert known["direct.of_fio"] == pytest.approx(0.95)
+    assert known["direct.versus_page_cache"] == 2.0
+    assert known["direct.p50"] == pytest.approx(0.01512)
+    assert known["direct.prefix-1024.p99"] == pytest.approx(0.03048)
+    assert known["direct.prefix-1024.versus_prefill"] == pytest.approx(0.1024 / 0.03048)
+    # 10 ms and 0.02 ms a token, against 0.1 ms a token: equal at 125 tokens, within the first block.
+    assert known["direct.pays_from"] == 256
+    assert (known["direct.from_drives"], known["page-cache.from_drives"]) == (1.0, 0.5)
+    assert (known["direct.write_amplification"], known["page-cache.write_amplification"]) == (1.0, 1.5)
+    assert known["page-cache.writes_a_day"] == 1.5e12
+    # 1,825 TB at 1.5 TB a day.
+    assert known["page-cache.drive_life"] / 86_400 == pytest.approx(1825 / 1.5)
+    assert (known["hit_rate"], known["evictions"], known["prefill"]) == (0.5, 3.0, 10_000)
+    assert "page-cache.prefix-1024.p50" in known
+    assert "page-cache.of_fio" not in known, "memory is no share of drives"
+    assert record.verdict is not None
+    assert record.verdict.status == "pass"
+
+
+def test_restoring_pays_where_the_lines_cross() -> None:
+    points = [(256, 0.1 + 256 * 1e-5), (4096, 0.1 + 4096 * 1e-5)]
+    reading = Reading(1.0, 1, 1, None, 0.0, points)
+    # 100 ms / (0.1 - 0.01) ms = 1,111 tokens.
+    assert figures.pays_from(reading, 10_000, 256) == 1280
+    assert math.isinf(figures.pays_from(reading, 150_000, 256))
+    assert figures.pays_from(Reading(1.0, 1, 1, None, 0.0, points[:1]), 1000, 256) == 256
+
+
+def shown(made: list[Row], about: Setting) -> str:
+    return " ".join(on_screen(record_of(made, about), None, 100).split())
+
+
+def test_one_line_says_what_is_slow_why_and_what_to_do(tmp_path: Path) -> None:
+    about = setting(tmp_path)
+    text = shown(rows(), about)
+    assert "`direct` restores 2.00 GB/s, 0.95 of fio's read" in text
+    assert "the storage is the limit; faster or more drives restore faster" in text
+    assert "restoring pays from 256 tokens on against 10000.0 tokens/s of prefill" in text
+    assert "gds: left out, it needs a GPU" in text
+    assert "50.0% of the prompts' blocks were there" in text
+    even = [row("direct", 0.5), row("fio", 0.45)]
+    even[0].readings[2] = replace(even[0].readings[2], seconds=0.6)
+    even[0].readings[1] = replace(even[0].readings[1], seconds=0.4)
+    assert "these rounds do not decide whether that is 90%" in shown(even, about)
+    slow = [row("direct", 1.0), row("fio", 0.5)]
+    assert "the program is the limit; try more `--threads`" in shown(slow, about)
+    assert "restoring does not pay against" in shown(rows(), replace(about, prefill_rate=1e6))
+    assert "give `--prefill-rate`" in shown(rows(), replace(about, prefill_rate=None))
+    few = rows()
+    few[0].readings = {1: few[0].readings[1]}
+    assert "do not decide whether restoring pays" in shown(few, about)
+    page = write_any_page(record_of(rows(), about), tmp_path / "record.json")
+    assert "restoring pays from 256 tokens on" in page.read_text()
+
+
+def test_only_bytes_are_judged(tmp_path: Path) -> None:
+    about, made = setting(tmp_path), rows()
+    made[1].readings[3] = replace(made[1].readings[3], wrong=2)
+    verdict = judge(figures.case(made, about))
+    assert verdict.status == "fail"
+    assert "`page-cache` gives other bytes than were written: 2 blocks with other bytes" in verdict.reasons[0]
+    made = rows()
+    made[0].failed = "no space"
+    assert judge(figures.case(made, about)).status == "error"
+    made = rows()
+    made[0] = row("direct", 0.5, counted=Counted(2 * GB, GB, {}))
+    assert judge(figures.case(made, about)).status == "unproven"
+    in_memory = replace(about, stack=replace(about.stack, in_memory=True, leaves=()))
+    assert judge(figures.case(rows(), in_memory)).status == "pass"

@@ -51,6 +51,7 @@ BENCHMARKS = tuple(
             "strategies",
             "ds-io",
             "experts",
+            "kv-cache",
             "inference",
             "api",
             "drives",

@@ -198,12 +198,9 @@ class Index:
         return self
 
 
-def undo(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """Slots and their blocks from before ``steps``."""
-    before: dict[int, int] = {}
-    for write in (write for step in steps for write in step.writes):
-        before.setdefault(write.slot, write.evicted)
-    return list(before.items())
+def undo(steps: Sequence[Step]) -> list[list[Write]]:
+    """The writes, step by step, after which the store is as it was before ``steps``."""
+    return [[Write(each.slot, each.evicted, each.block) for each in step.writes] for step in reversed(steps)]
 
 
 def hit_rate(steps: Sequence[Step]) -> float:
