@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,11 +302,45 @@ def test_a_block_that_ends_early_is_an_error(tmp_path: Path) -> None:
         replay.read([(0, 10)])
 
 
-@pytest.mark.parametrize(("engine", "why"), [("gds", "it needs a GPU"), ("lmcache", "pip install lmcache")])
+def test_vllm_gets_the_blocks_of_a_request_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The two functions of `vllm.v1.kv_offload.tiering.fs.io` as vLLM 0.32.0 has them, by their arguments.
+    calls: list[int] = []
+
+    def store_all(paths: list[str], view: memoryview, offsets: list[int], size: int, use_o_direct: bool = True) -> None:
+        for path, offset in zip(paths, offsets, strict=True):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_bytes(view[offset : offset + size])
+
+    def load_all(paths: list[str], view: memoryview, offsets: list[int], size: int, use_o_direct: bool = True) -> None:
+        calls.append(len(paths))
+        for path, offset in zip(paths, offsets, strict=True):
+            view[offset : offset + size] = Path(path).read_bytes()
+
+    made = SimpleNamespace(batch_store_block=store_all, batch_load_block=load_all)
+    monkeypatch.setitem(sys.modules, "vllm.v1.kv_offload.tiering.fs.io", made)
+    for name in (
+        "vllm",
+        "vllm.v1",
+        "vllm.v1.kv_offload",
+        "vllm.v1.kv_offload.tiering",
+        "vllm.v1.kv_offload.tiering.fs",
+    ):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    replay = filled(tmp_path, "vllm")
+    done = replay.steps([{"reads": [(0, 10), (3, 13)], "writes": [(1, 20, 11)]}])
+    assert (done["wrong"], calls) == (0, [2])
+    assert replay.read([(1, 20)])[1] == 0
+    assert len(list(tmp_path.rglob("*.bin"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"), [("gds", "it needs a GPU"), ("lmcache", "pip install lmcache"), ("vllm", "vllm>=0.25")]
+)
 def test_an_engine_that_cannot_run_says_why(
     tmp_path: Path, engine: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lmcache", None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     assert why in store.answer(order(tmp_path, engine))["left_out"]
     assert list(tmp_path.iterdir()) == []
 

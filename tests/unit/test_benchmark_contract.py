@@ -58,7 +58,7 @@ ANNOUNCED: Mapping[str, Sequence[str]] = {
     ],
     "strategies": ["1x8:z3 -> 1x2:z3", "2x8:z3 is left out: it needs 2 nodes"],
     "experts": ["33.55 MB, removed afterwards"],
-    "kv-cache": ["8.192 kB of KV for a token", "4 stores of 95 blocks", "removed afterwards"],
+    "kv-cache": ["8.192 kB of KV for a token", "5 stores of 95 blocks", "removed afterwards"],
     "drives": ["makes 2 sparse files of 1.074 GB"],
 }
 """What such a call, with torch and on a drive, says that it would do."""

@@ -87,7 +87,10 @@ class Request(Measuring, InRounds):
     device: str = options.device("Device that gets the blocks. auto: the GPU if there is one, else the CPU.")
     engines: tuple[str, ...] = options.engines("direct,lmcache", KV_ENGINES)
     engine_python: str | None = option(
-        "--engine-python", type=TEXT, metavar="PATH", help="Python with lmcache. Default: the one that measures."
+        "--engine-python",
+        type=TEXT,
+        metavar="PATH",
+        help="Python with lmcache or vllm. Default: the one that measures.",
     )
     python: str | None = options.python()
     seed: int = options.seed("the requests, the contents of the blocks and the order of engines")

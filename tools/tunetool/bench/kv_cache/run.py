@@ -279,14 +279,16 @@ class _KvCache:
         """Fill the store of an engine; None where it cannot run."""
         row, planned = Row(engine), self.plan
         self.rows.append(row)
-        needs_direct = engine in ("files-direct", "gds") or (engine == "direct" and not planned.stack.in_memory)
+        needs_direct = engine in ("files-direct", "gds") or (
+            engine in ("direct", "vllm") and not planned.stack.in_memory
+        )
         if needs_direct and not takes_direct:
             where = "nothing in memory lies" if planned.stack.in_memory else "this file system opens no file"
             row.left_out = f"{where} past the page cache"
             return None
         directory = parent / engine
         directory.mkdir()
-        is_theirs = engine == "lmcache" and self.request.engine_python is not None
+        is_theirs = engine in ("lmcache", "vllm") and self.request.engine_python is not None
         python = Path(self.request.engine_python or sys.executable) if is_theirs else Path(sys.executable)
         worker = session.hold(Worker(child_command(python, _CHILD), f"`{engine}`", session.environment))
         order = {

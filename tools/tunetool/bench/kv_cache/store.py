@@ -2,8 +2,9 @@
 
 ``direct`` is one slab with a slot for each block, past the page cache; ``gds`` the same by cuFile, to GPU memory.
 ``files-direct`` and ``page-cache`` have a file for each block, laid out and named as LMCache's disk backend does;
-``lmcache`` is that backend itself. Blocks go to page-locked memory and, where there is a GPU, on from there to it.
-Every block that comes is summed, after the clock has stopped. Standard library, and what an engine itself needs.
+``lmcache`` is that backend itself, and ``vllm`` the file system's tier of vLLM's own offload. Blocks go to page-locked
+memory and, where there is a GPU, on from there to it. Every block that comes is summed, after the clock has stopped.
+Standard library, and what an engine itself needs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ENGINES = ("direct", "files-direct", "page-cache", "gds", "lmcache")
+ENGINES = ("direct", "files-direct", "page-cache", "gds", "lmcache", "vllm")
 PAGE = 4096
 SLAB, FILES = "kv.slab", "blocks"
 _STAMP = struct.Struct("<QQ")
@@ -45,22 +46,23 @@ class Memory:
 
     def __init__(self, count: int, block: int, device: str) -> None:
         self._block, self.gpu, self.stream = block, None, None
-        if device == "cuda":
-            self._torch = importlib.import_module("torch")
-            self._host = self._torch.empty(count * block, dtype=self._torch.uint8, pin_memory=True)
-            self.gpu = self._torch.empty(count * block, dtype=self._torch.uint8, device="cuda")
-            self.stream = self._torch.cuda.Stream()
-            raw = (ctypes.c_char * (count * block)).from_address(self._host.data_ptr())
-            self.whole, self.kind = memoryview(raw).cast("B"), "pinned, then GPU"
-            return
         pages = mmap.mmap(-1, count * block, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError, AttributeError):
             pages.madvise(mmap.MADV_HUGEPAGE)
         for offset in range(0, len(pages), PAGE):
             pages[offset] = 1
-        address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
-        is_locked = ctypes.CDLL(None).mlock(address, ctypes.c_size_t(len(pages))) == 0
-        self.whole, self.kind = memoryview(pages), "locked" if is_locked else "not locked"
+        self.whole = memoryview(pages)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        if device != "cuda":
+            is_locked = ctypes.CDLL(None).mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(pages))) == 0
+            self.kind = "locked" if is_locked else "not locked"
+            return
+        self._torch = importlib.import_module("torch")
+        self.gpu = self._torch.empty(count * block, dtype=self._torch.uint8, device="cuda")
+        self.stream = self._torch.cuda.Stream()
+        if int(self._torch.cuda.cudart().cudaHostRegister(address, len(pages), 0)):
+            raise OSError("cudaHostRegister does not lock the memory")
+        self._host, self.kind = self._torch.frombuffer(self.whole, dtype=self._torch.uint8), "pinned, then GPU"
 
     def view(self, number: int) -> memoryview:
         """A block of the host's memory."""
@@ -77,6 +79,12 @@ class Memory:
             with self._torch.cuda.stream(self.stream):
                 start = self._host[number * self._block : (number + 1) * self._block] if source is None else source
                 self.on_gpu(number).copy_(start, non_blocking=True)
+
+    def clear(self, number: int) -> None:
+        """Begin to clear a block of the GPU, if there is one."""
+        if self.gpu is not None:
+            with self._torch.cuda.stream(self.stream):
+                self.on_gpu(number).zero_()
 
     def settle(self) -> None:
         """Return when all copies have ended."""
@@ -306,7 +314,40 @@ class LmCache(Files):
         return str(self._disk._key_to_path(self._key(block)))
 
 
-_MADE = {"direct": Slab, "files-direct": Files, "page-cache": Files, "gds": CuFile, "lmcache": LmCache}
+class Vllm(Files):
+    """vLLM's own offload to a file system (``tiering.fs``), which has a job of one thread for what a request reads or
+    writes, and evicts nothing itself."""
+
+    def __init__(self, order: Mapping[str, Any], memory: Memory) -> None:
+        try:
+            self._io = importlib.import_module("vllm.v1.kv_offload.tiering.fs.io")
+        except ImportError as error:
+            raise LeftOutError(f"its Python cannot import it ({error}): pip install 'vllm>=0.25'") from None
+        super().__init__(order, memory)
+        self._is_direct = bool(order["direct"])
+
+    def _path(self, block: int) -> str:
+        name = f"{block:016x}"
+        return f"{self._directory}/{name[-3:]}/{name[-5:-3]}_g0/{name}.bin"
+
+    def read_all(self, reads: Sequence[Sequence[int]]) -> None:
+        self._io.batch_load_block(*self._of([block for _, block in reads]))
+        for number in range(len(reads)):
+            self._memory.to_gpu(number)
+        self._memory.settle()
+
+    def write_all(self, writes: Sequence[Sequence[int]]) -> None:
+        for _, _, evicted in writes:
+            if evicted >= 0:
+                os.unlink(self._path(evicted))  # noqa: PTH108  (as above)
+        self._io.batch_store_block(*self._of([block for _, block, _ in writes]))
+
+    def _of(self, blocks: Sequence[int]) -> tuple[list[str], memoryview, list[int], int, bool]:
+        starts = [number * self._block for number in range(len(blocks))]
+        return [self._path(block) for block in blocks], self._memory.whole, starts, self._block, self._is_direct
+
+
+_MADE = {"direct": Slab, "files-direct": Files, "page-cache": Files, "gds": CuFile, "lmcache": LmCache, "vllm": Vllm}
 
 
 def _move(call: Callable[..., int], file: int, memory: memoryview, start: int) -> None:
@@ -361,10 +402,10 @@ class Replay:
                 wrong.append(read[1])
             # What is not read the next time must not look as if it were.
             memory[:PAGE] = memory[-PAGE:] = bytes(PAGE)
-            if self.memory.gpu is not None:
-                self.memory.on_gpu(number).zero_()
+            self.memory.clear(number)
 
         self.store.each(reads, look)
+        self.memory.settle()
         self.store.done()
         return seconds, len(wrong)
 
