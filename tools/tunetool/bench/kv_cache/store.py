@@ -265,7 +265,8 @@ class LmCache(Files):
         settings = config.LMCacheEngineConfig.from_defaults(
             local_cpu=False,
             local_disk=self._directory,
-            max_local_disk_size=2 * int(order["slots"]) * self._block / 2**30 + 1,
+            # More than any disk: LMCache still counts what it was told to remove, and must evict nothing itself.
+            max_local_disk_size=2**30,
             extra_config={"use_odirect": False, "disk_io_threads": self._threads},
         )
         self._pooled = allocators.TensorMemoryAllocator(torch.frombuffer(memory.whole, dtype=torch.uint8), PAGE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tunetool.advise.drive_life import YEAR
+from tunetool.advise.node_loss import DAY
 from tunetool.bench.kv_cache.figures import FIO, PREFILL
 from tunetool.node.units import format_count, format_size
 from tunetool.record import CheckResult, Measurement, Record, chosen
@@ -73,7 +75,7 @@ def _row(engine: EngineFigures) -> Cells:
         engine.shown("store", 1e9),
         engine.shown("from_drives"),
         engine.shown("write_amplification"),
-        "-" if engine.name == FIO else equality(engine),
+        equality(engine) if engine.check is not None and engine.check.status in ("pass", "fail") else "-",
     ]
 
 
@@ -113,9 +115,13 @@ def _notes(record: Record, engines: Sequence[EngineFigures], left_out: Sequence[
     for engine in engines:
         if (a_day := engine.value("writes_a_day")) is not None:
             years = engine.value("drive_life")
-            lasts = f", by which the drives' rating lasts {number(years / 31_557_600)} years" if years else ""
+            lasts = f", by which the drives' rating lasts {_lasting(years)}" if years else ""
             yield f"{engine.name}: writes {format_size(a_day)} a day{lasts}"
     yield from without_figures(engines, left_out)
+
+
+def _lasting(seconds: float) -> str:
+    return f"{number(seconds / YEAR)} years" if seconds >= YEAR else f"{number(seconds / DAY)} days"
 
 
 def _advice(record: Record, engines: Sequence[EngineFigures]) -> Iterator[str]:
