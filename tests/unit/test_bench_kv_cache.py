@@ -357,7 +357,8 @@ def setting(directory: Path, **more: Any) -> Setting:
     stack = replace(read_stack(str(directory)), medium="disk", in_memory=False, redundant=False, leaves=(DISK,))
     drives = Drives(1, 1000 * GB, 1825e12)
     plain: dict[str, Any] = {"prefill_rate": 10_000.0, "written_a_day": 1e12, "drives": drives}
-    return Setting(stack, CONDITIONS, 256, 14_680_064, hit_rates=[0.5] * 6, evictions=[3.0] * 6, **{**plain, **more})
+    plain |= {"hit_rates": [0.5] * 6, "evictions": [3.0] * 6}
+    return Setting(stack, CONDITIONS, 256, 14_680_064, **{**plain, **more})
 
 
 def row(engine: str, seconds: float, **more: Any) -> Row:
@@ -451,6 +452,18 @@ def test_one_line_says_what_is_slow_why_and_what_to_do(tmp_path: Path) -> None:
     assert "do not decide whether restoring pays" in shown(few, about)
     page = write_any_page(record_of(rows(), about), tmp_path / "record.json")
     assert "restoring pays from 256 tokens on" in page.read_text()
+
+
+def test_rounds_that_find_nothing_have_no_speed(tmp_path: Path) -> None:
+    about, nothing = setting(tmp_path, hit_rates=[0.0], evictions=[9.0]), {"restored_bytes": 0, "restores": ()}
+    made = [row("direct", 0.0, **nothing), row("fio", 0.5)]
+    known = values(record_of(made, about))
+    assert "direct.restore" not in known
+    assert "direct.of_fio" not in known
+    assert known["direct.prefix-1024.p50"] > 0
+    assert "0.0% of the prompts' blocks were there" in shown(made, about)
+    made[0].readings[1] = row("direct", 0.5).readings[1]
+    assert values(record_of(made, about))["direct.restore"] == 2 * GB
 
 
 def test_only_bytes_are_judged(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -64,7 +64,8 @@ class Row:
 
     def seconds(self) -> dict[int, float]:
         """For a byte, by round: rows do not move equally many."""
-        return {number: each.seconds / each.restored_bytes for number, each in self.readings.items()}
+        found = {number: each for number, each in self.readings.items() if each.restored_bytes}
+        return {number: each.seconds / each.restored_bytes for number, each in found.items()}
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,13 @@ def _of_row(row: Row, rows: Sequence[Row], setting: Setting) -> Iterator[Measure
         form = "kv_cache.{engine}.prefix-{tokens}.{figure}" if tokens else "kv_cache.{engine}.{figure}"
         return What(form, quantity, row.engine, setting.stack.medium, name, labels, parameters={**shared, **more})
 
-    speeds = [each.restored_bytes / each.seconds for each in readings]
+    found = [each for each in readings if each.restored_bytes]
+    speeds = [each.restored_bytes / each.seconds for each in found]
     about = what("restore", "bandwidth", direction="read")
-    if any(each.counted for each in readings):
-        yield measured(about, setting.stack, readings, speeds)
-    else:
-        yield figure(about, speeds, [each.moment for each in readings])
+    if any(each.counted for each in found):
+        yield measured(about, setting.stack, found, speeds)
+    elif found:
+        yield figure(about, speeds, [each.moment for each in found])
     if row.engine == FIO:
         return
     for other, name in ((FIO, "of_fio"), (PAGE_CACHE, "versus_page_cache")):
@@ -148,9 +150,12 @@ def _of_row(row: Row, rows: Sequence[Row], setting: Setting) -> Iterator[Measure
             about = what(name, "latency", tokens, of=len(of_length[0]))
             yield figure(about, [percentile(each, share) for each in of_length])
     yield from _of_drives(row, setting, what("", "ratio"))
-    rate = setting.prefill_rate
-    if rate is None:
-        return
+    if setting.prefill_rate is not None:
+        yield from _against_prefill(row, setting, setting.prefill_rate, what)
+
+
+def _against_prefill(row: Row, setting: Setting, rate: float, what: Callable[..., What]) -> Iterator[Measurement]:
+    readings = list(row.readings.values())
     for tokens in readings[0].prefixes:
         ours = {number: median(each.prefixes[tokens]) for number, each in row.readings.items()}
         theirs = dict.fromkeys(ours, tokens / rate)

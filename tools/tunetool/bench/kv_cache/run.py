@@ -26,7 +26,7 @@ from tunetool.bench.kv_cache.store import ENGINES, SLAB
 from tunetool.bench.kv_cache.trace import Demand, Index, Step, Wanted
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import session
-from tunetool.measure.fio import execute, find_fio, shares
+from tunetool.measure.fio import Fio, execute, find_fio, shares
 from tunetool.measure.pace import rounds_of
 from tunetool.measure.page_cache import drop
 from tunetool.measure.progress import Progress
@@ -243,6 +243,10 @@ class _KvCache:
         slab = next((each.directory / SLAB for each in running if each.row.engine == "direct"), None)
         fio = Row(FIO, left_out="it reads the store of `direct`, which is not there" if slab is None else None)
         self.rows.append(fio)
+        try:
+            program = find_fio(session.environment)
+        except CannotJudge as error:
+            slab, fio.left_out = None, error.line
         if not running:
             return
         deadline = request.pace.deadline(session.began)
@@ -251,7 +255,7 @@ class _KvCache:
                 if each is not None:
                     self._sample(each.row, number, session, partial(self._take, each, number, session))
                 elif slab is not None:
-                    self._sample(fio, number, session, partial(self._fio, slab, number, session))
+                    self._sample(fio, number, session, partial(self._fio, program, slab, number, session))
 
     def _know_prefill(self, session: Session) -> None:
         """By the call, else by the GPU."""
@@ -332,8 +336,6 @@ class _KvCache:
             row.readings[number] = again(name, take, judgement, row.repeated, session.progress.say)
         except (Failed, OSError) as error:
             self._fail(row, error if isinstance(error, Failed) else Failed(str(error)), session)
-        except CannotJudge as error:
-            row.left_out = error.line
 
     def _round(self, number: int) -> _Round:
         """The same for every engine: what the requests of this round find does not depend on the engine."""
@@ -391,10 +393,10 @@ class _KvCache:
             wrong,
         )
 
-    def _fio(self, slab: Path, number: int, session: Session, label: str) -> Reading:
+    def _fio(self, fio: Fio, slab: Path, number: int, session: Session, label: str) -> Reading:
         """As many bytes by fio, by blocks of the same size with as many on the way, into huge pages as ours are: direct
         I/O into small ones is half as fast on some machines."""
-        fio, planned, threads = find_fio(session.environment), self.plan, self.request.threads
+        planned, threads = self.plan, self.request.threads
         todo = self._round(number)
         argv = [
             fio.path,

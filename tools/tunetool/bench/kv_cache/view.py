@@ -57,9 +57,9 @@ def _engines(record: Record) -> tuple[list[EngineFigures], list[CheckResult]]:
     measured, left_out = [], []
     for name, check in engine_checks(record).items():
         known = {each.figure: each for each in chosen(record.measurements, engine=name) if "tokens" not in each.labels}
-        if known:
+        if "restore" in known:
             measured.append(EngineFigures(name, known, check))
-        else:
+        elif check.status != "pass":
             left_out.append(check)
     return measured, left_out
 
