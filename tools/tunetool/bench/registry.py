@@ -52,6 +52,7 @@ BENCHMARKS = tuple(
             "strategies",
             "ds-io",
             "experts",
+            "kv-cache",
             "inference",
             "api",
             "drives",
