@@ -12,8 +12,8 @@ short_description: Run a tunetool command on the node and return its record or i
 version_added: "0.1.0"
 description:
   - Runs C(tunetool), which the role P(tunetool.node.tunetool#role) installs, and returns the record that it makes.
-  - Runs only commands that make a record, C(verify), C(stage), C(bench) and C(tune), and C(inspect). No shell reads the
-    arguments.
+  - Runs only commands that make a record, C(verify), C(accept), C(stage), C(bench) and C(tune), and C(inspect). No
+    shell reads the arguments.
   - What needs torch or DeepSpeed uses the Python that the node's own manifest names for training.
   - The command ends, and removes its files, when the connection to this module is lost or the module is killed.
 options:

@@ -185,8 +185,8 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
     name, point = wanted["array"]["name"], wanted["mount_point"]
-    erasure.await_sanitizing(wanted["erase"])
     if wanted["job"] == TEARDOWN:
+        erasure.await_sanitizing(wanted["erase"])
         machine = look()[0]
         removal = plan_drives(machine, point) if machine.volumes else plan_removal(machine, name, point)
         return remove(module, with_erasure(removal, wanted["erase"]))

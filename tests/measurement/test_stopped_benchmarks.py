@@ -98,6 +98,10 @@ STOPS: Mapping[str, Stop] = {
     "strategies": trains("--matrix 1x1:z2"),
     "ds-io": Stop("--io_size 1MiB", "open /.tunetool-*/aio.data", needs=DEEPSPEED),
     "experts": Stop("", "fsync /.tunetool-*/experts.data"),
+    "kv-cache": Stop(
+        "--model llama-tiny --size 200MB --prefix-tokens 1024 --engines direct,page-cache",
+        "mkdir /.tunetool-*/page-cache",
+    ),
     "inference": Stop(
         "--model {around}/model.json --device cpu --weights nvme --batch 2 --prompt 4 --new-tokens 3",
         "mkdir /.tunetool-*/zero_stage_3/bfloat16params/rank0",

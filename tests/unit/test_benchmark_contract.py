@@ -44,6 +44,7 @@ DRY_RUNS: Mapping[str, str] = {
     "strategies": "--model tiny --matrix 1x1:z2,1x8:z3,2x8:z3 --ranks-per-node 2 --target {target}/new",
     "ds-io": "--io_size 1MiB",
     "experts": "--expert-bytes 4MiB --experts 8 --top-k 2",
+    "kv-cache": "--model llama-tiny --size 200MB --prefix-tokens 1024",
     "inference": "--model llama-tiny",
     "api": "--size 1MiB",
     "drives": "--virtual 2 --layout ext4-per-drive",
@@ -57,6 +58,7 @@ ANNOUNCED: Mapping[str, Sequence[str]] = {
     ],
     "strategies": ["1x8:z3 -> 1x2:z3", "2x8:z3 is left out: it needs 2 nodes"],
     "experts": ["33.55 MB, removed afterwards"],
+    "kv-cache": ["8.192 kB of KV for a token", "5 stores of 95 blocks", "removed afterwards"],
     "drives": ["makes 2 sparse files of 1.074 GB"],
 }
 """What such a call, with torch and on a drive, says that it would do."""

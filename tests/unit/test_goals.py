@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import goals
-from goals import HELD, MISSED, OPEN, VERDICT, line, line_within, status, verdict
+from goals import HELD, MISSED, OPEN, VERDICT, line, line_within, status
 from host_memory import GOALS, Goal
+from tunetool.accept.judge import verdict
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_check_mode_measures_nothing() -> None:
 
 @pytest.mark.parametrize("command", [[], ["provision"], ["lab", "up"], ["--debug", "verify"], ["sh", "-c", "true"]])
 def test_only_what_makes_a_record_is_run(command: list[str]) -> None:
-    with pytest.raises(Refused, match="hint: one of verify, stage, bench, tune"):
+    with pytest.raises(Refused, match="hint: one of verify, accept, stage, bench, tune"):
         command_line(command, {}, [])
 
 

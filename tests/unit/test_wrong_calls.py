@@ -20,6 +20,7 @@ from tunetool.bench import media
 from tunetool.bench.dataset import preflight as dataset
 from tunetool.bench.drives import preflight as drives
 from tunetool.bench.experts import preflight as experts
+from tunetool.bench.kv_cache import run as kv_cache
 from tunetool.lab import programs
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.verify import run as verify
@@ -297,6 +298,23 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "--target full --config /nonexistent": "`/nonexistent` cannot be read",
         "--target full --config llama/config.json": "no experts that are known",
     },
+    "bench kv-cache": {
+        "": "--target",
+        "--target /nonexistent": "does not exist",
+        "--target full --model nope": "`nope` is neither a known model nor a path",
+        "--target full --model llama/config.json": "is missing or not a number",
+        "--target full --engines nope": "`nope` is not an engine",
+        "--target full --size 1MB": "`--size 1000000` holds 0 blocks",
+        "--target full --longest 8": "`--longest 8` is less than a block",
+        "--target full --threads 1000": "`--threads 1000` is too many",
+        "--target full --requests 9999999": "`--requests 9999999` is too many",
+        "--target full --zipf nan": "`--zipf nan` is not an exponent",
+        "--target full --prefill-rate 0": "`--prefill-rate 0` is no rate",
+        "--target full --dwpd nan": "`--dwpd nan` is no rate",
+        "--target full --trace /nonexistent": "`/nonexistent` cannot be read",
+        "--target full --trace broken.jsonl": "`broken.jsonl` line 1: `timestamp` is missing",
+        "--target full --trace text.json": "`text.json` line 1 is no JSON",
+    },
     "bench finetune": {
         "": "nothing to train",
         "--model tiny": "the model and pictures must be made, but there is no `--target`",
@@ -391,7 +409,7 @@ def place(refusals: Refusals, monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
     # On a node, a command would go on under the Python of its manifest, in the place of this process.
     monkeypatch.setattr(training_python, "MANIFEST_PATH", str(here / "no-manifest"))
     monkeypatch.setattr(verify, "MANIFEST_PATH", str(here / "no-manifest"))
-    for module in (dataset, drives, experts, media):
+    for module in (dataset, drives, experts, kv_cache, media):
         monkeypatch.setattr(module, "read_stack", on_a_drive(here))
     return refusals
 

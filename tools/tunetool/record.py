@@ -33,9 +33,17 @@ FIRST_SCHEMA = "tunetool.record/1"
 FILE = "record.json"
 """The name of a record in its directory."""
 
+LABELS = (
+    *("subject", "direction", "engine", "io_engine", "block", "goal", "drive", "drives", "layout", "place", "state"),
+    *("memory", "way", "mode", "pattern", "cached", "scenario", "path", "phase", "stage", "part", "collective"),
+    *("gpus", "ranks", "layer", "group", "call", "check"),
+)
+"""The labels that figures and checks may have; docs/reference/record.md says what each means."""
+
 Scalar = str | int | float | bool
 CheckStatus = Literal["pass", "fail", "skip", "unknown"]
 Status = Literal["pass", "fail", "unstable", "unproven", "error"]
+Unit = Literal["B/s", "s", "1/s", "B", "1"]
 
 
 def _below(path: str) -> str:
@@ -163,7 +171,7 @@ class Measurement(Document):
     engine: str = Field(description="Program that produced it, with its version")
     medium: str = Field(description="md RAID0 (8 x nvme), disk, tmpfs ...")
     quantity: Literal["bandwidth", "duration", "rate", "latency", "memory", "ratio"]
-    unit: Literal["B/s", "s", "1/s", "B", "1"]
+    unit: Unit
     better: Literal["higher", "lower"]
     value: float = Field(description="Median of the samples")
     samples: list[float] | None = None
@@ -200,6 +208,32 @@ class CheckResult(Document):
 
 ReasonKind = Literal["check", "error", "part", "unproven", "expectation", "note", "outlier", "unknown"]
 _KINDS = "Of each reason, what it is about; `expectation`: how a figure compares with what is expected of it"
+
+
+GoalVerdict = Literal["held", "missed", "not decided", "skipped"]
+
+
+class GoalResult(Document):
+    """A goal, and what was found; without a value where nothing was measured."""
+
+    run: str = Field(description="The command line that measures it, without `tunetool`")
+    figure: str
+    labels: dict[str, str] = Field(default_factory=dict)
+    of: dict[str, str] | None = Field(None, description="Figure and labels that it is a share of, within each round")
+    sense: Literal["at least", "at most"]
+    bound: float
+    unit: Unit
+    why: str = Field("", description="Where the promise comes from")
+    verdict: GoalVerdict
+    reason: str = Field("", description="Why it is not decided, or was skipped")
+    value: float | None = Field(None, description="Median over the rounds")
+    confidence: Confidence | None = None
+    rounds: int | None = None
+    program: str | None = Field(None, description="That measured it, with its version")
+    medium: str | None = None
+    evidence: list[Evidence] = Field(default_factory=list, description="Of each run whose rounds count")
+    record_ids: list[str] = Field(default_factory=list, description="Of these runs")
+    host: str | None = None
 
 
 class Verdict(Document):
@@ -298,7 +332,8 @@ class Record(Document):
     checks: list[CheckResult] = Field(default_factory=list)
     ladder: Ladder | None = Field(None, description="Only at level full")
     hosts: list[FleetHost] | None = None
-    parts: list[Part] | None = Field(None, description="Of bench.reference")
+    parts: list[Part] | None = Field(None, description="Of bench.reference and of acceptance: the runs")
+    goals: list[GoalResult] | None = Field(None, description="Of acceptance, and of benchmarks with --expect")
     verdict: Verdict | None = None
     sha256: str | None = None
 

@@ -12,7 +12,7 @@ from . import connection
 
 INSPECT = "inspect"
 """The command that prints an inspection."""
-COMMANDS = ("verify", "stage", "bench", "tune", INSPECT)
+COMMANDS = ("verify", "accept", "stage", "bench", "tune", INSPECT)
 """Commands that may be run: those that make a record, or an inspection. Others build, destroy, or print neither."""
 CHECK_MODE = "verify"
 """The command that supports check mode: it then makes only its checks."""

@@ -41,3 +41,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 DRIVES_SECONDS = 2.0
 VIRTUAL_BYTES = "1GiB"
 """Of ``bench drives``: a sample, and a virtual drive."""
+KV_ENGINES = ("direct", "page-cache", "gds", "lmcache", "vllm")
+KV_BYTES, KV_BLOCK_TOKENS, KV_PREFIXES = "4GB", 256, "1024,4096"
+"""Of ``bench kv-cache``: a store; LMCache's chunk; prefixes whose time is measured apart."""

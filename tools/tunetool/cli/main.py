@@ -26,13 +26,14 @@ COMMANDS = {
     "init": "Write an inventory to start from: your nodes, how to log in, which drives, and why each default.",
     "provision": "Build the nodes of an inventory, or plan what building would do to their drives.",
     "verify": "Check a node against its manifest, measure its storage, and judge both.",
+    "accept": "Measure whether a machine, or each node of a fleet, keeps every promise of a goals file.",
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
     "ds-config": "Write a whole DeepSpeed configuration for a model and a node.",
     "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
     "checkpoint": "List, show, verify and compare checkpoints of torch's distributed format.",
     "bench": "Run a benchmark, such as checkpoints, loading weights or fine-tuning, or the whole chain.",
     "advise": "Compute before a run: how often to save, what a model needs, who reads what, what a network costs.",
-    "report": "Show, list or compare records.",
+    "report": "Show, list or compare records, or judge them by goals.",
     "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
     "doctor": "Show what this machine lacks for which command, and the line that installs it.",
     "build-ops": "Compile DeepSpeed's ops once, so that no job has to compile them.",
@@ -115,7 +116,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _leave("interrupted", None, ExitCode.INTERRUPTED)
     except click.ClickException as error:
-        _leave(*_usage(error), ExitCode.USAGE)
+        _leave(*usage(error), ExitCode.USAGE)
     except ReaderGone as error:
         _leave_in_silence(error.code)
     except OutputLost as error:
@@ -147,7 +148,7 @@ def _name_output() -> None:
         )
 
 
-def _usage(error: click.ClickException) -> tuple[str, str | None]:
+def usage(error: click.ClickException) -> tuple[str, str | None]:
     """Message and hint of what click refuses."""
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path} --help`" if context is not None else None

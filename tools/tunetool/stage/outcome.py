@@ -26,6 +26,11 @@ _CPU_BUSY = 0.8
 """Fraction of busy CPU time from which the CPUs are the bottleneck."""
 _NAMED = 20
 
+FIGURES = {
+    "B/s": ("copy", "verify"),
+}
+"""Figures of its records, by unit."""
+
 
 def binds(moved: Moved) -> str:
     """The bottleneck of a copy: ``cpu``, ``source`` or ``destination``.

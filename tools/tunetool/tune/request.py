@@ -18,6 +18,12 @@ from tunetool.tune.pairs import Choice
 from tunetool.tune.search import Findings, Progressing
 from tunetool.tune.settings import AioSettings
 
+FIGURES = {
+    "B/s": ("bandwidth", "ceiling"),
+    "1": ("gain",),
+}
+"""Figures of its records, by unit."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -16,6 +16,13 @@ from tunetool.training_python import TrainingPython
 
 Level = Literal["config", "quick", "full"]
 
+FIGURES = {
+    "B/s": ("bandwidth", "ceiling"),
+    "s": ("service_time",),
+    "1/s": ("rate",),
+}
+"""Figures of its records, by unit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demands:

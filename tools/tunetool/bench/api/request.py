@@ -14,6 +14,10 @@ from tunetool.options.values import SIZE
 PREREQUISITES = ("DeepSpeed",)
 
 KIND = "bench.api"
+FIGURES = {
+    "B/s": ("bandwidth",),
+}
+"""Figures of its records, by unit."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,21 @@ from tunetool.options.fields import number, option
 from tunetool.options.shared import InRounds, Measuring
 
 KIND = "bench.checkpoint"
+FIGURES = {
+    "B/s": ("bandwidth", "durable", "restore"),
+    "s": ("durable_time", "stall", "cpu", "first_stall", "lost_time", "held", "baseline"),
+    "B": ("peak_memory",),
+    "1": (
+        "size",
+        "of_fio_write",
+        "of_fio_read",
+        "versus_torch_save",
+        "restore_versus_torch_load",
+        "versus_best_other",
+        "restore_versus_best_other",
+    ),
+}
+"""Figures of its records, by unit."""
 NEEDS = ("torch",)
 PREREQUISITES = ("torch",)
 USED_IN_PART = ("fio", "DeepSpeed", "extra engines")

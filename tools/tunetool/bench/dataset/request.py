@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from tunetool.bench.dataset.engines import Device
 
 KIND = "bench.dataset"
+FIGURES = {
+    "1/s": ("samples",),
+    "B/s": ("read",),
+    "1": ("fetched", "versus_base"),
+}
+"""Figures of its records, by unit."""
 NEEDS = ("torch",)
 REQUIRED = False
 USED_IN_PART = ("torch", "fio")

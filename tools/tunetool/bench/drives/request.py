@@ -14,6 +14,11 @@ from tunetool.options.values import COUNTS, DURATION, NAMES, SIZE
 PREREQUISITES = ("fio",)
 
 KIND = "bench.drives"
+FIGURES = {
+    "B/s": ("bandwidth", "ceiling"),
+    "1": ("efficiency", "xfs_over_ext4"),
+}
+"""Figures of its records, by unit."""
 
 
 @dataclass(frozen=True)

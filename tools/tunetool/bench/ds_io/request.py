@@ -21,6 +21,10 @@ PREREQUISITES = ("DeepSpeed",)
 KIND = "bench.ds-io"
 DURABLE = "durable_bandwidth"
 """The figure of a write until it is synced."""
+FIGURES = {
+    "B/s": ("bandwidth", DURABLE, "ceiling"),
+}
+"""Figures of its records, by unit."""
 
 
 @dataclass(frozen=True)

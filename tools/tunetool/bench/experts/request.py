@@ -12,6 +12,13 @@ from tunetool.options.shared import Measuring
 from tunetool.options.values import COUNTS, DIRECTORY, PATH, SIZE
 
 KIND = "bench.experts"
+FIGURES = {
+    "B/s": ("bandwidth",),
+    "s": ("p50", "p99"),
+    "1": ("gain", "hit_rate"),
+    "1/s": ("tokens",),
+}
+"""Figures of its records, by unit."""
 
 
 @dataclass(frozen=True)

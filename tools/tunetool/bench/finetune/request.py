@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     from tunetool.training.workload import Loader, Settings, Trainer
 
 KIND = "bench.finetune"
+FIGURES = {
+    "s": (
+        "rendezvous",
+        "imports",
+        "communicator",
+        "model_load",
+        "engine",
+        "start",
+        "first_batch",
+        "checkpoint",
+        "end_to_end",
+        "data",
+        "batch",
+        "step",
+    ),
+    "B/s": ("model_bandwidth",),
+    "1/s": ("tokens", "images"),
+}
+"""Figures of its records, by unit."""
 NEEDS = DEEPSPEED
 PREREQUISITES = ("DeepSpeed",)
 USED_IN_PART = ("extra finetune", "extra lightning", "pdsh", "Slurm")

@@ -19,6 +19,14 @@ from tunetool.options.values import FILE, NAMES
 from tunetool.training_python import DEEPSPEED
 
 KIND = "bench.inference"
+FIGURES = {
+    "B/s": ("bandwidth", "read"),
+    "s": ("first_pass", "next_pass"),
+    "1/s": ("tokens", "predicted"),
+    "B": ("bytes_per_token", "peak_memory"),
+    "1": ("read_share", "of_predicted", "versus_nvme"),
+}
+"""Figures of its records, by unit."""
 NEEDS = DEEPSPEED
 PREREQUISITES = ("DeepSpeed",)
 USED_IN_PART = ("extra finetune",)

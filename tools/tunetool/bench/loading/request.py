@@ -12,6 +12,19 @@ from tunetool.options.shared import InRounds, Measuring
 from tunetool.options.values import COUNTS
 
 KIND = "bench.loading"
+FIGURES = {
+    "B/s": ("bandwidth", "first", "warm"),
+    "s": ("first_time", "warm_time"),
+    "1": (
+        "first_of_pinned",
+        "first_of_fio",
+        "first_versus_best_other",
+        "warm_of_pinned",
+        "warm_of_fio",
+        "warm_versus_best_other",
+    ),
+}
+"""Figures of its records, by unit."""
 NEEDS = ("torch",)
 PREREQUISITES = ("torch",)
 USED_IN_PART = ("fio",)

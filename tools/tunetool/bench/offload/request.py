@@ -16,6 +16,12 @@ from tunetool.options.values import DURATION, FILE
 from tunetool.training_python import DEEPSPEED
 
 KIND = "bench.offload"
+FIGURES = {
+    "s": ("step", "compute", "wait"),
+    "B/s": ("bandwidth", "rung"),
+    "1": ("share", "gain", "against_dram"),
+}
+"""Figures of its records, by unit."""
 NEEDS = DEEPSPEED
 REQUIRED = False
 USED_IN_PART = ("DeepSpeed",)

@@ -19,6 +19,11 @@ from tunetool.training.request import TrainingRequest
 from tunetool.training_python import DEEPSPEED
 
 KIND = "bench.reference"
+FIGURES = {
+    "B/s": ("bandwidth", "durable", "restore", "stage_rate"),
+    "s": ("model_load", "data_per_batch", "end_to_end", "step"),
+}
+"""Figures of its records, by unit."""
 NEEDS = DEEPSPEED
 REQUIRED = False
 PREREQUISITES = ("fio", "DeepSpeed")

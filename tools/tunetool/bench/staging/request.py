@@ -21,6 +21,23 @@ if TYPE_CHECKING:
     from tunetool.training.workload import Loader, Settings
 
 KIND = "bench.staging"
+FIGURES = {
+    "s": (
+        "stage",
+        "model_load",
+        "data_per_batch",
+        "data_wait_per_batch",
+        "first_epoch",
+        "later_epoch",
+        "fine_tune",
+        "first_step",
+        "end_to_end",
+        "rank_model_load",
+    ),
+    "B/s": ("stage_rate",),
+    "1": ("batch_spread", "speedup"),
+}
+"""Figures of its records, by unit."""
 NEEDS = DEEPSPEED
 PREREQUISITES = ("DeepSpeed",)
 USED_IN_PART = ("extra finetune", "pdsh", "Slurm")

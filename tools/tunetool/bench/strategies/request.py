@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from tunetool.training.workload import Settings
 
 KIND = "bench.strategies"
+FIGURES = {
+    "s": ("work", "hooks_per_use", "hooks_per_gather", "latency", "queued", "communicator", "step", "data", "start"),
+    "B/s": ("algorithm_bandwidth", "bus_bandwidth"),
+    "1": ("prediction_error", "versus_alone", "versus_zero2", "efficiency"),
+}
+"""Figures of its records, by unit."""
 NEEDS = DEEPSPEED
 PREREQUISITES = ("DeepSpeed",)
 USED_IN_PART = ("extra finetune", "pdsh", "Slurm")

@@ -1,0 +1,256 @@
+"""A goals file: read whole and checked whole, before anything runs. Every problem has its line."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import tomli
+
+from tunetool.accept.goal import Goal, Pick, Sense, parse_bound, units_of, unknown, unknown_figure, unknown_labels
+from tunetool.bench.registry import BENCHMARKS
+from tunetool.errors import UsageProblem
+from tunetool.record import Unit
+
+SCHEMA = "tunetool.goals/1"
+_KEYS = ("schema", "title", "values", "goal")
+_OF_A_GOAL = ("run", "figure", "of", "at_least", "at_most", "why", "needs")
+_NEEDS = ("gpu", "gpus:N", "root", "package:NAME", "program:NAME")
+_OURS = ("--json", "--runs-dir", "--dry-run", "-i", "--inventory", "--expect")
+"""Options that acceptance sets itself, or that would have a judgement of their own."""
+_OTHERS = {"verify": "verify.request", "tune": "tune.request", "stage": "stage.outcome"}
+"""Commands beside the benchmarks that measure: modules with their FIGURES."""
+
+CheckCall = Callable[[Sequence[str]], "UsageProblem | None"]
+"""Why the command line cannot be parsed; it is not run."""
+
+
+@dataclass(frozen=True)
+class GoalsFile:
+    """What the file says, with the values in their places."""
+
+    name: str
+    title: str
+    goals: Sequence[Goal]
+    sha256: str
+    """Of its text and the values that were set beside it."""
+
+    @property
+    def runs(self) -> list[tuple[str, ...]]:
+        """The distinct command lines, in the order of the file."""
+        return list(dict.fromkeys(each.run for each in self.goals))
+
+
+class Problems(UsageProblem):
+    """The file is wrong. ``lines``: each problem with its line, where there are several."""
+
+    def __init__(self, name: str, found: Sequence[tuple[int, UsageProblem]]) -> None:
+        said = [
+            (f"`{name}`, line {line}: {each.message}", each.hint) for line, each in sorted(found, key=lambda at: at[0])
+        ]
+        self.lines = [f"{message}; hint: {hint}" if hint else message for message, hint in said]
+        if len(said) == 1:
+            self.lines = []
+            super().__init__(*said[0])
+        else:
+            super().__init__(f"`{name}` has {len(said)} problems", "nothing was run: mend the lines above")
+
+
+def parse(text: str, name: str, settings: Mapping[str, str], check_call: CheckCall) -> GoalsFile:
+    """The file called ``name``. ``settings``: values from the command line. Raises ``Problems``."""
+    try:
+        document = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        at = re.search(r"line (\d+)", str(error))
+        last = len(text.splitlines()) or 1
+        found = UsageProblem(f"not TOML: {re.sub(r' *[(]at .*', '', str(error))}", "write strings in quotation marks")
+        raise Problems(name, [(int(at[1]) if at else last, found)]) from None
+    reader = _Reader(text, check_call)
+    goals = reader.read(document, settings)
+    if reader.found:
+        raise Problems(name, reader.found)
+    said = "\n".join([text, *(f"{key}={value}" for key, value in sorted(settings.items()))])
+    return GoalsFile(name, document["title"], goals, hashlib.sha256(said.encode()).hexdigest())
+
+
+def figures_of(words: Sequence[str]) -> Mapping[Unit, Sequence[str]] | None:
+    """The figures of the command, by unit; None where it measures none."""
+    if len(words) > 1 and words[0] == "bench":
+        known = next((each for each in BENCHMARKS if each.name == words[1]), None)
+        figures: Mapping[Unit, Sequence[str]] | None = known.module("request").FIGURES if known else None
+        return figures
+    module = _OTHERS.get(words[0]) if words else None
+    return importlib.import_module(f"tunetool.{module}").FIGURES if module else None
+
+
+class _Reader:
+    """Collects what is wrong instead of stopping at it."""
+
+    def __init__(self, text: str, check_call: CheckCall) -> None:
+        self.found: list[tuple[int, UsageProblem]] = []
+        self._lines = text.splitlines()
+        self._starts = [
+            number for number, line in enumerate(self._lines, 1) if re.match(r"\s*\[\[\s*goal\s*\]\]", line)
+        ]
+        self._check_call = check_call
+        self._calls: dict[tuple[str, ...], UsageProblem | None] = {}
+
+    def read(self, document: Mapping[str, Any], settings: Mapping[str, str]) -> list[Goal]:
+        for key in document:
+            if key not in _KEYS:
+                self._say(self._line(rf"\s*\[*\s*{re.escape(key)}\b"), unknown("a key of a goals file", key, _KEYS))
+        if document.get("schema") != SCHEMA:
+            self._say(self._line(r"\s*schema\b"), UsageProblem("the schema is another", f'write `schema = "{SCHEMA}"`'))
+        if not _is_text(document.get("title")):
+            self._say(self._line(r"\s*title\b"), UsageProblem("`title` is no text", 'write `title = "..."`'))
+        values = self._values(document.get("values", {}), settings)
+        goals = document.get("goal")
+        if not isinstance(goals, list) or not goals or not all(isinstance(each, dict) for each in goals):
+            self._say(1, UsageProblem("it has no goal", "write each below a line `[[goal]]`"))
+            return []
+        return [made for number, each in enumerate(goals) if (made := self._goal(number, each, values)) is not None]
+
+    def _values(self, values: Any, settings: Mapping[str, str]) -> dict[str, str]:
+        if not isinstance(values, dict) or not all(_is_text(each) for each in values.values()):
+            self._say(
+                self._line(r"\s*\[\s*values"), UsageProblem("`values` is no table of texts", 'write `NAME = "..."`')
+            )
+            return {}
+        for name in settings:
+            if name not in values:
+                self._say(self._line(r"\s*\[\s*values"), unknown("a value of this file (`--set`)", name, list(values)))
+        return {**values, **settings}
+
+    def _goal(self, number: int, goal: Mapping[str, Any], values: Mapping[str, str]) -> Goal | None:
+        before = len(self.found)
+        for key in goal:
+            if key not in _OF_A_GOAL:
+                self._say(self._at(number, key), unknown("a key of a goal", key, _OF_A_GOAL))
+        run = self._run(number, goal.get("run"), values)
+        figures = figures_of(run) if run else None
+        pick = self._pick(number, "figure", goal, figures)
+        of = self._pick(number, "of", goal, figures) if "of" in goal else None
+        if pick is not None and of is not None and figures is not None:
+            ours, theirs = units_of(pick.figure, figures), units_of(of.figure, figures)
+            if not set(ours) & set(theirs):
+                both = UsageProblem(
+                    f"`{pick.figure}` is in {' or '.join(ours)}, and `{of.figure}` in {' or '.join(theirs)}",
+                    "a share is of a figure in the same unit",
+                )
+                self._say(self._at(number, "of"), both)
+        why, needs = self._text(number, "why", goal), self._needs(number, goal.get("needs", []))
+        senses = [key for key in ("at_least", "at_most") if key in goal]
+        if len(senses) != 1:
+            self._say(self._at(number), UsageProblem("a goal has one of `at_least` and `at_most`", "give one"))
+        units = units_of(pick.figure, figures) if pick is not None and figures is not None else []
+        bound = self._bound(number, senses[0], goal, units, of is not None) if len(senses) == 1 and units else None
+        if pick is None or bound is None or len(self.found) > before:
+            return None
+        sense: Sense = "at least" if senses[0] == "at_least" else "at most"
+        return Goal(run, pick, of, sense, *bound, why, needs)
+
+    def _run(self, number: int, run: Any, values: Mapping[str, str]) -> tuple[str, ...]:
+        line = self._at(number, "run")
+        if not _is_text(run):
+            self._say(line, UsageProblem("`run` is no command line", 'such as `run = "verify --target {target}"`'))
+            return ()
+        try:
+            words = [self._filled(each, values) for each in shlex.split(run)]
+        except (UsageProblem, ValueError) as error:
+            wrong = (
+                error if isinstance(error, UsageProblem) else UsageProblem(f"`{run}`: {error}", "close the quotation")
+            )
+            self._say(line, wrong)
+            return ()
+        if figures_of(words) is None and (words[:1] != ["bench"]):
+            commands = ("bench", *_OTHERS)
+            self._say(line, unknown("a command that measures", words[0] if words else "", commands))
+            return ()
+        ours = next((each for each in words if each.partition("=")[0] in _OURS), None)
+        key = tuple(words)
+        if key not in self._calls:
+            # Said once, of the first goal that has it.
+            refused = UsageProblem(f"`{ours}` does not go into `run`", "`tunetool accept` gives it itself")
+            problem = self._calls[key] = refused if ours else self._check_call(words)
+            if problem is not None:
+                self._say(line, problem)
+        return key if self._calls[key] is None else ()
+
+    def _filled(self, word: str, values: Mapping[str, str]) -> str:
+        def value(match: re.Match[str]) -> str:
+            if match[1] not in values:
+                raise unknown("a value of this file", match[1], list(values) or ["none"])
+            return values[match[1]]
+
+        return re.sub(r"\{(\w+)\}", value, word)
+
+    def _pick(
+        self, number: int, key: str, goal: Mapping[str, Any], figures: Mapping[Unit, Sequence[str]] | None
+    ) -> Pick | None:
+        table, line = goal.get(key), self._at(number, key)
+        hint = f'such as `{key} = {{figure = "bandwidth", direction = "read"}}`'
+        if not isinstance(table, dict) or not _is_text(table.get("figure")):
+            self._say(line, UsageProblem(f"`{key}` names no figure", hint))
+            return None
+        if not all(isinstance(each, str | int) for each in table.values()):
+            self._say(line, UsageProblem(f"labels of `{key}` are texts", hint))
+            return None
+        labels = {name: str(value) for name, value in table.items() if name != "figure"}
+        problems = unknown_labels(labels) + (unknown_figure(table["figure"], figures) if figures is not None else [])
+        for each in problems:
+            self._say(line, each)
+        return None if problems else Pick(table["figure"], labels)
+
+    def _bound(
+        self, number: int, key: str, goal: Mapping[str, Any], units: Sequence[Unit], of: bool
+    ) -> tuple[float, Unit] | None:
+        value, line = goal[key], self._at(number, key)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self._say(line, UsageProblem(f"`{key}` is no number or quantity", "such as `50GBps`, or 0.9 with `of`"))
+            return None
+        try:
+            return parse_bound(value, units, of)
+        except UsageProblem as error:
+            self._say(line, error)
+            return None
+
+    def _text(self, number: int, key: str, goal: Mapping[str, Any]) -> str:
+        value = goal.get(key, "")
+        if not isinstance(value, str):
+            self._say(self._at(number, key), UsageProblem(f"`{key}` is no text", f'write `{key} = "..."`'))
+            return ""
+        return value
+
+    def _needs(self, number: int, needs: Any) -> tuple[str, ...]:
+        if not isinstance(needs, list):
+            self._say(self._at(number, "needs"), UsageProblem("`needs` is no list", 'such as `needs = ["gpu"]`'))
+            return ()
+        for each in needs:
+            if not isinstance(each, str) or not re.fullmatch(r"gpu|gpus:[1-9]\d*|root|(package|program):[\w.-]+", each):
+                self._say(self._at(number, "needs"), unknown("something that a goal can need", str(each), _NEEDS))
+        return tuple(map(str, needs))
+
+    def _say(self, line: int, problem: UsageProblem) -> None:
+        self.found.append((line, problem))
+
+    def _line(self, pattern: str, first: int = 1, last: int | None = None) -> int:
+        """The first line from ``first`` on that begins so; ``first`` where none does."""
+        lines = enumerate(self._lines[first - 1 : last], first)
+        return next((number for number, line in lines if re.match(pattern, line)), first)
+
+    def _at(self, number: int, key: str = "") -> int:
+        """The line of a goal's key, or of the goal."""
+        if number >= len(self._starts):
+            return 1  # goals as one array in one line
+        first = self._starts[number]
+        last = self._starts[number + 1] - 1 if number + 1 < len(self._starts) else None
+        return self._line(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", first, last) if key else first
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value.strip())

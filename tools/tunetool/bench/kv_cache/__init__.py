@@ -1,0 +1,1 @@
+"""``tunetool bench kv-cache``: what drives do for the KV cache of an inference engine."""
