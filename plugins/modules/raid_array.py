@@ -305,6 +305,7 @@ def make(module: AnsibleModule, facts: Facts, hashes: dict[str, str]) -> None:
         module.change_begins()
         # After an interruption here the node counts as not built: the next run continues from its present state.
         forget_volume()
+        note(())
         if facts.doomed:
             # Reading the other drives took its time, and what opens a drive need not claim it.
             refuse_unless_wipeable(list(facts.doomed), hashes)
