@@ -193,6 +193,7 @@ def converge_drives(module: AnsibleModule) -> dict[str, object]:
         "changed": bool(ledger.diff),
         "differences": [],
         "action": "create" if new else "keep",
+        "made": bool(new),
         "wiped": [drive.serial for drive in doomed],
         "initramfs_rebuilt": [],
         "array": {"uuid": None, "name": module.params["name"], "level": SINGLE.name, "chunk_bytes": 0},
