@@ -19,7 +19,7 @@ from tunetool.record import Unit
 
 SCHEMA = "tunetool.goals/1"
 _KEYS = ("schema", "title", "values", "goal")
-_OF_A_GOAL = ("run", "figure", "of", "at_least", "at_most", "why", "needs")
+_OF_A_GOAL = ("name", "run", "figure", "of", "at_least", "at_most", "why", "needs")
 _NEEDS = ("gpu", "gpus:N", "root", "package:NAME", "program:NAME")
 _OURS = ("--json", "--runs-dir", "--dry-run", "-i", "--inventory", "--expect")
 """Options that acceptance sets itself, or that would have a judgement of their own."""
@@ -143,7 +143,8 @@ class _Reader:
                     "a share is of a figure in the same unit",
                 )
                 self._say(self._at(number, "of"), both)
-        why, needs = self._text(number, "why", goal), self._needs(number, goal.get("needs", []))
+        name, why = self._text(number, "name", goal), self._text(number, "why", goal)
+        needs = self._needs(number, goal.get("needs", []))
         senses = [key for key in ("at_least", "at_most") if key in goal]
         if len(senses) != 1:
             self._say(self._at(number), UsageProblem("a goal has one of `at_least` and `at_most`", "give one"))
@@ -152,7 +153,7 @@ class _Reader:
         if pick is None or bound is None or len(self.found) > before:
             return None
         sense: Sense = "at least" if senses[0] == "at_least" else "at most"
-        return Goal(run, pick, of, sense, *bound, why, needs)
+        return Goal(run, pick, of, sense, *bound, why, needs, name)
 
     def _run(self, number: int, run: Any, values: Mapping[str, str]) -> tuple[str, ...]:
         line = self._at(number, "run")
