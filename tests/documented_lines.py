@@ -75,6 +75,8 @@ ELSEWHERE: Mapping[str, str] = {
     "make check": "`make fresh` runs it in a container that has nothing (tools/dev/fresh.py)",
     "sudo apt-get install -y fio python3-venv g++ libaio-dev python3-dev": "a test installs nothing on this machine; "
     "test_documents.py holds that its packages are those of tests/programs.txt",
+    "tunetool accept rented --set target=/mnt/data": "it takes minutes; tests/measurement/test_accept_on_a_disk.py runs another "
+    "goals file",
     "tunetool lab up": _NEWCOMER,
     "tunetool provision -i inventory/lab": _NEWCOMER,
     "tunetool verify -i inventory/lab --expect 50MBps --duration 2s": _NEWCOMER,

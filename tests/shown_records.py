@@ -16,6 +16,8 @@ from rich.console import Console
 
 import builders
 from tunetool import record as records
+from tunetool.accept.goal import Goal, Pick
+from tunetool.accept.judge import judged, skipped, verdict_over
 from tunetool.fleet.verify import name_outliers
 from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
@@ -33,6 +35,7 @@ from tunetool.record import (
     Link,
     Measurement,
     Node,
+    Part,
     Record,
     Scalar,
     Tool,
@@ -355,7 +358,33 @@ def over_time(count: int = 12, host: str = "node1") -> list[Record]:
 
 def all_kinds() -> Sequence[Record]:
     """A record of each kind whose page needs nothing else."""
-    return [verified(), fleet(12)[0], tuned(DEFAULTS, *FEW), staged(), handled(), evicted()]
+    return [verified(), fleet(12)[0], tuned(DEFAULTS, *FEW), staged(), handled(), evicted(), accepted()]
+
+
+def accepted() -> Record:
+    """Goals of one node: held, missed, of which too few rounds were made, and skipped."""
+    read = builders.sampled("sequential.read", *(n * GB for n in (50, 51, 52, 53, 54, 55)), evidence=builders.PROVEN)
+    write = builders.sampled("sequential.write", 20 * GB, 21 * GB, evidence=builders.PROVEN)
+    measured = [builders.record(read, write, verdict=Verdict(status="pass", reasons=[]))]
+    picks = [Pick("bandwidth", {"direction": direction}) for direction in ("read", "read", "write")]
+    run = ("verify", "--target", "/mnt/nvme_raid0")
+    bounds = (48 * GB, 60 * GB, 26 * GB)
+    goals = [
+        Goal(run, pick, None, "at least", bound, "B/s", "the seller's offer of May")
+        for pick, bound in zip(picks, bounds, strict=True)
+    ]
+    memory = Goal(
+        ("bench", "loading", "--model", "7b"), Pick("warm", {"engine": "direct"}), None, "at least", 1e9, "B/s"
+    )
+    results = [*(judged(each, measured) for each in goals), skipped(memory, "it needs root")]
+    return builders.record(
+        kind="acceptance",
+        node=node(),
+        tool=Tool(version="0.1.0", commit="0" * 40),
+        goals=results,
+        parts=[Part(name="verify --target /mnt/nvme_raid0", record_id="0" * 32, run="verify-node1", status="pass")],
+        verdict=verdict_over(results),
+    )
 
 
 def evicted() -> Record:

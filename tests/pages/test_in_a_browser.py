@@ -29,7 +29,7 @@ from tunetool.view.curves import Line, plot
 DESK, PHONE, PAPER = 1280, 390, 688
 """Widths in CSS pixels: of a window, of a phone, and of A4 between its margins."""
 NODES = 24
-NEWER = ("tune", "stage", "ds-io", "trend", "inspect")
+NEWER = ("tune", "stage", "ds-io", "trend", "inspect", "acceptance")
 GUIDE = [
     ("verify", 900, "svg"),
     ("fleet", 900, "#nodes tbody tr:nth-child(2)"),
@@ -57,6 +57,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tune": shown_records.tuned(*SPACE),
         "stage": shown_records.staged(),
         "ds-io": shown_records.handled(),
+        "acceptance": shown_records.accepted(),
         "hostile": shown_records.hostile(shown_records.verified(), HOSTILE),
     }
     paths = {name: write_any_page(record, records.write(record, folder)) for name, record in made.items()}

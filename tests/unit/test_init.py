@@ -16,6 +16,7 @@ import pytest
 
 import calls
 from calls import ROOT, TUNETOOL
+from tunetool.cli.accept import text_of
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.fleet import new_inventory
@@ -55,9 +56,10 @@ def test_what_is_written_is_the_example(profile: str, tmp_path: Path) -> None:
     done = init("my cluster", "--profile", profile, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     made = tmp_path / "my cluster"
-    assert files_of(made) == WRITTEN
+    assert files_of(made) == WRITTEN | {"goals.toml"}
     for name in WRITTEN - {".gitignore"}:
         assert (made / name).read_bytes() == (ROOT / "inventory" / profile / name).read_bytes()
+    assert (made / "goals.toml").read_text() == text_of("fleet")
     assert [path.name for path in tmp_path.iterdir()] == ["my cluster"]
     assert done.stdout.splitlines()[-1].endswith("`tunetool provision -i 'my cluster' --check`")
 
@@ -132,10 +134,21 @@ def test_a_directory_that_appears_meanwhile_stays(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
+@pytest.mark.any_python  # the oldest Python has no ansible-core
+def test_ansible_takes_no_goal_for_a_group(tmp_path: Path) -> None:
+    assert init("mine", cwd=tmp_path).returncode == 0
+    listed = calls.call(
+        Path(sys.executable).with_name("ansible-inventory"), "-i", tmp_path / "mine", "--list",
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}, cwd=ROOT,
+    )  # fmt: skip
+    assert "goal" not in listed.stderr
+    assert not {"values", "goal"} & json.loads(listed.stdout).keys()
+
+
 def test_missing_directories_above_are_made(tmp_path: Path) -> None:
     # As every guide writes it, also where there is no clone and so no inventory/.
     assert init("inventory/mycluster", cwd=tmp_path).returncode == 0
-    assert files_of(tmp_path) == {f"inventory/mycluster/{name}" for name in WRITTEN}
+    assert files_of(tmp_path) == {f"inventory/mycluster/{name}" for name in (*WRITTEN, "goals.toml")}
 
 
 def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +167,7 @@ def test_a_killed_call_leaves_nothing_and_the_next_one_writes(tmp_path: Path) ->
     assert done.returncode == -9
     assert not directory.exists()
     assert init("mycluster", cwd=tmp_path).returncode == 0
-    assert files_of(directory) == WRITTEN
+    assert files_of(directory) == WRITTEN | {"goals.toml"}
 
 
 @pytest.mark.parametrize("profile", ["h100", "h200"])

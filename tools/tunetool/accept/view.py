@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tunetool.accept.judge import GOALS_WORST_FIRST, MISSED, OPEN, title
+from tunetool.accept.judge import GOALS_WORST_FIRST, HELD, MISSED, OPEN, title
 from tunetool.fleet.view import pages_beside
 from tunetool.inspect.fleet_compare import natural
 from tunetool.node.units import format_count, format_size, format_size_binary
-from tunetool.record import DriveFacts, FleetHost, GoalResult, GoalVerdict, Record, Status, to_document
+from tunetool.record import REPORT, DriveFacts, FleetHost, GoalResult, GoalVerdict, Record, Status, to_document
 from tunetool.verdict import WORST_FIRST
-from tunetool.view.model import Block, Cell, Cells, Notes, Section, Table, View
+from tunetool.view.model import Cell, Cells, Notes, Section, Table, View
 from tunetool.view.text import format_value, number, scale
 
 _MARKS: dict[GoalVerdict, Status | None] = {
@@ -20,21 +20,32 @@ _MARKS: dict[GoalVerdict, Status | None] = {
     "not decided": "unstable",
     "skipped": None,
 }
-_TITLES = ("goal", "verdict", "figure", "interval", "rounds", "proof")
+_TITLES = ("goal", "verdict", "figure", "interval", "proof")
 
 
 def view(record: Record, directory: Path | None = None) -> View:
     """What is shown; on a fleet, the hosts' own pages lie below the ``directory``."""
-    goals = sorted(record.goals or [], key=lambda each: GOALS_WORST_FIRST.index(each.verdict))
+    goals = _worst_first(record.goals or [])
     where = format_count(len(record.hosts), "node") if record.hosts is not None else record.node.host
     sections = [
         *([_nodes(record, goals, directory)] if record.hosts is not None else []),
-        *([Section("Goals", list(_goals(goals)))] if goals else []),
-        *([_machine(record)] if record.hosts is None else []),
-        *([_runs(record)] if record.parts else []),
+        *([goals_section(goals) if record.hosts is None else _over_nodes(goals)] if goals else []),
+        *(_machine(record) if record.hosts is None else []),
+        *([_runs(record, directory)] if record.parts else []),
     ]
     sections.append(Section("Why these goals", [Notes(list(_reasons(goals)))], on="page"))
     return View(f"Acceptance of {where}", head=[_count(goals)], sections=sections, closing=[_signature(record)])
+
+
+def goals_section(goals: Sequence[GoalResult]) -> Section:
+    """The goals of a record of any kind."""
+    ranked = _worst_first(goals)
+    lost = frozenset(number for number, each in enumerate(ranked) if each.verdict == MISSED)
+    return Section("Goals", [Table(_TITLES, [_row(each) for each in ranked], ("figure",), lost=lost)])
+
+
+def _worst_first(goals: Sequence[GoalResult]) -> list[GoalResult]:
+    return sorted(goals, key=lambda each: GOALS_WORST_FIRST.index(each.verdict))
 
 
 def _count(goals: Sequence[GoalResult]) -> str:
@@ -50,21 +61,35 @@ def _signature(record: Record) -> str:
     )
 
 
-def _goals(goals: Sequence[GoalResult]) -> Iterator[Block]:
-    lost = frozenset(number for number, each in enumerate(goals) if each.verdict == MISSED)
-    yield Table(_TITLES, [_row(each) for each in goals], ("figure", "rounds"), lost=lost)
-    notes = [f"{title(each)}: {each.verdict}, {each.reason}" for each in goals if each.reason]
-    if notes:
-        # A terminal has them as reasons of the verdict.
-        yield Notes(list(dict.fromkeys(notes)), on="page")
+def _over_nodes(goals: Sequence[GoalResult]) -> Section:
+    """A goal a row, by the node that is worst in it: each node's own page has all of its goals."""
+    of_goal: dict[tuple[str, str, str, float], list[GoalResult]] = {}
+    for each in goals:
+        of_goal.setdefault((each.run, _named(each), each.sense, each.bound), []).append(each)
+    rows = []
+    for nodes in of_goal.values():
+        worst = min(nodes, key=_distance)
+        name, *rest = _row(worst.model_copy(update={"host": None}))
+        rows.append([name, f"{sum(each.verdict == HELD for each in nodes)} of {len(nodes)}", worst.host or "-", *rest])
+    titles = ("goal", "held by", "worst node", *_TITLES[1:])
+    return Section("Goals", [Table(titles, rows, ("held by", "figure"))])
+
+
+def _distance(goal: GoalResult) -> tuple[int, float]:
+    """The less, the worse: by verdict, then by how far the figure is on the goal's side."""
+    value = goal.value or 0.0
+    return GOALS_WORST_FIRST.index(goal.verdict), value if goal.sense == "at least" else -value
+
+
+def _named(goal: GoalResult) -> str:
+    return title(goal.model_copy(update={"host": None}))
 
 
 def _row(goal: GoalResult) -> Cells:
     named = f"{title(goal)} {goal.sense} {format_value(goal.bound, goal.unit)}"
     figure = format_value(goal.value, goal.unit) if goal.value is not None else "-"
-    rounds = str(goal.rounds) if goal.rounds else "-"
     verdict = Cell(goal.verdict, _MARKS[goal.verdict])
-    return [named, verdict, Cell(figure, number=goal.value), _interval(goal), rounds, _proof(goal)]
+    return [named, verdict, Cell(figure, number=goal.value), _interval(goal), _proof(goal)]
 
 
 def _interval(goal: GoalResult) -> str:
@@ -72,8 +97,10 @@ def _interval(goal: GoalResult) -> str:
     if interval is None:
         return "-"
     factor, unit = scale(goal.unit, max(abs(interval.low), abs(interval.high)))
-    level = f", {interval.level:.0%}" if interval.level else ""
-    return f"{number(interval.low / factor)} to {number(interval.high / factor)} {unit}".strip() + level
+    level = [f"{interval.level:.0%}"] if interval.level else []
+    rounds = [format_count(goal.rounds, "round")] if goal.rounds else []
+    values = f"{number(interval.low / factor)} to {number(interval.high / factor)} {unit}".strip()
+    return ", ".join([values, *level, *rounds])
 
 
 def _proof(goal: GoalResult) -> str:
@@ -91,14 +118,13 @@ def _proof(goal: GoalResult) -> str:
 def _reasons(goals: Sequence[GoalResult]) -> Iterator[str]:
     seen: dict[object, GoalResult] = {}
     for each in goals:
-        seen.setdefault((each.run, each.figure, *sorted(each.labels.items())), each)
+        seen.setdefault((each.run, _named(each)), each)
     for goal in seen.values():
         program = f"; by {goal.program}" if goal.program else ""
-        named = title(goal.model_copy(update={"host": None}))
-        yield f"{named}: {goal.why or 'the file names no source'}; `tunetool {goal.run}`{program}"
+        yield f"{_named(goal)}: {goal.why or 'the file names no source'}; `tunetool {goal.run}`{program}"
 
 
-def _machine(record: Record) -> Section:
+def _machine(record: Record) -> Iterator[Section]:
     node = record.node
     tool = " ".join(filter(None, ["tunetool", record.tool.version, record.tool.commit])) if record.tool else ""
     programs = sorted({each.program for each in record.goals or [] if each.program})
@@ -111,11 +137,11 @@ def _machine(record: Record) -> Section:
         ("programs", ", ".join([tool, *programs])),
         ("measured", f"{record.started:%Y-%m-%d %H:%M} to {record.finished:%Y-%m-%d %H:%M} UTC"),
     ]
-    blocks: list[Block] = [Table(("machine", ""), [list(each) for each in facts if each[1]], (), sortable=False)]
+    rows = [list(each) for each in facts if each[1]]
+    yield Section("Machine", [Table(("fact", "value"), rows, (), sortable=False)])
     if node.drives:
         titles = ("drive", "serial", "model", "firmware", "size", "link")
-        blocks.append(Table(titles, [_drive(each) for each in node.drives], ()))
-    return Section("Machine", blocks)
+        yield Section("Drives", [Table(titles, [_drive(each) for each in node.drives], ())])
 
 
 def _drive(drive: DriveFacts) -> Cells:
@@ -125,10 +151,12 @@ def _drive(drive: DriveFacts) -> Cells:
     return [drive.name, drive.serial or "-", drive.model or "-", drive.firmware or "-", size, speed]
 
 
-def _runs(record: Record) -> Section:
+def _runs(record: Record, directory: Path | None) -> Section:
     rows: list[Cells] = []
     for part in record.parts or []:
-        link = f"../{part.run}/report.html" if part.run else ""
+        page = f"{part.run}/{REPORT}" if part.run and directory is not None else ""
+        # A host's page came from there alone, without those of its runs.
+        link = f"../{page}" if page and directory is not None and (directory.parent / page).is_file() else ""
         rows.append([Cell(part.name, link=link), Cell(part.status.upper()), Cell(part.record_id or "-")])
     return Section("Runs", [Table(("run", "its own verdict", "record"), rows, ())], on="page")
 

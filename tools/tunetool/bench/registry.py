@@ -1,11 +1,11 @@
 """The benchmarks: the one list, from which commands, views and the needs that `doctor` names are made.
 
 A benchmark is the folder ``bench/FOLDER``. Its ``request.py`` has ``Request``, a dataclass whose fields are the options
-and whose docstring is the help text, and ``NEEDS``, the packages of the Python that it runs under; ``REQUIRED`` there
-is False where it goes on without such a Python. A request whose needs depend on the call has them as its property
-``needs``: None where the call goes on under any Python. ``PREREQUISITES`` and ``USED_IN_PART`` name the things of
-``doctor`` that it does nothing without, and those that it uses for a part of its work. One that is ``OnHosts`` takes
-words for Ansible. ``run.py`` has ``bench(request, progress)``, ``view.py`` has ``view(record, directory)``, and
+and whose docstring is the help text, ``FIGURES``, those of its records by unit, and ``NEEDS``, the packages of the
+Python that it runs under; ``REQUIRED`` there is False where it goes on without such a Python. A request whose needs
+depend on the call has them as its property ``needs``: None where the call goes on under any Python. ``PREREQUISITES``
+and ``USED_IN_PART`` name the things of ``doctor`` that it does nothing without, and those that it uses for a part of
+its work. One that is ``OnHosts`` takes words for Ansible. ``run.py`` has ``bench(request, progress)``, ``view.py`` has ``view(record, directory)``, and
 ``preflight.py`` may have ``check_call(request)``, which refuses a wrong call before anything is started.
 """
 

@@ -13,8 +13,8 @@ import click
 from tunetool.cli.output import finish
 from tunetool.errors import UsageProblem
 from tunetool.fleet.options import HostsCommand, OnManyHosts, need_inventory
-from tunetool.options.fields import argument, option, repeatable, takes
-from tunetool.options.shared import Measuring
+from tunetool.options.fields import argument, option, takes
+from tunetool.options.shared import Measuring, goal_settings
 from tunetool.options.values import TIME
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ class Options(Measuring, OnManyHosts):
     """What the call says."""
 
     goals: str = argument("GOALS")
-    settings: tuple[str, ...] = repeatable(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Value of a {NAME} in the goals file, such as `target=/mnt/data`. Repeatable.",
-    )
+    settings: tuple[str, ...] = goal_settings()
     max_time: float = option(
         "--max-time",
         type=TIME,

@@ -9,7 +9,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -43,8 +44,37 @@ def command() -> None:
 def _command_of(benchmark: Benchmark) -> click.Command:
     request = benchmark.module("request").Request
     called = takes(request)(lambda given: _run(benchmark, given))
+    if not any(each.name == "expect" for each in fields(request)):
+        called = _expect(benchmark)(called)
     kind = HostsCommand if issubclass(request, OnHosts) else click.Command
     return click.command(benchmark.name, cls=kind, help=inspect.cleandoc(request.__doc__))(called)
+
+
+_EXPECTED = "tunetool.expected"
+
+
+def _expect(benchmark: Benchmark) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """``--expect`` of every benchmark: read before it starts, and kept for its end.
+
+    `reference`, which passes it on to `verify`, has that one's.
+    """
+
+    def read(context: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> None:
+        if texts:
+            from tunetool.accept.goal import parse_expectation
+
+            figures = benchmark.module("request").FIGURES
+            context.meta[_EXPECTED] = [parse_expectation(each, figures) for each in texts]
+
+    return click.option(
+        "--expect",
+        multiple=True,
+        expose_value=False,
+        callback=read,
+        metavar="FIGURE>=BOUND",
+        help="Bound of a figure, such as `FIGURE,LABEL=VALUE>=5GBps` or `<=20s`, as in a goals file: judged by the "
+        "interval over the rounds. Repeatable.",
+    )
 
 
 def _run(benchmark: Benchmark, request: Any) -> int:
@@ -60,7 +90,13 @@ def _run(benchmark: Benchmark, request: Any) -> int:
     needs = getattr(request, "needs", getattr(asked, "NEEDS", None))
     if needs is not None:
         go_on_under(request.python, needs, getattr(asked, "REQUIRED", True))
-    return finish(benchmark.module("run").bench(request, best_progress()), request.json_to)
+    outcome = benchmark.module("run").bench(request, best_progress())
+    goals = click.get_current_context().meta.get(_EXPECTED)
+    if goals:
+        from tunetool.accept.expect import expected
+
+        outcome = expected(outcome, goals, ("bench", benchmark.name))
+    return finish(outcome, request.json_to)
 
 
 _STARTED_BY = "TUNETOOL_TRAINING_PYTHON"

@@ -32,14 +32,17 @@ class Options:
 def command(given: Options) -> int:
     """Write an inventory into the new directory DIR: hosts.yml and group_vars/all.yml with comments, and a .gitignore.
 
-    Asks nothing and contacts no host. Put in your nodes, how to log in to them and which drives they have. No
-    ansible.cfg is needed: commands with -i bring their own settings. Directories above DIR are made.
+    For real nodes also goals.toml, the promises that `tunetool accept DIR/goals.toml -i DIR` measures. Asks nothing and
+    contacts no host. Put in your nodes, how to log in to them and which drives they have. No ansible.cfg is needed:
+    commands with -i bring their own settings. Directories above DIR are made.
 
     Exit codes: 0 it is written; 2 the call was wrong, such as a DIR that exists; 3 it cannot be written.
     """
+    from tunetool.accept.files import path_of
     from tunetool.fleet.new_inventory import LAB, write_inventory
 
-    for path in write_inventory(given.directory, given.profile):
+    goals = path_of("fleet").read_text() if given.profile != LAB else None
+    for path in write_inventory(given.directory, given.profile, goals):
         click.echo(f"wrote {path}")
     first = _lab_up(given.directory) if given.profile == LAB else "put in your hosts"
     click.echo(f"next: {first}, then `tunetool provision -i {shlex.quote(str(given.directory))} --check`")

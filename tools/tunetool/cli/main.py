@@ -33,7 +33,7 @@ COMMANDS = {
     "checkpoint": "List, show, verify and compare checkpoints of torch's distributed format.",
     "bench": "Run a benchmark, such as checkpoints, loading weights or fine-tuning, or the whole chain.",
     "advise": "Compute before a run: how often to save, what a model needs, who reads what, what a network costs.",
-    "report": "Show, list or compare records.",
+    "report": "Show, list or compare records, or judge them by goals.",
     "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
     "doctor": "Show what this machine lacks for which command, and the line that installs it.",
     "build-ops": "Compile DeepSpeed's ops once, so that no job has to compile them.",

@@ -1,4 +1,4 @@
-"""``tunetool report``: show, list and compare records."""
+"""``tunetool report``: show, list, compare and judge records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunetool.cli.groups import Group
 from tunetool.cli.output import write_text
 from tunetool.errors import UsageProblem
 from tunetool.options.fields import argument, option, takes
-from tunetool.options.shared import AsJson, InRuns, command_line
+from tunetool.options.shared import AsJson, InRuns, command_line, goal_settings
 from tunetool.options.values import NEW_FILE, PATH
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ TABLES = ("text", "csv", "markdown")
 
 @click.group("report", cls=Group)
 def command() -> None:
-    """Show, list or compare records. Measures nothing and judges nothing.
+    """Show, list or compare records, or judge them by goals. Measures nothing.
 
     RECORD is a record.json, its directory, or the name of a directory below the runs directory.
 
-    Exit codes: 0 done; 2 the call was wrong, or a record cannot be read.
+    Exit codes: 0 done; 2 the call was wrong, or a record cannot be read; of judge also 1 and 3.
     """
 
 
@@ -243,6 +243,46 @@ def fleet(given: FleetOptions) -> int:
     _put(page(view_of_nodes(whole, nodes, groups, pages), whole), output)
     click.echo(output)
     return 0
+
+
+@dataclass(frozen=True)
+class JudgeOptions(AsJson, InRuns):
+    """What `report judge` takes."""
+
+    names: tuple[str, ...] = argument("RECORD... GOALS", nargs=-1, required=True)
+    settings: tuple[str, ...] = goal_settings()
+    page: Path | None = option("--page", type=NEW_FILE, help="File for the page of the acceptance.")
+
+    def check(self) -> None:
+        """Raises ``UsageProblem`` where one of the two is missing."""
+        if len(self.names) < 2:
+            raise UsageProblem("a goals file without a record judges nothing", "name records, then the goals file")
+
+
+@command.command()
+@takes(JudgeOptions)
+def judge(given: JudgeOptions) -> int:
+    """Judge what was measured before: RECORD by the goals of GOALS, as `tunetool accept` does, and measure nothing.
+
+    GOALS is a path or a name, as in `tunetool accept`. Several records of one command count together.
+
+    Exit codes: 0 every goal is held; 1 one is missed; 2 the call was wrong; 3 a goal could not be decided.
+    """
+    from tunetool import record as records
+    from tunetool.accept.run import judge_records
+    from tunetool.cli.accept import read_goals, text_of
+    from tunetool.cli.output import finish
+    from tunetool.measure.session import Result
+    from tunetool.report.kinds import page_text
+    from tunetool.report.runs import find_record
+
+    *names, file = given.names
+    goals = read_goals(text_of(file), file, given.settings)
+    runs = _runs_dir(given.runs_dir)
+    judged = judge_records(goals.goals, [records.read(find_record(name, runs)) for name in names], command_line())
+    if given.page is not None:
+        _put(page_text(judged, None), given.page)
+    return finish(Result(judged), given.json_to)
 
 
 def _runs_dir(given: Path | None) -> Path:

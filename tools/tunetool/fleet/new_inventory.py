@@ -12,6 +12,7 @@ from tunetool.fleet.collection import find_collection
 
 LAB = "lab"
 """The example for virtual nodes: `tunetool lab` writes its hosts.yml."""
+GOALS = "goals.toml"
 IGNORED = """\
 # What runs leave, and what nobody else may read.
 *plan*.json
@@ -21,8 +22,10 @@ vault-password*
 """
 
 
-def write_inventory(directory: Path, profile: str) -> list[Path]:
+def write_inventory(directory: Path, profile: str, goals: str | None = None) -> list[Path]:
     """Make ``directory`` from the collection's inventory/PROFILE in one step, and return its files.
+
+    ``goals``: text of a goals file, which ansible.cfg of the collection lets Ansible pass over.
 
     Raises ``UsageProblem`` if it exists. Directories above it that do not exist are made first.
     """
@@ -51,6 +54,9 @@ def write_inventory(directory: Path, profile: str) -> list[Path]:
         (unfinished / ".gitignore").write_text(IGNORED)
         for name in files[1:]:
             shutil.copyfile(example / name, unfinished / name)
+        if goals is not None:
+            files.append(Path(GOALS))
+            (unfinished / GOALS).write_text(goals)
         try:
             unfinished.rename(directory)
         except OSError as error:

@@ -158,6 +158,15 @@ def expect() -> Any:
     return repeatable("--expect", metavar="RATE", help=expect_help())
 
 
+def goal_settings() -> Any:
+    """``--set`` of a goals file."""
+    return repeatable(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Value of a {NAME} in the goals file, such as `target=/mnt/data`. Repeatable.",
+    )
+
+
 @dataclass(frozen=True)
 class InRuns:
     """Where records are."""

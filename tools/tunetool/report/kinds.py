@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from tunetool.view.model import View
 
+_ACCEPTANCE = "acceptance"
 VIEWS: Mapping[str, str] = {
     **{each.kind: f"tunetool.bench.{each.folder}.view" for each in BENCHMARKS},
-    "acceptance": "tunetool.accept.view",
+    _ACCEPTANCE: "tunetool.accept.view",
     "fleet": "tunetool.fleet.view",
     "stage": "tunetool.stage.view",
     "tune": "tunetool.tune.view",
@@ -52,6 +53,9 @@ def view_of(record: Record, path: Path | None, any_view: str = ANY_VIEW) -> View
     """What is shown of a record; ``path`` is where it lies, ``any_view`` the module for kinds that have none."""
     module = importlib.import_module(VIEWS.get(record.kind, any_view))
     made: View = module.view(record, path.parent if path is not None else None)
+    if record.goals and record.kind != _ACCEPTANCE:
+        section = importlib.import_module(VIEWS[_ACCEPTANCE]).goals_section(record.goals)
+        made = replace(made, sections=[*made.sections, section])
     if record.kind not in _BENCHMARKS:
         return made
     left_open: list[str] = function("undecided.what_is_open")(record)
