@@ -44,7 +44,7 @@ def bench_ds_io(folder: Path, *words: object) -> float:
     common = ["bench", "ds-io", "--folder", folder / "data", "--runs-dir", folder / "runs", "--allow-busy"]
     record = tunetool(*common, *words, codes=(0, 3))
     if record["verdict"]["status"] != "pass":
-        raise Again(record["verdict"]["reasons"])
+        raise Again(record["verdict"]["reasons"][0])
     return next(float(each["value"]) for each in record["measurements"] if each["figure"] == "bandwidth")
 
 

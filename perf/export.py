@@ -4,8 +4,7 @@
 
 A step of a model's shapes is saved to the target, one file for each of four threads, exported to four files, and these
 are imported. Seconds are by the command's own clock, without Python's start. fio writes and reads as many bytes in
-four files, past the page cache, but on a file system in memory; then it does both at once, which is the limit where
-both share a disk or the processors.
+four files, past the page cache, but on a file system in memory.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ import argparse
 import shutil
 import warnings
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 
-from rounds import Arm, Sample, fio, fio_samples, program, sample, tunetool
+from rounds import Arm, Sample, fio_samples, program, sample, tunetool
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter
 from tunetool.node.units import parse_size
 
@@ -60,18 +58,7 @@ def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, 
         shutil.rmtree(out)
         shutil.rmtree(again)
 
-    def both_at_once() -> Iterable[Sample]:
-        places = folder / "read", folder / "write"
-        for each in places:
-            each.mkdir()
-        fio(places[0], "write", FILES, size)
-        with ThreadPoolExecutor(2) as pool:
-            speeds = pool.map(lambda place: fio(place, place.name, FILES, size), places)
-        yield sample("bandwidth", min(speeds), engine="fio", way="both at once")
-        for each in places:
-            shutil.rmtree(each)
-
-    return {"convert": convert, "fio": lambda: fio_samples(folder, folder, FILES, size), "both": both_at_once}
+    return {"convert": convert, "fio": lambda: fio_samples(folder, folder, FILES, size)}
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
 Without --node: the check on a made node whose array is absent, and then the checks of a recorded node with eight
 drives in the same process, since this machine has no such drives. Left out are locks of memory, which are tried once a
 day, and the drives' health log, which needs drives. With --node, as root on a node with `node_health_enabled`: the
-very command of the timer. `verify --level config` and Slurm's program are timed beside it. An hour is by the role's
-default period.
+very command of the timer. An hour is by the role's default period.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from rounds import Arm, Sample, keep_compiled, program, sample
@@ -40,15 +38,14 @@ assert len(run_checks(json.loads((root / "made/etc/tunetool/node.json").read_tex
 """
 
 
-def lay_out(root: Path) -> Path:
-    """A recorded node, and one with a manifest and nothing else; that manifest."""
+def lay_out(root: Path) -> None:
+    """A recorded node, and one with a manifest and nothing else."""
     machines = ROOT / "tests/data/machines"
     recording.lay_out(json.loads((machines / "built.json").read_text()), str(root / "recorded"))
     manifest = json.loads((machines / "built-manifest.json").read_text())
     manifest["memory"]["memlock"] = None
     (path := root / "made/etc/tunetool/node.json").parent.mkdir(parents=True)
     path.write_text(json.dumps(manifest))
-    return path
 
 
 def cpu_seconds(argv: Sequence[object]) -> float:
@@ -63,24 +60,17 @@ def cpu_seconds(argv: Sequence[object]) -> float:
 def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, Arm]:
     defaults = (ROOT / "roles/node_health/defaults/main.yml").read_text()
     period = int(re.findall(r"^node_health_period: (\d+)$", defaults, re.MULTILINE)[0])
-    manifest, python = lay_out(folder), sys.executable
+    lay_out(folder)
     keep_compiled(folder)
-    verify = [python, "-m", "tunetool", "verify", "--level", "config", "--runs-dir", folder / "runs"]
-    commands: dict[str, list[object]] = {
-        "check": [STARTER, "check"] if asked.node else [python, "-c", MADE, folder],
-        "verify": [*verify] if asked.node else [*verify, "--manifest", manifest],
-        "slurm": [STARTER] if asked.node else [python, "-m", "tunetool.health", "slurm"],
-    }
+    command = [STARTER, "check"] if asked.node else [sys.executable, "-c", MADE, folder]
 
-    def turn(name: str) -> Iterable[Sample]:
-        seconds = cpu_seconds(commands[name])
-        yield sample("cpu", seconds, part=name)
-        if name == "check":
-            yield sample("cpu", seconds * 3600 / period, part="checks of an hour")
+    def check() -> Iterable[Sample]:
+        seconds = cpu_seconds(command)
+        yield sample("cpu", seconds, part="a check")
+        yield sample("cpu", seconds * 3600 / period, part="checks of an hour")
 
-    for argv in commands.values():
-        cpu_seconds(argv)
-    return {name: partial(turn, name) for name in commands}
+    cpu_seconds(command)
+    return {"check": check}
 
 
 if __name__ == "__main__":

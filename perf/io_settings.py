@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from rounds import Arm, Sample, fio, program, sample
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.janitor import Janitor
@@ -57,7 +57,7 @@ def present(machine: Machine, names: Sequence[str]) -> dict[tuple[str, str], str
 def prepare(asked: argparse.Namespace, folder: Path, held: ExitStack) -> dict[str, Arm]:
     stack = read_stack(str(folder))
     if problems := obstacles(stack):
-        raise RuntimeError(problems[0])
+        raise CannotJudge(problems[0])
     held.enter_context(busy.device_lock(str(stack.device_number), busy.lock_directory(os.environ, True)))
     machine = machine_under(stack)
     size, noted = asked.size_mib * 2**20, dict[tuple[str, str], str]()

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,6 +32,7 @@ from tunetool.accept.goal import Goal
 from tunetool.accept.goals_file import GoalsFile, parse
 from tunetool.accept.judge import judged, skipped, title, verdict_over
 from tunetool.accept.needs import lacks
+from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.measure.fio import Job, find_fio, run
 from tunetool.measure.made_by import made_by, node_facts
@@ -46,7 +48,7 @@ from tunetool.verdict import code_of
 
 ResultT = TypeVar("ResultT")
 GOALS = Path(__file__).with_name("programs.toml")
-BROKE, MOST_AGAIN = 70, 12
+BROKE, MOST_AGAIN, PAUSE = 70, 12, 5.0
 QUANTITIES: Mapping[str, Quantity] = {
     "bandwidth": "bandwidth", "time": "duration", "cpu": "duration", "stall": "duration", "memory": "memory",
     "share": "ratio", "requests": "rate",
@@ -55,7 +57,7 @@ UNITS: Mapping[Quantity, Any] = {"bandwidth": "B/s", "duration": "s", "memory": 
 FIGURES = {unit: [name for name, each in QUANTITIES.items() if UNITS[each] == unit] for unit in UNITS.values()}
 
 
-class Again(Exception):
+class Again(CannotJudge):
     """Something else used the drives: the round is repeated, whatever its speeds were."""
 
 
@@ -65,6 +67,8 @@ class Sample(NamedTuple):
     figure: str
     value: float
     labels: tuple[tuple[str, str], ...]
+    once: bool = False
+    """It is the same in every round, and counts as one."""
 
 
 Arm = Callable[[], Iterable[Sample]]
@@ -100,6 +104,9 @@ def program(prepare: Prepare, **options: Any) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except TunetoolError as error:
+        print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
+        sys.exit(error.exit_code)
     except Exception:
         traceback.print_exc()
         sys.exit(BROKE)
@@ -118,8 +125,10 @@ def measured(arms: Mapping[str, Arm], rounds: int, seed: int) -> dict[tuple[Any,
                 again += 1
                 if again > MOST_AGAIN:
                     raise
+                time.sleep(PAUSE)
         for each in row:
-            taken.setdefault((each.figure, each.labels), []).append(each.value)
+            values = taken.setdefault((each.figure, each.labels), [])
+            values += [each.value] * (not (each.once and values))
         said = ", ".join(
             f"{' '.join(value for _, value in each.labels)} {each.figure} {each.value:.4g}" for each in row
         )

@@ -4,12 +4,11 @@
     .venv/bin/python perf/shapes.py --device cuda --bytes 7.4GB --target /dev/shm
 
 A turn is a first save (what earlier saves of that shape left is forgotten, but for buffers), two later saves into new
-directories, a restore whose every value is compared, an asynchronous save, torch's planning alone, and on a GPU a copy
-to pinned memory. Seconds until all is durable, whole calls of `dcp.save`, garbage collected before. On a CPU the work
-of a tensor is judged: CPU seconds of all threads that a save of many takes beyond one of 55 and beyond torch's
-planning, over the tensors; wall seconds would also count other programs, where there are few cores. On a GPU the ratio
-to 55 tensors is, and the stall of an asynchronous save against that copy. `bench checkpoint --tensors` compares with
-others.
+directories, an asynchronous save, torch's planning alone, and on a GPU a copy to pinned memory: whole calls of
+`dcp.save` until all is durable, garbage collected before. On a CPU the work of a tensor is judged: CPU seconds of all
+threads that a save of many takes beyond one of 55 and beyond torch's planning, over the tensors; wall seconds would
+also count other programs. On a GPU the ratio to 55 tensors is, and the stall of an asynchronous save against that
+copy.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from rounds import Arm, Sample, program, sample
-from tunetool.checkpoint import DirectLoadPlanner, DirectReader, DirectSavePlanner, DirectWriter, planner, rank_layout
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, planner, rank_layout
 from tunetool.measure.rounds import drawn_order
 from tunetool.node.units import parse_size
 
@@ -54,9 +54,8 @@ class Shape:
                 for number in range(count)
             }
         }
-        self.blank = {"model": {name: torch.zeros_like(tensor) for name, tensor in self.state["model"].items()}}
 
-    def timed(self, act: Callable[[], None], keep: bool = False) -> tuple[float, float]:
+    def timed(self, act: Callable[[], object]) -> tuple[float, float]:
         """Seconds, and those of the CPU, of all threads."""
         gc.collect()
         self.wait()
@@ -64,8 +63,7 @@ class Shape:
         act()
         self.wait()
         spent = time.perf_counter() - began, time.process_time() - worked
-        if not keep:
-            shutil.rmtree(self.path, ignore_errors=True)  # planning alone writes nothing
+        shutil.rmtree(self.path, ignore_errors=True)  # planning alone writes nothing
         return spent
 
     def wait(self) -> None:
@@ -77,13 +75,8 @@ class Shape:
         planner.forget_plans()
         rank_layout.forget_layouts()
         spent = {"first": self.timed(self.save)}
-        later = [self.timed(self.save), self.timed(self.save, keep=True)]
+        later = [self.timed(self.save), self.timed(self.save)]
         spent["later"] = (statistics.fmean(each[0] for each in later), statistics.fmean(each[1] for each in later))
-        spent["restore"] = self.timed(self.restore)
-        for name, tensor in self.state["model"].items():
-            if not torch.equal(tensor, self.blank["model"][name]):
-                raise RuntimeError(f"`{name}` of {self.count} came back with other values")
-            self.blank["model"][name].zero_()
         stall = [0.0]
         spent["async"] = self.timed(lambda: self.save_behind(stall))
         spent["planning"] = self.timed(self.plan)
@@ -91,9 +84,6 @@ class Shape:
 
     def save(self) -> None:
         dcp.save(self.state, storage_writer=DirectWriter(self.path), planner=DirectSavePlanner(), no_dist=True)
-
-    def restore(self) -> None:
-        dcp.load(self.blank, storage_reader=DirectReader(self.path), planner=DirectLoadPlanner(), no_dist=True)
 
     def save_behind(self, stall: list[float]) -> None:
         writer, made = DirectWriter(self.path), DirectSavePlanner()
@@ -116,7 +106,7 @@ class Shape:
         size = min(self.total, PINNED_BYTES)
         there = torch.zeros(size, dtype=torch.uint8, device="cuda")
         here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        spent = [self.timed(lambda: here.copy_(there) and None)[0] for _ in range(6)]
+        spent = [self.timed(partial(here.copy_, there))[0] for _ in range(6)]
         return statistics.median(spent[1:]) * self.total / size
 
 

@@ -73,11 +73,7 @@ def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, 
         chosen[f"exhaustive, {way}"] = block(max(tried, key=lambda each: float(each["value"])))
     chosen["default"] = DEFAULTS
     print("\n".join(f"{name}: {settings}" for name, settings in chosen.items()), flush=True)
-    once = [sample("share", ours / theirs, part="seconds, of ds_nvme_tune's")]
-
-    def time_taken() -> Iterable[Sample]:
-        while once:
-            yield once.pop()
+    taken = sample("share", ours / theirs, part="seconds, of ds_nvme_tune's")._replace(once=True)
 
     def turn(settings: AioSettings, way: str) -> Iterable[Sample]:
         shape: list[object] = ["--io_size", THEIRS, "--block_size", settings.block_size, *WAYS[way]]
@@ -90,7 +86,9 @@ def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, 
             yield sample("bandwidth", speed, engine=name, direction=way)
 
     different = dict.fromkeys(chosen.values())
-    return {"time": time_taken} | {f"{each}, {way}": partial(turn, each, way) for each in different for way in WAYS}
+    return {"time": lambda: [taken]} | {
+        f"{each}, {way}": partial(turn, each, way) for each in different for way in WAYS
+    }
 
 
 if __name__ == "__main__":

@@ -30,17 +30,20 @@ def test_every_arm_has_its_turn_in_every_round_in_orders_drawn() -> None:
     assert [len(values) for values in taken.values()] == [20, 20, 20]
 
 
-def test_a_round_with_other_io_is_taken_again_as_a_whole() -> None:
+def test_a_round_with_other_io_is_taken_again_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "PAUSE", 0)
     turns = iter(range(100))
 
     def arm() -> Iterable[Sample]:
         yield sample("time", number := next(turns))
         if number == 1:
-            raise Again
+            raise Again("busy")
 
     assert [*measured({"arm": arm}, 3, 1).values()] == [[0, 2, 3]]
+    once = [sample("share", 1.0)._replace(once=True)]
+    assert [*measured({"arm": lambda: once}, 3, 1).values()] == [[1.0]]
     with pytest.raises(Again):
-        measured({"arm": lambda: (_ for _ in ()).throw(Again)}, 1, 1)
+        measured({"arm": lambda: (_ for _ in ()).throw(Again("busy"))}, 1, 1)
 
 
 def test_every_line_of_goals_names_a_program_and_its_figures() -> None:
