@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tunetool import record as records
@@ -32,6 +31,7 @@ from tunetool.accept.goal import Goal
 from tunetool.accept.goals_file import GoalsFile, parse
 from tunetool.accept.judge import judged, skipped, title, verdict_over
 from tunetool.accept.needs import lacks
+from tunetool.ctrl_c import as_interrupt
 from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.measure.fio import Job, find_fio, run
@@ -42,19 +42,21 @@ from tunetool.measure.sequential import MIB, takes_direct_io
 from tunetool.measure.statistics import estimate
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.drives import read_drives
-from tunetool.record import GoalResult, Measurement, Record
+from tunetool.record import GoalResult, Measurement, Record, Unit
 from tunetool.user_directories import default_runs_dir, prepare_runs_dir
 from tunetool.verdict import code_of
 
 ResultT = TypeVar("ResultT")
 GOALS = Path(__file__).with_name("programs.toml")
 BROKE, MOST_AGAIN, PAUSE = 70, 12, 5.0
-QUANTITIES: Mapping[str, Quantity] = {
-    "bandwidth": "bandwidth", "time": "duration", "cpu": "duration", "stall": "duration", "memory": "memory",
-    "share": "ratio", "requests": "rate",
-}  # fmt: skip
-UNITS: Mapping[Quantity, Any] = {"bandwidth": "B/s", "duration": "s", "memory": "B", "ratio": "1", "rate": "1/s"}
-FIGURES = {unit: [name for name, each in QUANTITIES.items() if UNITS[each] == unit] for unit in UNITS.values()}
+FIGURES: Mapping[Unit, Sequence[str]] = {
+    "B/s": ("bandwidth",),
+    "s": ("time", "cpu", "stall"),
+    "B": ("memory",),
+    "1": ("share",),
+}
+QUANTITIES: Mapping[str, Quantity] = {"bandwidth": "bandwidth", "memory": "memory", "share": "ratio"}
+"""Of a figure; all others are times."""
 
 
 class Again(CannotJudge):
@@ -90,7 +92,9 @@ def program(prepare: Prepare, **options: Any) -> NoReturn:
         reader.add_argument(f"--{option.replace('_', '-')}", default=default, help=f"default: {default}", **how)
     asked = reader.parse_args()
     try:
-        with _orderly_end(), contextlib.ExitStack() as held:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, as_interrupt)  # what it made is removed then too
+        with contextlib.ExitStack() as held:
             began = records.utc_now()
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix=f"tunetool-{name}-", dir=asked.target))
             stack = read_stack(folder)
@@ -141,7 +145,7 @@ def measured(arms: Mapping[str, Arm], rounds: int, seed: int) -> dict[tuple[Any,
 def _figure(name: str, medium: str, key: tuple[str, tuple[tuple[str, str], ...]], values: list[float]) -> Measurement:
     of, labels = key
     form = ".".join([name, *(f"{{{label}}}" for label, _ in labels), "{figure}"])
-    return figure(What(form, QUANTITIES[of], "perf", medium, of, dict(labels)), values)
+    return figure(What(form, QUANTITIES.get(of, "duration"), "perf", medium, of, dict(labels)), values)
 
 
 def goals_of(name: str, measured: Sequence[Measurement]) -> list[Goal]:
@@ -174,21 +178,6 @@ def conclude(record: Record, goals: Sequence[Goal], runs_dir: Path) -> int:
     kept = records.write(record.model_copy(update={"goals": results or None, "verdict": verdict}), runs_dir)
     print(f"record: {kept}")
     return 0 if verdict is None else int(code_of(verdict))
-
-
-@contextlib.contextmanager
-def _orderly_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as Ctrl-C does: what it made is removed."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def apart(work: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, int]:
