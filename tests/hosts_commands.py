@@ -9,6 +9,7 @@ import click
 _TRAINING = ["--model", "tiny", "--target", "/bulk"]
 ON_HOSTS = {
     ("verify",): [],
+    ("accept",): ["fleet"],
     ("inspect",): [],
     ("provision",): [],
     ("stage", "copy"): ["/source", "/copy"],

@@ -49,7 +49,7 @@ def test_a_command_for_hosts_names_the_missing_ansible_first(path: tuple[str, ..
     (tmp_path / "ansible_runner.py").write_text("raise ImportError('none')")
     inventory = tmp_path / "hosts"
     inventory.write_text("node1\n")
-    run = ["--runs-dir", str(tmp_path / "runs")] if path[0] in ("verify", "bench") else []
+    run = ["--runs-dir", str(tmp_path / "runs")] if path[0] in ("verify", "accept", "bench") else []
     search = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     done = tunetool(*path, "-i", str(inventory), *ON_HOSTS[path], *run, PYTHONPATH=search)
     assert done.returncode == 2, done.stderr
@@ -82,8 +82,8 @@ def test_the_extra_control_has_all_that_is_imported() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     listed = "".join(re.findall(r"^(?:dependencies|control) = \[\n(.*?)^\]$", project, re.MULTILINE | re.DOTALL))
     names = set(re.findall(r'^  "([\w-]+)', listed, re.MULTILINE))
-    assert names == {"click", "jinja2", "pydantic", "rich", "xxhash", "ansible-core", "ansible-runner", "pip"}
-    modules = {"click", "jinja2", "pydantic", "rich", "xxhash", "ansible", "ansible_runner", "tunetool"}
+    assert names == {"click", "jinja2", "pydantic", "rich", "tomli", "xxhash", "ansible-core", "ansible-runner", "pip"}
+    modules = {"click", "jinja2", "pydantic", "rich", "tomli", "xxhash", "ansible", "ansible_runner", "tunetool"}
     sources = [
         *(ROOT / "tools/tunetool/fleet").glob("*.py"),
         *(

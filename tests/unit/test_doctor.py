@@ -35,6 +35,7 @@ NOTHING = {
     "report show",
     "report compare",
     "report fleet",
+    "report judge",
     "report page",
     "report trend",
 }

@@ -70,6 +70,12 @@ def test_a_goal_has_its_values_in_their_places() -> None:
         ({"figure": '{figure = "durable", direction = "wirte"}'}, 7, "`wirte` is not a direction", "`write`"),
         ({"figure": '"durable"'}, 7, "`figure` names no figure", "such as"),
         ({"of": '{figure = "bandwith"}'}, 9, "`bandwith` is not a figure", "did you mean `bandwidth`?"),
+        (
+            {"of": '{figure = "stall"}', "at_least": "0.9"},
+            9,
+            "`durable` is in B/s, and `stall` in s",
+            "in the same unit",
+        ),
         ({"at_least": '"5Gbps"'}, 8, "`5Gbps` is in bits", "bits"),
         ({"at_least": '"5"'}, 8, "`5` has no unit", "write a bandwidth"),
         ({"at_least": "5"}, 8, "`5` has no unit", "such as `50GBps`"),

@@ -150,7 +150,7 @@ def needs(target: Path | None = None, python: str | None = None) -> list[Need]:
         Need(
             "sshpass", "program", partial(need, "sshpass", "ssh logs in with it by a password"), (), (WITH_INVENTORY,)
         ),
-        Need("fio", "program", _fio, ("tune", "verify")),
+        Need("fio", "program", _fio, ("tune", "verify"), ("accept",)),
         Need("torch", "python", partial(_trains, TORCH, "checkpoint", python), ("checkpoint",)),
         Need(
             "DeepSpeed",

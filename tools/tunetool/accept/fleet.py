@@ -31,13 +31,13 @@ class FleetRequest:
 
 def accept_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     """Measure and judge on every host. Raises ``UsageProblem``; a host that fails gets the status ``error``."""
-    instead = "`tunetool accept --dry-run` on a host says what would be written there" if request.run.dry_run else None
-    runs = request.goals.runs
-    progress.say(f"on each host: {format_count(len(request.goals.goals), 'goal')} by {format_count(len(runs), 'run')}")
+    goals, runs = len(request.goals.goals), len(request.goals.runs)
+    said = f"on each host {format_count(goals, 'goal')} by {format_count(runs, 'run')}"
+    instead = f"{said}; `tunetool accept --dry-run` there says what would be written" if request.run.dry_run else None
     return run_everywhere(
         HostCommand("run_tunetool", request.arguments, ["accept"]),
         Call(request.selection, request.run.runs_dir, instead),
-        _SECONDS * len(runs),
+        _SECONDS * runs,
         progress,
         figures=_words,
         over=lambda hosts, started: _record(request, hosts, started),

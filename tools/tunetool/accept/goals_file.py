@@ -6,20 +6,16 @@ import hashlib
 import importlib
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
+
+import tomli
 
 from tunetool.accept.goal import Goal, Pick, Sense, parse_bound, units_of, unknown, unknown_figure, unknown_labels
 from tunetool.bench.registry import BENCHMARKS
 from tunetool.errors import UsageProblem
 from tunetool.record import Unit
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SCHEMA = "tunetool.goals/1"
 _KEYS = ("schema", "title", "values", "goal")
@@ -73,8 +69,8 @@ def parse(
     """The file called ``name``. ``settings``: values from the command line. ``figures``: those of a line of ``run``,
     where that is no command of tunetool. Raises ``Problems``."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
         at = re.search(r"line (\d+)", str(error))
         last = len(text.splitlines()) or 1
         found = UsageProblem(f"not TOML: {re.sub(r' *[(]at .*', '', str(error))}", "write strings in quotation marks")
@@ -144,6 +140,14 @@ class _Reader:
         figures = self._figures(run) if run else None
         pick = self._pick(number, "figure", goal, figures)
         of = self._pick(number, "of", goal, figures) if "of" in goal else None
+        if pick is not None and of is not None and figures is not None:
+            ours, theirs = units_of(pick.figure, figures), units_of(of.figure, figures)
+            if not set(ours) & set(theirs):
+                both = UsageProblem(
+                    f"`{pick.figure}` is in {' or '.join(ours)}, and `{of.figure}` in {' or '.join(theirs)}",
+                    "a share is of a figure in the same unit",
+                )
+                self._say(self._at(number, "of"), both)
         why, needs = self._text(number, "why", goal), self._needs(number, goal.get("needs", []))
         senses = [key for key in ("at_least", "at_most") if key in goal]
         if len(senses) != 1:

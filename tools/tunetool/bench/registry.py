@@ -5,8 +5,9 @@ and whose docstring is the help text, ``FIGURES``, those of its records by unit,
 Python that it runs under; ``REQUIRED`` there is False where it goes on without such a Python. A request whose needs
 depend on the call has them as its property ``needs``: None where the call goes on under any Python. ``PREREQUISITES``
 and ``USED_IN_PART`` name the things of ``doctor`` that it does nothing without, and those that it uses for a part of
-its work. One that is ``OnHosts`` takes words for Ansible. ``run.py`` has ``bench(request, progress)``, ``view.py`` has ``view(record, directory)``, and
-``preflight.py`` may have ``check_call(request)``, which refuses a wrong call before anything is started.
+its work. One that is ``OnHosts`` takes words for Ansible. ``run.py`` has ``bench(request, progress)``, ``view.py`` has
+``view(record, directory)``, and ``preflight.py`` may have ``check_call(request)``, which refuses a wrong call before
+anything is started.
 """
 
 from __future__ import annotations

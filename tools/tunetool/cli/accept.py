@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,9 @@ from tunetool.options.values import TIME
 
 if TYPE_CHECKING:
     from tunetool.accept.goals_file import GoalsFile
+
+
+_TEXT = "--text"
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Options(Measuring, OnManyHosts):
     )
     afresh: bool = option("--afresh", is_flag=True, help="Measure all again that an interrupted call has measured.")
     # On a host of a fleet, which does not have the file.
-    text: str | None = option("--text", hidden=True, help="Text of the file in base64, instead of what GOALS names.")
+    text: str | None = option(_TEXT, hidden=True, help="Text of the file in base64, instead of what GOALS names.")
 
     def check(self) -> None:
         """Raises ``UsageProblem`` for options that need an inventory."""
@@ -66,9 +69,17 @@ def _node(given: Options, goals: GoalsFile) -> int:
     from tunetool.accept.run import Request, accept
     from tunetool.report.progress import PlainProgress
 
-    request = Request(goals, given.max_time, given.afresh, given.run, _takes_rounds)
+    run = replace(given.run, command=_repeatable(given.run.command))
+    request = Request(goals, given.max_time, given.afresh, run, _takes_rounds)
     # The commands that measure have the bars.
     return finish(accept(request, PlainProgress()), given.json_to)
+
+
+def _repeatable(command: Sequence[str]) -> list[str]:
+    """The command line without the file's text, which nobody could read."""
+    words = list(command)
+    at = words.index(_TEXT) if _TEXT in words else len(words)
+    return [*words[:at], *words[at + 2 :]]
 
 
 def _fleet(given: Options, inventory: Path, goals: GoalsFile, text: str) -> int:
@@ -77,7 +88,7 @@ def _fleet(given: Options, inventory: Path, goals: GoalsFile, text: str) -> int:
 
     arguments = [
         given.goals,
-        "--text",
+        _TEXT,
         base64.b64encode(text.encode()).decode(),
         "--max-time",
         f"{given.max_time:.0f}s",
