@@ -1,7 +1,7 @@
 """What a tensor costs: the same bytes as 55, 1,344 and 10,000 tensors, saved, planned, and on a GPU copied.
 
-    .venv/bin/python perf/shapes.py [--target /dev/shm] [--bytes 256MB]
-    .venv/bin/python perf/shapes.py --device cuda --bytes 7.4GB --target /dev/shm
+    .venv/bin/python perf/shapes.py [--bytes 256MB]
+    .venv/bin/python perf/shapes.py --device cuda --bytes 7.4GB
 
 A turn is a first save (what earlier saves of that shape left is forgotten, but for buffers), two later saves into new
 directories, an asynchronous save, torch's planning alone, and on a GPU a copy to pinned memory: whole calls of
@@ -140,4 +140,4 @@ def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, 
 
 
 if __name__ == "__main__":
-    program(prepare, bytes="256MB", tensors="55,1344,10000", device="cpu")
+    program(prepare, target=Path("/dev/shm"), bytes="256MB", tensors="55,1344,10000", device="cpu")
