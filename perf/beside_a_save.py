@@ -61,6 +61,8 @@ def beside(
     try:
         while work.running and not moving():
             time.sleep(0.001)
+        if not work.running:
+            raise RuntimeError(f"the copy ended before the save began: {work.wait()}")
         yield from saving("beside")
         if not work.running:
             raise RuntimeError("the copy ended before the save did: give another --size")
