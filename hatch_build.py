@@ -1,4 +1,5 @@
 """What a wheel has beside the packages: the files at the root of the collection, for the collection that it carries.
+What modules and package share is in that collection alone, and ``tunetool.node`` leads there.
 
 A wheel of tools/dev/dist.py also has the reference pages, from the directory that ``TUNETOOL_REFERENCE`` names. With
 ``TUNETOOL_COMPILED=1`` a wheel has the compiled code of loads and saves, and is for machines of this kind alone; it
@@ -27,6 +28,12 @@ COLLECTION = "ansible_collections/tunetool/node"
 # No galaxy.yml: a built collection, from which a wheel can be made too, has none.
 FILES = ("ansible.cfg", "constraints.txt", "pyproject.toml", "hatch_build.py", "site.yml")
 
+READERS = """\"\"\"What Ansible modules and the package share. It lies in the collection beside the package.\"\"\"
+
+from pathlib import Path
+
+__path__ = [str(Path(__file__).parents[2] / "ansible_collections/tunetool/node/plugins/module_utils")]
+"""
 
 ADDRESSES = re.compile(r"^(homepage|repository|documentation|issues):[ \t]+[\"']?(https?://[^\s\"']+)", re.MULTILINE)
 
@@ -48,6 +55,10 @@ class CollectionFiles(BuildHookInterface):
         """See hatchling: ``version`` is the kind of the build."""
         if version != "editable":
             build_data["force_include"].update({name: f"{COLLECTION}/{name}" for name in FILES})
+            self._made = tempfile.TemporaryDirectory(prefix="tunetool-wheel-")  # until the wheel is written
+            leads = Path(self._made.name) / "__init__.py"
+            leads.write_text(READERS)
+            build_data["force_include"][str(leads)] = "tunetool/node/__init__.py"
             if pages := os.environ.get("TUNETOOL_REFERENCE"):
                 build_data["force_include"][pages] = f"{COLLECTION}/docs/reference"
             if os.environ.get("TUNETOOL_COMPILED") == "1":
@@ -55,7 +66,6 @@ class CollectionFiles(BuildHookInterface):
 
     def _compile(self, build_data: dict[str, Any]) -> None:
         script = runpy.run_path(str(Path(self.root) / "tools/tunetool/checkpoint/build_read_loop.py"))
-        self._made = tempfile.TemporaryDirectory(prefix="tunetool-compiled-")  # until the wheel is written
         made = Path(self._made.name) / script["MADE"].name
         script["build"](made)
         build_data["force_include"][str(made)] = f"tunetool/checkpoint/{made.name}"

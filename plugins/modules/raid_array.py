@@ -61,6 +61,10 @@ action:
   description: What was done about the array (keep, assemble, create).
   returned: success
   type: str
+made:
+  description: Whether the array became the node's by this task, made or adopted. One that was merely stopped did not.
+  returned: success
+  type: bool
 array:
   description: The array as the manifest holds it, without its members. C(uuid) is null where check mode predicts it.
   returned: success
@@ -153,8 +157,10 @@ def converge(module: AnsibleModule) -> dict[str, object]:
     ledger.note("drives that are wiped", facts.held, "".join("%s: blank\n" % drive.serial for drive in facts.doomed))
     ledger.note("array %s" % facts.wanted.name, "" if step.action == "create" else described, described)
     stale = remember(module, ledger, facts.wanted.name, uuid)
+    changed = step.action != "keep" or bool(ledger.diff)
     return {
-        "changed": step.action != "keep" or bool(ledger.diff),
+        "changed": changed,
+        "made": changed and (step.action == "create" or facts.differences is None),
         "differences": as_results(differences),
         "action": step.action,
         "wiped": [drive.serial for drive in facts.doomed],

@@ -19,7 +19,7 @@ description:
     a power cut, the next run continues; a drive that is blank already needs no consent.
   - Where there is neither a volume nor a manifest, V(teardown) removes the health check and what makes
     directories of jobs, which needs no plan.
-  - Data blocks stay on the drives. This is not an erasure.
+  - Data blocks stay on the drives, unless O(erase) is asked for.
 options:
   job:
     description:
@@ -57,6 +57,14 @@ options:
     description: Change nothing, do not fail because of what is found, and return the host's part of a plan.
     type: bool
     default: false
+  erase:
+    description:
+      - For V(teardown), what becomes of the data blocks of the drives that the plan names. V(none) leaves them;
+        V(discard) discards them; V(crypto) lets each drive throw its key away. A drive that cannot is refused, with
+        nothing changed. The plan names it, and is applied with the same.
+    type: str
+    choices: [none, discard, crypto]
+    default: none
   program:
     description: Path of the program; a starter of the health check lies beside it.
     type: path
@@ -70,6 +78,9 @@ options:
         type: str
       hash:
         description: Hash of the array's contents; left out if the array did not run.
+        type: str
+      erase:
+        description: What the plan says of O(erase).
         type: str
 extends_documentation_fragment: [tunetool.node.changes, tunetool.node.wipes]
 author:
@@ -126,6 +137,7 @@ from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.plan.plan_file import APPLYING, PLANNING, REPLACE, TEARDOWN  # noqa: E402
 from ..module_utils.play.convergence import AnsibleModule, Words, change, line_of  # noqa: E402
+from ..module_utils.removal import erasure  # noqa: E402
 from ..module_utils.removal.apply import Job, names_of_remains, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
     Removal,
@@ -155,16 +167,23 @@ def buildable(removal: Removal, wanted: dict[str, Any], level: str) -> Removal:
     return replace(removal, problems=tuple("%s; nothing was changed" % each for each in found))
 
 
+def with_erasure(removal: Removal, wish: str) -> Removal:
+    """With how each member is erased, and as a problem each that cannot be."""
+    ways, problems = erasure.decide(removal.members, wish)
+    return replace(removal, erase=wish, ways=tuple(ways), problems=(*removal.problems, *problems))
+
+
 def converge(module: AnsibleModule) -> dict[str, Any]:
     """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
     name = wanted["array"]["name"]
+    erasure.await_sanitizing(wanted["erase"])
     machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
     if wanted["job"] == REPLACE:
         swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted["drives"]), hashes)
         removal = buildable(plan_replacement(machine, name, wanted["mount_point"], swap), wanted, machine.level)
     else:
-        removal = plan_removal(machine, name, wanted["mount_point"])
+        removal = with_erasure(plan_removal(machine, name, wanted["mount_point"]), wanted["erase"])
     answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
     job = None
     remains: list[dict[str, str]] = []
@@ -214,7 +233,8 @@ def main() -> None:
             "wishes": WISHES,
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "wipes": WIPES,
-            "volume": {"type": "dict", "options": {"uuid": {"type": "str"}, "hash": {"type": "str"}}},
+            "erase": erasure.ERASE,
+            "volume": {"type": "dict", "options": {name: {"type": "str"} for name in ("uuid", "hash", "erase")}},
         },
         required_if=[("job", REPLACE, ["settings", "drives"])],
         supports_check_mode=True,

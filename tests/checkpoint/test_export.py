@@ -413,27 +413,36 @@ def hang(self, files, tick):
         time.sleep(0.02)
 
 export_writer.FileWriter.write = hang
-sys.argv[1:] = ["checkpoint", "export", *sys.argv[1:]]
-main()
+if __name__ == "__main__":  # its processes have the rest from here
+    sys.argv[1:] = ["checkpoint", "export", *sys.argv[1:]]
+    main()
 """
 
 
-def test_a_killed_export_leaves_no_directory_of_its_name(tmp_path: Path, run: Run) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_export_leaves_no_directory_of_its_name(tmp_path: Path, run: Run, processes: int) -> None:
     step = save(tmp_path / "step", STATE)
-    hidden = tmp_path / ".out.unfinished"
+    hidden, program = tmp_path / ".out.unfinished", tmp_path / "program.py"
+    program.write_text(HANGING, encoding="utf-8")
+    words = [sys.executable, str(program), str(step), str(tmp_path / "out"), "--shard-size", "20kB"]
+    words += ["--processes", str(processes)]
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        words = [sys.executable, "-c", HANGING, str(step), str(tmp_path / "out")]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        ) as process:
             assert process.stdout is not None
-            assert process.stdout.readline() == "writes\n"
+            assert [process.stdout.readline() for _ in range(processes)] == ["writes\n"] * processes
             with pytest.raises(CannotJudge, match="another process writes"):
                 run("export", step, tmp_path / "out")
-            process.send_signal(number)
+            # Ctrl-C goes to all processes of a terminal; an end from outside to this one alone.
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
             assert process.wait(PATIENCE) == code
+            # Its processes have it as their output too: they end with it.
+            assert not process.stdout.read()
         assert not (tmp_path / "out").exists()
         assert hidden.exists() == (number == signal.SIGKILL)
     run("export", step, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "step"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "program.py", "step"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 

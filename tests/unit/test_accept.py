@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shown_records
 from builders import PROVEN, check, measurement, record, sampled
 from calls import TUNETOOL, call
 from shown_records import on_screen
@@ -27,6 +29,7 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.session import Result, Run
 from tunetool.measure.statistics import LOOKS
 from tunetool.record import Evidence, GoalResult, Measurement, Record, Status, Verdict
+from tunetool.report.junit import junit
 from tunetool.report.kinds import page_text
 
 COUNTS = [count for count, _ in LOOKS]
@@ -405,6 +408,12 @@ def test_report_judge_ends_by_the_verdict(tmp_path: Path) -> None:
     assert "Acceptance of n1" in (tmp_path / "page.html").read_text()
     file.write_text(file.read_text().replace("1GBps", "99GBps"))
     assert call(*TUNETOOL, "report", "judge", kept, file).returncode == 1
+
+
+def test_each_goal_is_a_case_of_junit() -> None:
+    suite = ElementTree.fromstring(junit(shown_records.accepted()))[0]
+    marks = [[mark.tag for mark in case] for case in suite if case.attrib["classname"] == "tunetool.goals"]
+    assert marks == [[], ["failure"], ["error"], ["skipped"]]
 
 
 def test_memory_is_no_proof_by_drives() -> None:

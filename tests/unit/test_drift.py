@@ -657,6 +657,38 @@ def test_a_built_array_never_leads_to_mdadm_create(
         assert "`array" in str(caught.value)
 
 
+@pytest.mark.parametrize(("manifest", "made"), [(MANIFEST, False), (None, True)])
+def test_an_array_that_was_stopped_and_started_is_not_made(
+    node: Node, monkeypatch: pytest.MonkeyPatch, manifest: dict[str, Any] | None, made: bool
+) -> None:
+    module = raid_array()
+    drives = [drive for drive in read_drives(str(node.root)) if drive.serial in SERIALS]
+    (array,) = read_arrays(str(node.root))
+    block = Superblock("", MANIFEST["array"]["uuid"], "nvme_raid0", "raid0", 8, 2**20, 0)
+    blocks = {drive.name: replace(block, device=drive.name, role=slot) for slot, drive in enumerate(drives)}
+    for name, answer in {
+        "assemble": None,
+        "examine": blocks,
+        "read_arrays": [],
+        "read_drives": drives,
+        "members_by_serial": drives,
+        "settled": array,
+        "built_manifest": manifest,
+        "remember": [],
+        "refuse_unless_as_wanted": None,
+    }.items():
+        monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
+    params = {"name": "nvme_raid0", "level": "raid0", "chunk": "1MiB", "serials": list(SERIALS), "wipes": []}
+    fake = SimpleNamespace(
+        params=dict(params, adopt=manifest is None),
+        check_mode=False,
+        get_bin_path=lambda name: name,
+        change_begins=lambda: None,
+    )
+    result = module.converge(fake)
+    assert (result["action"], result["changed"], result["made"]) == ("assemble", True, made)
+
+
 # A program's name as an argument, or in a task's command line.
 MAKES = r"""["']mkfs(\.\w+)?["']|["']--create["']|^\s*(argv|cmd|[\w.]*(command|shell)):.*(mkfs|--create)"""
 MAKERS = {"create": {"modules/raid_array.py"}, "mkfs": {"volume/apply.py"}}

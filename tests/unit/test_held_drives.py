@@ -164,7 +164,7 @@ def applied(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> N
 def torn_down(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> None:
     monkeypatch.setattr(removal, "wipe", writing(drive, did))
     monkeypatch.setattr(removal, "run", lambda *_, **__: None)
-    found: Any = SimpleNamespace(members=[drive], incoming=None, holds=[], arrays=[])
+    found: Any = SimpleNamespace(members=[drive], incoming=None, holds=[], arrays=[], erase="none", ways=())
     removal.Job(found, SimpleNamespace(name="nvme_raid0"), "teardown", "", Ledger(None, acting=True)).wipe()  # type: ignore[arg-type]
 
 
@@ -192,6 +192,14 @@ def test_the_drive_is_held_while_it_is_written(drive: Drive, monkeypatch: pytest
         job(drive, monkeypatch, did)
     assert did == [True]
     assert not is_held(drive)
+
+
+def test_a_drive_that_cannot_be_erased_by_now_is_not_wiped(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[bool] = []
+    monkeypatch.setattr(removal.erasure, "decide", lambda drives, wish: ([], ["drive `S1` cannot. hint: X"]))
+    with pytest.raises(Refusal, match=r"drive `S1` cannot\. hint: X"):
+        torn_down(drive, monkeypatch, did)
+    assert did == []
 
 
 @pytest.mark.parametrize("job", [applied, torn_down, benched, cleared])

@@ -455,6 +455,36 @@ def test_a_container_with_everything_has_nothing_to_say(tmp_path: Path) -> None:
     assert "/data: xfs on md RAID0 (8 x nvme)" in run("--root", root)
 
 
+@pytest.mark.parametrize(
+    ("optimal", "kib", "asked", "costly"),
+    [
+        (8 * 2**20, 16384, None, False),
+        (8 * 2**20, 65536, None, True),
+        (8 * 2**20, 65536, 2**26, False),
+        (8 * 2**20, 65536, 2**22, True),
+        (0, 128, None, False),
+        (0, 8192, None, True),
+    ],
+)
+def test_a_read_ahead_above_the_kernel_s_own_is_named(
+    tmp_path: Path, optimal: int, kib: int, asked: int | None, costly: bool
+) -> None:
+    root = laid_out(H100, tmp_path)
+    assert "read_ahead" not in findings_of(root), "a recording without it"
+    queue = root / "sys/block/md127/queue"
+    put(queue, "optimal_io_size", f"{optimal}\n")
+    put(queue, "read_ahead_kb", f"{kib}\n")
+    if asked is not None:
+        manifest = json.loads((RECORDED / "built-manifest.json").read_text())
+        manifest["tuning"] = {"read_ahead_bytes": asked}
+        put(root, "etc/tunetool/node.json", json.dumps(manifest))
+    finding = findings_of(root).get("read_ahead")
+    assert (finding is not None) == costly
+    if finding:
+        assert "(md127) reads " in finding["found"]
+        assert f"`echo {max(2 * optimal // 1024, 128)} > /sys/block/md127/queue/read_ahead_kb`" in finding["remedy"]
+
+
 def test_pages_of_dev_shm_are_shown_and_4_kib_are_a_finding(tmp_path: Path) -> None:
     root = laid_out(H100, tmp_path / "node")
     # A kernel without huge pages for a tmpfs: nothing to say, and nothing to do.

@@ -24,11 +24,13 @@ from tunetool.inspect.source import Source
 from tunetool.node.common.commands import CommandError, Result, run
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
+from tunetool.node.common.settings_file import SettingsError
 from tunetool.node.job_scratch import kernel, program, scratch_units, settings, slurm_jobs
 from tunetool.node.job_scratch.directories import ATTRIBUTE, REMOVED, Directories, Quota
 from tunetool.node.job_scratch.program import metrics, sweep_ended
 from tunetool.node.plan.plan_file import TEARDOWN
 from tunetool.node.removal.apply import Job
+from tunetool.node.volume import program_units
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.report.inspection import screen
 from waiting import until
@@ -703,12 +705,17 @@ def test_files_come_and_go(tmp_path: Path) -> None:
     def converge(files: dict[str, str]) -> int:
         needed = scratch_units.changes(files, PROGRAM, str(tmp_path))
         for each in needed:
-            scratch_units.put(each)
+            program_units.put(each)
         return len(needed)
 
     assert [converge(files) for files in ({}, wanted, wanted)] == [0, len(wanted), 0]
     assert scratch_units.installed(str(tmp_path))
-    assert os.access(tmp_path / "opt/tunetool/bin/tunetool-scratch", os.X_OK)
+    starter = tmp_path / "opt/tunetool/bin/tunetool-scratch"
+    assert os.access(starter, os.X_OK)
+    # One that does not start would drain each node that a job comes to.
+    starter.chmod(0o644)
+    assert [converge(wanted), converge(wanted)] == [1, 0]
+    assert starter.stat().st_mode & 0o777 == 0o755
     assert [converge({}), converge({})] == [len(wanted), 0]
     assert not scratch_units.installed(str(tmp_path))
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
@@ -787,13 +794,15 @@ def test_without_the_program_the_prolog_fails_not_the_epilog(tmp_path: Path) -> 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
+    with pytest.raises(SettingsError, match=r"jobs get no directories here\. hint: set `job_scratch_enabled: true`"):
+        settings.load(str(path))
     given = {"directory": "/mnt//s/jobs/", "limit": "10%", "by_request": True, "textfile_directory": ""}
     path.write_text(settings.dump(given, "/mnt/s/"))
     read = settings.load(str(path))
     assert {**given, "directory": "/mnt/s/jobs", "mount_point": "/mnt/s", "schema": settings.SCHEMA_NAME} == read
     for text in ("{", "[]", path.read_text().replace("true", '"yes"'), path.read_text().replace("limit", "most")):
         path.write_text(text)
-        with pytest.raises(settings.SettingsError, match=r"hint: set `job_scratch_enabled: true`"):
+        with pytest.raises(SettingsError, match=r"hint: run `tunetool provision` for this node"):
             settings.load(str(path))
     assert [settings.limit_bytes(text, 1 << 40) for text in ("", "25%", "500GiB", "9PB")] == [
         0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tunetool.errors import CannotJudge
-from tunetool.lab import fleet, node, qemu, saved, ssh
+from tunetool.lab import faults, fleet, node, qemu, saved, ssh
+from tunetool.lab.machine import Drive
 from tunetool.lab.qemu import QemuEnded
 from tunetool.lab.quiesce import DriveUse
 from tunetool.lab.snapshot import Snapshot
-from tunetool.lab.state import Lab, NodeState
+from tunetool.lab.state import Fault, Lab, NodeState
 
 TEMPLATE = NodeState("node0", 0, "debian12", Path("/cache/image"), 2**31, "tcg", 11, 8, 2**32, 0)
 
@@ -98,7 +100,7 @@ def test_a_node_that_crashed_at_boot_is_booted_again(
         assert len(boots) == fleet.BOOT_ATTEMPTS
 
 
-@pytest.mark.parametrize(("crashes", "works"), [(0, True), (1, True), (fleet.SAVE_ATTEMPTS, False)])
+@pytest.mark.parametrize(("crashes", "works"), [(0, True), (1, True), (fleet.PULL_ATTEMPTS, False)])
 def test_a_node_that_crashed_in_a_save_is_booted_and_saved(
     crashes: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,9 +130,52 @@ def test_a_node_that_crashed_in_a_save_is_booted_and_saved(
     else:
         with pytest.raises(CannotJudge, match="QEMU ended"):
             fleet._take(lab, state, "built", lines.append)
-    assert len(tries) == min(crashes + 1, fleet.SAVE_ATTEMPTS)
+    assert len(tries) == min(crashes + 1, fleet.PULL_ATTEMPTS)
     # What was mounted by hand is mounted again.
     assert boots == [found] * (len(tries) - 1)
+
+
+@pytest.mark.parametrize(("crashes", "works"), [(0, True), (1, True), (fleet.PULL_ATTEMPTS, False)])
+def test_a_node_that_crashed_in_a_pull_is_booted_and_pulled(
+    crashes: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boots: list[list[str]] = []
+    lines: list[str] = []
+    tries: list[str] = []
+
+    def detach(lab: Lab, state: NodeState, qmp: object, drives: list[Drive]) -> None:
+        tries.append(drives[0].serial)
+        if len(tries) <= crashes:
+            monkeypatch.setattr(node, "alive", lambda lab, name: False)
+            raise QemuEnded("QEMU ended while `node1.qmp` was in use", "tunetool lab status")
+
+    monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(faults, "Qmp", lambda path: contextlib.nullcontext())
+    monkeypatch.setattr(node, "alive", lambda lab, name: True)
+    monkeypatch.setattr(node, "detach", detach)
+    monkeypatch.setattr(node, "start_booted", lambda lab, state: boots.append([each.serial for each in state.drives]))
+    monkeypatch.setattr(node, "start_preparing", lambda lab, state, drive_use: Script())
+    monkeypatch.setattr(node, "finish_preparing", lambda state, script: fleet.SYSTEM_DEVICE)
+    lab = Lab(tmp_path / "state")
+    lab.prepare()
+    lab.node_dir("node1").mkdir(parents=True)
+    drives = [Drive(serial, tmp_path / serial, 2**30, port) for port, serial in enumerate(("LAB1SYS", "LAB1NV1"))]
+    drives[1].path.touch()
+    limited = [Fault("slow-drive", "LAB1NV1")]
+    lab.write(replace(TEMPLATE, name="node1", index=1, drives=drives, faults=limited))
+    if works:
+        assert fleet.inject(lab, "node1", "remove-drive", "LAB1NV1", lines.append) == Fault("remove-drive", "LAB1NV1")
+        assert sum("will be pulled from a booted node" in line for line in lines) == crashes
+        after = lab.read("node1")
+        assert [each.serial for each in after.drives] == ["LAB1SYS"]
+        # The limit ended with the QEMU that crashed.
+        kept = [] if crashes else limited
+        assert after.faults == [*kept, Fault("remove-drive", "LAB1NV1")]
+    else:
+        with pytest.raises(CannotJudge, match="QEMU ended"):
+            fleet.inject(lab, "node1", "remove-drive", "LAB1NV1", lines.append)
+    assert tries == ["LAB1NV1"] * min(crashes + 1, fleet.PULL_ATTEMPTS)
+    assert boots == [["LAB1SYS", "LAB1NV1"]] * (len(tries) - 1)
 
 
 def test_a_node_that_runs_and_cannot_be_saved_is_not_booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,12 +31,14 @@ from tunetool.measure.session import Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.common.commands import Result as Done
 from tunetool.node.common.drift import Ledger
+from tunetool.node.common.settings_file import SettingsError
 from tunetool.node.health import health_units, kernel_faults
-from tunetool.node.health.settings import SettingsError, dump, load
+from tunetool.node.health.settings import dump, load
 from tunetool.node.memory.memory_checks import Attempt
 from tunetool.node.plan.plan_file import TEARDOWN
 from tunetool.node.removal.apply import Job
 from tunetool.node.removal.decision import Removal, Volume
+from tunetool.node.volume import program_units
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 from tunetool.node.volume.write_read_probe import Answer, Question
@@ -60,7 +62,7 @@ NOW = 1.8e9
 def converge(root: Path, wanted: dict[str, str]) -> list[str]:
     needed = health_units.changes(wanted, PROGRAM, str(root))
     for change in needed:
-        health_units.put(change)
+        program_units.put(change)
     return sorted("/" + os.path.relpath(change.path, root) for change in needed)
 
 
@@ -359,10 +361,10 @@ def test_faults_and_what_was_written_are_in_the_metrics(
     files: Files, no_start: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checking, "ask", lambda question: Answer(written=1 << 20, seconds=0.25))
-    (files.root / "dev/kmsg").write_text("3,1,5,-;XFS (proc): log I/O error -5\n")
+    # A fault counts for a day: one from the beginning of this boot might be too old.
+    (files.root / "dev/kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;XFS (proc): log I/O error -5\n")
     (files.root / "proc/self").mkdir(parents=True)
     (files.root / "proc/self/mountinfo").write_text("25 1 0:22 / /proc rw - xfs /dev/proc rw\n")
-    # The line is from the beginning of this boot.
     os.utime(files.manifest, (0, 0))
     assert check({**SETTINGS, "textfile_directory": str(files.root)}, files) == "fail"
     page = (files.root / "tunetool-health.prom").read_text()

@@ -12,6 +12,7 @@ import pytest
 
 from calls import ROOT, call
 from tunetool import origin
+from tunetool.node.common.node_wheel import SHARED
 from tunetool.origin import Origin, hint_for, read_origin, source_sha256
 
 REQUIRES = (
@@ -173,13 +174,22 @@ def test_the_hash_is_that_of_all_python_files(tmp_path: Path) -> None:
     (package / "room").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     (package / "node").symlink_to(tmp_path / "outside")
-    for name in ("tunetool/a.py", "tunetool/room/b.py", "outside/c.py", "tunetool/d.txt"):
+    for name in ("tunetool/a.py", "tunetool/room/b.py", "outside/__init__.py", "outside/c.py", "tunetool/d.txt"):
         (tmp_path / name).write_text(name)
     before = source_sha256(package)
     (package / "d.txt").write_text("changed")
-    # An installed package has a directory where a clone has a link.
+    # Where a clone has a link, a control machine has what leads to the collection beside it,
     (package / "node").unlink()
-    (tmp_path / "outside").rename(package / "node")
+    (package / "node").mkdir()
+    (package / "node/__init__.py").write_text("__path__ = ...")
+    shared = tmp_path / SHARED
+    shared.parent.mkdir(parents=True)
+    (tmp_path / "outside").rename(shared)
+    assert source_sha256(package) == before
+    # and a node a directory.
+    (package / "node/__init__.py").unlink()
+    (package / "node").rmdir()
+    shared.rename(package / "node")
     assert source_sha256(package) == before
     (package / "node/c.py").write_text("changed")
     changed = source_sha256(package)

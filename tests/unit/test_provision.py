@@ -56,7 +56,7 @@ def test_a_plan_that_was_not_written_is_not_done() -> None:
 
 def test_only_the_last_task_makes_a_host_built(capsys: pytest.CaptureFixture[str]) -> None:
     heard = listener()
-    heard("runner_on_ok", ok("tunetool.node.raid_array", "Make or keep the array", changed=True))
+    heard("runner_on_ok", ok("tunetool.node.raid_array", "Make or keep the array", changed=True, made=True))
     assert (heard.summary.hosts["node1"].status, heard.summary.hosts["node1"].changed) == (NOT_REACHED, 1)
     heard("runner_on_ok", ok("tunetool.node.node_manifest"))
     heard("runner_on_unreachable", {"host": "node2", "task": "Gathering Facts", "res": {"msg": "no route"}})

@@ -24,6 +24,7 @@ from tunetool.node.machine.volume_users import occupants
 from tunetool.node.plan.plan_file import REPLACE, TEARDOWN, PlanError, document, dump, parse, seal, volume, wipes
 from tunetool.node.removal import facts
 from tunetool.node.removal.decision import Machine, Removal, consent_problem, plan_removal, removal_part
+from tunetool.node.removal.erasure import DISCARD, Way
 from tunetool.node.removal.replacement import Swap, plan_replacement
 
 NAME, POINT = "nvme_raid0", "/mnt/nvme_raid0"
@@ -265,6 +266,26 @@ def test_a_plan_is_stale_for_another_file_system(built: Machine) -> None:
     allowed = consent(remove(built))
     other = {device: [replace(signatures[0], uuid="other")] for device, signatures in built.inside.items()}
     assert "holds something else since" in str(consent_problem(remove(replace(built, inside=other)), *allowed))
+
+
+def test_a_plan_says_which_drives_are_erased_and_how(built: Machine) -> None:
+    removal = remove(built)
+    assert "erased" not in facts.describe(removal, [])
+    ways = tuple(Way(drive, DISCARD, 0) for drive in removal.members)
+    text = facts.describe(replace(removal, erase=DISCARD, ways=ways), [])
+    assert text.count("discard; discarded blocks read as bytes 0x00") == len(removal.members) == 8
+    assert f"  `{removal.members[0].serial}` ({removal.members[0].name}): discard" in text
+
+
+def test_a_plan_is_stale_for_another_way_to_erase(built: Machine) -> None:
+    for planned, wanted in (("none", "crypto"), ("discard", "none")):
+        wipes_, volume_ = consent(replace(remove(built), erase=planned))
+        assert consent_problem(replace(remove(built), erase=planned), wipes_, volume_) is None
+        problem = consent_problem(replace(remove(built), erase=wanted), wipes_, volume_)
+        assert problem == f"not what the plan saw: it has `teardown_erase: {planned}`, this run `{wanted}`"
+    # A plan of an older version.
+    del volume_["erase"]
+    assert consent_problem(remove(built), wipes_, volume_) is None
 
 
 def test_a_plan_that_saw_no_inside_gives_none_up(built: Machine) -> None:

@@ -62,19 +62,21 @@ def test_trips_are_told_apart_by_address_and_port() -> None:
 
 
 def test_a_build_is_done_when_its_manifest_is_written() -> None:
-    heard = Summary(["new", "same", "other", "mended", "cut"], BUILD)
-    heard.ok("new", "tunetool.node.raid_array", {"changed": True, "differences": []}, 2.5)
+    heard = Summary(["new", "same", "other", "stopped", "mended", "cut"], BUILD)
+    heard.ok("new", "tunetool.node.raid_array", {"changed": True, "made": True, "differences": []}, 2.5)
+    heard.ok("stopped", "tunetool.node.raid_array", {"changed": True, "made": False, "differences": []})
     drift = {"name": "mdadm.conf", "expected": "`ARRAY`", "found": "nothing", "mended": True}
-    heard.ok("mended", "tunetool.node.raid_array", {"changed": True, "differences": [drift]})
+    heard.ok("mended", "tunetool.node.raid_array", {"changed": True, "made": False, "differences": [drift]})
     heard.ok("other", "tunetool.node.host_memory", {"changed": True})
-    heard.ok("cut", "tunetool.node.raid_array", {"changed": True})
-    for name in ("new", "same", "other", "mended"):
+    heard.ok("cut", "tunetool.node.raid_array", {"changed": True, "made": True})
+    for name in ("new", "same", "other", "stopped", "mended"):
         heard.ok(name, "ansible.builtin.validate_argument_spec", {})
         heard.ok(name, "tunetool.node.node_manifest", {"changed": False}, 0.5)
     assert {name: host.status for name, host in heard.hosts.items()} == {
         "new": BUILT,
         "same": UNCHANGED,
         "other": CHANGED,
+        "stopped": CHANGED,
         "mended": CHANGED,
         "cut": NOT_REACHED,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from machines import RECORDED, lay_out
@@ -69,6 +69,7 @@ SAMPLES = st.builds(
 )
 
 
+@example([Sample(0, 0, 0, 0, 0), Sample(50, 0, 9, 0, 0), Sample(10, 0, 0, 0, 0), Sample(40, 0, 0, 0, 0)])
 @given(st.lists(SAMPLES, max_size=40))
 def test_whatever_drives_say_no_forecast_is_negative(said: list[Sample]) -> None:
     series = Series()

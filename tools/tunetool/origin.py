@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tunetool.node.common.node_wheel import SHARED
+
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 _NAME = re.compile(r"[\w.-]+")
 _OLDER_PYTHON = re.compile(r"python_version\s*<\s*['\"]")
@@ -90,18 +92,25 @@ def _head(clone: Path) -> str | None:
 
 def source_sha256(package: Path) -> str:
     """One hash over the Python files of a package, by their paths."""
-    names = [
-        f"{directory}/{name}"
-        # `node` is a link in a clone, and a directory where the package is installed.
-        for directory, _, files in os.walk(package, followlinks=True)
-        for name in files
-        if name.endswith(".py")
-    ]
+    # `node` is a link in a clone, a directory on a node, and on a control machine in the collection.
+    files = _python_files(package)
+    carried = package.parent / SHARED
+    if len([name for name in files if name.startswith("node/")]) == 1 and carried.is_dir():
+        files |= {f"node/{name}": path for name, path in _python_files(carried).items()}
     whole = hashlib.sha256()
-    for name in sorted(names):
-        content = Path(name).read_bytes()
-        whole.update(f"{os.path.relpath(name, package)} {hashlib.sha256(content).hexdigest()}\n".encode())
+    for name, path in sorted(files.items()):
+        whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return whole.hexdigest()
+
+
+def _python_files(root: Path) -> dict[str, Path]:
+    """By their names below it."""
+    return {
+        os.path.relpath(f"{directory}/{name}", root): Path(directory, name)
+        for directory, _, names in os.walk(root, followlinks=True)
+        for name in names
+        if name.endswith(".py")
+    }
 
 
 def _given(document: dict[str, Any]) -> str | None:

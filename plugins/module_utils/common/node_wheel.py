@@ -17,6 +17,9 @@ from .commands import CommandError, run
 
 COLLECTION = "ansible_collections/tunetool/node"
 """Where the control machine's wheel has the collection, below site-packages."""
+SHARED = COLLECTION + "/plugins/module_utils"
+"""There, what the package has as ``tunetool.node``, which leads to it; on nodes the package has it itself."""
+_NODE = "tunetool/node"
 _FILE_TIME = (2020, 2, 2, 0, 0, 0)
 """Equal files make an equal wheel."""
 _METADATA = re.compile(r"^[^/]+\.dist-info/(METADATA|WHEEL|entry_points\.txt|licenses/.+)$")
@@ -29,9 +32,10 @@ def without_collection(path: str) -> None:
     """Write the wheel ``path`` again without the collection."""
     with zipfile.ZipFile(path) as wheel:
         members = {
-            entry.filename: (wheel.read(entry), bool(entry.external_attr >> 16 & 0o100))
+            name: (wheel.read(entry), bool(entry.external_attr >> 16 & 0o100))
             for entry in wheel.infolist()
-            if not entry.is_dir() and not _left_out(entry.filename)
+            for name in [_on_nodes(entry.filename)]
+            if name and not entry.is_dir()
         }
     _write(path, members)
 
@@ -65,19 +69,24 @@ def installed_files(source: str) -> dict[str, str]:
     if len(records) != 1:
         raise CommandError("`%s` has neither the sources of tunetool nor one installed tunetool beside it" % source)
     with open(records[0], encoding="utf-8", newline="") as stream:
-        names = [row[0] for row in csv.reader(stream) if row and not _left_out(row[0])]
-    files = {name: os.path.join(site, name) for name in names}
+        names = [row[0] for row in csv.reader(stream) if row]
+    files = {_on_nodes(name): os.path.join(site, name) for name in names}
+    files.pop("", None)
     for path in files.values():
         if not os.path.isfile(path):
             raise CommandError("`%s` of the installed tunetool is gone: install it again" % path)
     return files
 
 
-def _left_out(name: str) -> bool:
+def _on_nodes(name: str) -> str:
+    """The name in the nodes' wheel of a file in the control machine's; empty: that leaves it out."""
+    if name.startswith(SHARED + "/") and not name.endswith(".pyc"):
+        return _NODE + name[len(SHARED) :]
     # Programs that an installer made lie outside site-packages.
-    if name.startswith((COLLECTION.split("/", maxsplit=1)[0] + "/", "../", "/")) or name.endswith(".pyc"):
-        return True
-    return ".dist-info/" in name and not _METADATA.match(name)
+    others = (COLLECTION.split("/", maxsplit=1)[0] + "/", _NODE + "/", "../", "/")
+    if name.startswith(others) or name.endswith(".pyc"):
+        return ""
+    return "" if ".dist-info/" in name and not _METADATA.match(name) else name
 
 
 def _write(path: str, members: Mapping[str, _Member]) -> None:

@@ -5,22 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from typing import Callable, Iterator, Mapping, Sequence
 
 from ..common.commands import CommandError, Result, run
 from ..common.drift import diff_entry
-from ..common.files import content, replace_file
+from ..common.settings_file import SettingsError
 from ..common.waiting import wait_for
-from ..volume.unit_dropins import (
-    UNITS_DIRECTORY,
-    Change,
-    ForeignDropIn,
-    apply,
-    exact_changes,
-    link_to,
-    quoted,
-)
+from ..volume import program_units
+from ..volume.program_units import any_of, put, unit_path
+from ..volume.unit_dropins import Change, link_to, quoted
 from .settings import (
     ANSWER_PATH,
     CHECKED_PATH,
@@ -29,7 +22,6 @@ from .settings import (
     LINE_PATH,
     MEASURED_PATH,
     WEAR_PATH,
-    SettingsError,
     load,
 )
 
@@ -40,7 +32,6 @@ SOCKET = "tunetool-health.socket"
 ANSWER = "tunetool-health@.service"
 HEADER = "# Written by tunetool (node_health_enabled); it goes when that is false."
 STARTER_NAME = "tunetool-health"
-EXECUTABLE = 0o755
 _RUNS = ("activating", "deactivating")
 _CHECK_ENDS = 60.0
 """Seconds. One that hangs for longer is stopped, and what it left behind is a user as any other."""
@@ -144,8 +135,8 @@ TasksMax=4
 
 
 def starter_path(program: str) -> str:
-    """The path of the starter, beside the link of the program."""
-    return os.path.join(os.path.dirname(program), STARTER_NAME)
+    """The path of the starter."""
+    return program_units.starter_path(program, STARTER_NAME)
 
 
 def files(program: str, settings: str, period: int, socket: str) -> dict[str, str]:
@@ -168,64 +159,18 @@ def files(program: str, settings: str, period: int, socket: str) -> dict[str, st
         texts[SOCKET] = _SOCKET % words
         texts[ANSWER] = _ANSWER % words
         texts["sockets.target.wants/" + SOCKET] = link_to("../" + SOCKET)
-    units = {os.path.join(UNITS_DIRECTORY, name): text for name, text in texts.items()}
+    units = {unit_path(name): text for name, text in texts.items()}
     return {CONFIG_PATH: settings, starter_path(program): _STARTER % words, **units}
 
 
 def changes(wanted: Mapping[str, str], program: str, root: str = "/") -> list[Change]:
     """Differences from exactly these files; without files, all must be absent. Raises ``ForeignDropIn``."""
-
-    def under(path: str) -> str:
-        return os.path.join(root, path.lstrip("/"))
-
-    ours = files(program, "", 60, "/")
-    starter = under(starter_path(program))
-    if wanted and not _is_starter(starter):
-        raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % starter)
-    present = [path for path in map(under, ours) if os.path.lexists(path) and (path != starter or _is_starter(path))]
-    texts = {under(path): text for path, text in wanted.items()}
-    changed = exact_changes(under(os.path.join(UNITS_DIRECTORY, SERVICE)), HEADER, texts, present)
-    same = set(texts) - {change.path for change in changed}
-    return changed + [_other_mode(path, texts[path]) for path in sorted(same) if not _has_mode(path)]
-
-
-def put(change: Change) -> None:
-    """Write or remove one of these files. It has its mode from the beginning: a run may be cut at any moment."""
-    if change.after and not change.after.startswith(link_to("")):
-        replace_file(change.path, change.after, mode_of(change.path), follow=False)
-    else:
-        apply(change)
-
-
-def _has_mode(path: str) -> bool:
-    return os.path.islink(path) or not os.path.exists(path) or _mode(path) == mode_of(path)
-
-
-def _other_mode(path: str, text: str) -> Change:
-    return Change(path, "(mode %04o)\n%s" % (_mode(path), text), text)
-
-
-def _mode(path: str) -> int:
-    return stat.S_IMODE(os.stat(path).st_mode)
-
-
-def _is_starter(path: str) -> bool:
-    """Whether the file is tunetool's; True also where there is none."""
-    before = content(path)
-    return not before or HEADER in before
-
-
-def mode_of(path: str) -> int:
-    """The mode of one of these files."""
-    return EXECUTABLE if os.path.basename(path) == STARTER_NAME else 0o644
+    return program_units.changes(wanted, files(program, "", 60, "/"), starter_path(program), SERVICE, HEADER, root)
 
 
 def installed(root: str = "/") -> bool:
     """Whether anything of it is on the node."""
-    return any(
-        os.path.lexists(os.path.join(root, path.lstrip("/")))
-        for path in (CONFIG_PATH, *(os.path.join(UNITS_DIRECTORY, name) for name in (SERVICE, TIMER, MEASURE, SOCKET)))
-    )
+    return any_of([CONFIG_PATH, *map(unit_path, (SERVICE, TIMER, MEASURE, SOCKET))], root)
 
 
 def running(socket: bool) -> bool:
@@ -282,7 +227,7 @@ def start(units: Sequence[str]) -> None:
 
 def revive_socket(root: str = "/", call: Callable[..., Result] = run) -> None:
     """Start the socket again if systemd gave it up: nothing else does. Raises ``CommandError``."""
-    unit = os.path.join(root, UNITS_DIRECTORY.lstrip("/"), SOCKET)
+    unit = os.path.join(root, unit_path(SOCKET).lstrip("/"))
     if not os.path.isdir(os.path.join(root, "run/systemd/system")) or not os.path.exists(unit):
         return
     if call(["systemctl", "is-failed", SOCKET], accept=range(256)).returncode == 0:

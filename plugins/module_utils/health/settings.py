@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping
 
-from ..common import documents
-from ..common.manifest import validate
-from ..common.refusal import Expected
+from ..common import settings_file
 
 CONFIG_PATH = "/etc/tunetool/health.json"
 CHECKED_PATH = "/run/tunetool/health.json"
@@ -38,25 +36,9 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class SettingsError(Expected):
-    """The settings cannot be used. The message is one line with its hint."""
-
-
 def load(path: str = CONFIG_PATH) -> dict[str, Any]:
     """The settings, checked. Raises ``SettingsError``."""
-    hint = "hint: set `node_health_enabled: true`, then run `tunetool provision`"
-    try:
-        document = documents.read(path)
-    except FileNotFoundError:
-        raise SettingsError("`%s` is not there: the health check is off. %s" % (path, hint)) from None
-    except (OSError, ValueError) as error:
-        raise SettingsError(
-            "`%s` cannot be read: %s. hint: run `tunetool provision` for this node" % (path, error)
-        ) from None
-    problems = validate(document, SCHEMA, "settings")
-    if problems:
-        raise SettingsError("`%s`: %s. hint: run `tunetool provision` for this node" % (path, problems[0]))
-    return dict(document)
+    return settings_file.load(path, SCHEMA, "the health check is off", "node_health_enabled")
 
 
 def dump(

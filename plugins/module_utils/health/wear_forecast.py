@@ -95,7 +95,8 @@ def add(series: Series, sample: Sample) -> Series:
         doubted = series.doubted
         if doubted is None or not _follows(doubted, sample):
             return replace(series, doubted=sample)
-        believed = (*(each for each in believed if _follows(each, doubted)), doubted)
+        kept = (each for each in believed if _follows(each, doubted) and doubted.hours - each.hours >= DAY)
+        believed = (*kept, doubted)
     if not believed or sample.hours - believed[-1].hours >= DAY:
         believed = (*believed, sample)
     return Series(believed[-KEPT:])

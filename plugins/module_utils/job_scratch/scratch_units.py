@@ -8,9 +8,11 @@ from typing import Callable, Iterator, Mapping
 
 from ..common.commands import CommandError, run
 from ..common.drift import diff_entry
-from ..common.files import content, replace_file
-from ..volume.unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, apply, exact_changes, link_to, quoted
-from .settings import CONFIG_PATH, SettingsError, load
+from ..common.settings_file import SettingsError
+from ..volume import program_units
+from ..volume.program_units import any_of, put, unit_path
+from ..volume.unit_dropins import Change, link_to, quoted
+from .settings import CONFIG_PATH, load
 
 SERVICE = "tunetool-scratch.service"
 TIMER = "tunetool-scratch.timer"
@@ -18,7 +20,6 @@ STARTER_NAME = "tunetool-scratch"
 METRICS = "tunetool-scratch.prom"
 VARIABLE = "TUNETOOL_SCRATCH"
 HEADER = "# Written by tunetool (job_scratch_enabled); it goes when that is false."
-EXECUTABLE = 0o755
 _SYSTEMD = "/run/systemd/system"
 
 # As TaskProlog it runs as the user, once for each task: the shell alone answers.
@@ -76,8 +77,8 @@ WantedBy=timers.target
 
 
 def starter_path(program: str) -> str:
-    """The path of the starter, beside the link of the program."""
-    return os.path.join(os.path.dirname(program), STARTER_NAME)
+    """The path of the starter."""
+    return program_units.starter_path(program, STARTER_NAME)
 
 
 def files(program: str, settings: str, mount_point: str, directory: str) -> dict[str, str]:
@@ -98,41 +99,18 @@ def files(program: str, settings: str, mount_point: str, directory: str) -> dict
     return {
         CONFIG_PATH: settings,
         starter_path(program): _STARTER % words,
-        **{os.path.join(UNITS_DIRECTORY, name): text for name, text in units.items()},
+        **{unit_path(name): text for name, text in units.items()},
     }
 
 
 def changes(wanted: Mapping[str, str], program: str, root: str = "/") -> list[Change]:
     """Differences from exactly these files; without files, all must be absent. Raises ``ForeignDropIn``."""
-
-    def under(path: str) -> str:
-        return os.path.join(root, path.lstrip("/"))
-
-    starter = under(starter_path(program))
-    ours = HEADER in content(starter) or not os.path.lexists(starter)
-    if wanted and not ours:
-        raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % starter)
-    known = map(under, files(program, "", "/", "/"))
-    present = [path for path in known if os.path.lexists(path) and (path != starter or ours)]
-    texts = {under(path): text for path, text in wanted.items()}
-    return exact_changes(under(os.path.join(UNITS_DIRECTORY, SERVICE)), HEADER, texts, present)
-
-
-def put(change: Change) -> None:
-    """Write or remove one of these files. It has its mode from the beginning: a run may be cut at any moment."""
-    if change.after and not change.after.startswith(link_to("")):
-        mode = EXECUTABLE if os.path.basename(change.path) == STARTER_NAME else 0o644
-        replace_file(change.path, change.after, mode, follow=False)
-    else:
-        apply(change)
+    return program_units.changes(wanted, files(program, "", "/", "/"), starter_path(program), SERVICE, HEADER, root)
 
 
 def installed(root: str = "/") -> bool:
     """Whether anything of it is on the node."""
-    return any(
-        os.path.lexists(os.path.join(root, path.lstrip("/")))
-        for path in (CONFIG_PATH, *(os.path.join(UNITS_DIRECTORY, name) for name in (SERVICE, TIMER)))
-    )
+    return any_of([CONFIG_PATH, *map(unit_path, (SERVICE, TIMER))], root)
 
 
 def converge(

@@ -6,9 +6,7 @@ import json
 import re
 from typing import Any, Mapping
 
-from ..common import documents
-from ..common.manifest import validate
-from ..common.refusal import Expected
+from ..common import settings_file
 from ..machine.mounts import plain_path
 from ..units import UnitError, parse_size
 
@@ -33,23 +31,9 @@ _PATH = re.compile(r"/[A-Za-z0-9/._+@-]*")
 """Also plain in a shell and in a job's environment."""
 
 
-class SettingsError(Expected):
-    """The settings cannot be used. The message is one line with its hint."""
-
-
 def load(path: str = CONFIG_PATH) -> dict[str, Any]:
     """The settings, checked. Raises ``SettingsError``."""
-    hint = "hint: set `job_scratch_enabled: true`, then run `tunetool provision`"
-    try:
-        document = documents.read(path)
-    except FileNotFoundError:
-        raise SettingsError("`%s` is not there: jobs get no directories here. %s" % (path, hint)) from None
-    except (OSError, ValueError) as error:
-        raise SettingsError("`%s` cannot be read: %s. %s" % (path, error, hint)) from None
-    problems = validate(document, SCHEMA, "settings")
-    if problems:
-        raise SettingsError("`%s`: %s. %s" % (path, problems[0], hint))
-    return dict(document)
+    return settings_file.load(path, SCHEMA, "jobs get no directories here", "job_scratch_enabled")
 
 
 def dump(given: Mapping[str, Any], mount_point: str) -> str:

@@ -1,4 +1,4 @@
-"""NVMe admin commands that read, by ioctl: no process, no I/O on the media, a millisecond each.
+"""NVMe admin commands by ioctl, without a process. Those that read do no I/O on the media and take a millisecond each.
 
 Also the LBA formats that a drive offers, and the `nvme format` line for the wanted one. Layout: NVM Express NVM Command
 Set Specification, Identify Namespace data structure (CNS 00h).
@@ -41,12 +41,15 @@ class Silent(Exception):
     """The drive does not answer. The message says how."""
 
 
-def encode_command(opcode: int, namespace: int, address: int, length: int, dword10: int) -> bytes:
+def encode_command(
+    opcode: int, namespace: int, address: int, length: int, dword10: int, milliseconds: int = 0
+) -> bytes:
     """An admin command that reads ``length`` bytes to ``address``.
 
-    Uses the kernel's own time-out: after a shorter one it would reset the controller while others use it.
+    Without ``milliseconds`` it has the kernel's own time-out: after a shorter one the kernel would reset the controller
+    while others use it.
     """
-    return _COMMAND.pack(opcode, 0, 0, namespace, 0, 0, 0, address, 0, length, dword10, 0, 0, 0, 0, 0, 0, 0)
+    return _COMMAND.pack(opcode, 0, 0, namespace, 0, 0, 0, address, 0, length, dword10, 0, 0, 0, 0, 0, milliseconds, 0)
 
 
 @contextlib.contextmanager
@@ -71,6 +74,12 @@ def ask(handle: int, opcode: int, namespace: int, length: int, dword10: int) -> 
     status = fcntl.ioctl(handle, NVME_IOCTL_ADMIN_CMD, command, True)
     raise_for_status(status)
     return answer.raw
+
+
+def order(handle: int, opcode: int, namespace: int, dword10: int, milliseconds: int) -> None:
+    """Carry out a command without data. Raises as ``ask`` does."""
+    command = bytearray(encode_command(opcode, namespace, 0, 0, dword10, milliseconds))
+    raise_for_status(fcntl.ioctl(handle, NVME_IOCTL_ADMIN_CMD, command, True))
 
 
 def namespace_id(handle: int) -> int:

@@ -169,14 +169,19 @@ def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
 
 
 def volume(plan: Mapping[str, Any], host: str) -> dict[str, Any]:
-    """The volume that this host may lose: the array's UUID and the hash of its contents. Empty for none."""
+    """The volume that this host may lose: the array's UUID, the hash of its contents, and how its drives are erased.
+
+    Empty for none.
+    """
     part = plan["hosts"].get(host)
     if part is None or part["array_action"] != "remove":
         return {}
     try:
-        allowed = {"uuid": part["volume"]["uuid"], "hash": part["volume"]["hash"]}
+        # A plan of an older version erases nothing.
+        erase = part["volume"].get("erase", "none")
+        allowed = {"uuid": part["volume"]["uuid"], "hash": part["volume"]["hash"], "erase": erase}
         good = bool(allowed["uuid"]) and (allowed["hash"] is None or bool(_HASH.match(allowed["hash"])))
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         good, allowed = False, {}
     if not good:
         raise _forged(plan, host)

@@ -102,8 +102,7 @@ class Summary:
         host = self.host(name)
         self._count(host, action, result, seconds)
         host.changed += bool(result.get("changed"))
-        # A built node whose mdadm.conf or initramfs was mended has differences there, and no new array.
-        if action == _ARRAY_TASK and result.get("changed") and not _differences(result):
+        if action == _ARRAY_TASK and result.get("made"):
             self._made.add(name)
         if action == _LAST_TASK:
             self._done.add(name)

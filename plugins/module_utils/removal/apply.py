@@ -31,6 +31,7 @@ from ..volume import late_mount
 from ..volume.immutable_flag import Unsupported, set_immutable
 from ..volume.mount_point import reload_systemd
 from ..volume.unit_dropins import apply, changes
+from . import erasure
 from .decision import Removal, Volume
 from .facts import shown
 from .wipe_drives import contents_text, refuse_unless_wipeable, wipe
@@ -208,6 +209,7 @@ class Job:
         before = "".join("array %s: %s\n" % (self.volume.name, what) for what in removal.holds)
         blank = "".join("%s: blank\n" % serial for serial in self.wiped)
         self.ledger.note("what lies on the drives", before + contents_text(doomed), blank)
+        self.ledger.note("erasure", "", "".join("%s: %s\n" % (way.drive.serial, way) for way in removal.ways))
         if not self.ledger.acting:
             return
         # Read again: after the unmount, which may have taken minutes, the array can be stopped.
@@ -223,7 +225,11 @@ class Job:
                 if removal.incoming:
                     incoming = [drive for drive in drives if drive.serial == removal.incoming.serial]
                     refuse_unless_wipeable(incoming, self.allowed)
-            wipe(drives)
+                # Other drives may have come with these names since.
+                ways, problems = erasure.decide(drives, removal.erase)
+                if problems:
+                    raise Refusal("; ".join(problems))
+            wipe(drives, lambda: self.ledger.warnings.extend(erasure.erase(ways)))
         left = read_signatures([drive.name for drive in read_drives() if drive.serial in self.wiped])
         if left:
             raise CommandError("drives are not blank after all: %s" % ", ".join(map(str, left)))

@@ -15,6 +15,7 @@ from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 from ..machine.file_system import BUILT
 from ..plan.plan_file import drive_part
+from .erasure import NONE, Way
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class Removal:
     holds: tuple[str, ...] = ()
     serials: tuple[str, ...] = ()
     """For a replacement: the members of the new array, in slot order."""
+    erase: str = NONE
+    """What ``teardown_erase`` asks for."""
+    ways: tuple[Way, ...] = ()
+    """How each member is erased."""
     done: bool = False
     """True if there is nothing to do: no volume, or the drive is replaced already."""
     note: str = "nothing to remove"
@@ -226,7 +231,9 @@ def consent_problem(removal: Removal, wipes: Mapping[str, str], volume: Mapping[
     if not volume:
         return "nothing is removed without a plan"
     stale = None
-    if plain_uuid(volume["uuid"]) != plain_uuid(removal.volume.uuid):
+    if (volume.get("erase") or NONE) != removal.erase:
+        stale = "it has `teardown_erase: %s`, this run `%s`" % (volume.get("erase") or NONE, removal.erase)
+    elif plain_uuid(volume["uuid"]) != plain_uuid(removal.volume.uuid):
         stale = "it names array %s, this is %s" % (volume["uuid"], removal.volume.uuid)
     elif removal.holds and removal.inside != volume["hash"]:
         # A file system that an interrupted run has wiped already is not a loss.
@@ -250,5 +257,10 @@ def removal_part(removal: Removal, text: str) -> dict[str, Any]:
         drives.append(drive_part(row, verdict, (), hashes.get(row.drive.serial) if wiped else None))
     part: dict[str, Any] = {"drives": drives, "array_action": action, "array_reason": text}
     if action == "remove" and removal.volume is not None:
-        part["volume"] = {"uuid": removal.volume.uuid, "hash": removal.inside, "holds": list(removal.holds)}
+        part["volume"] = {
+            "uuid": removal.volume.uuid,
+            "hash": removal.inside,
+            "holds": list(removal.holds),
+            "erase": removal.erase,
+        }
     return part

@@ -110,6 +110,9 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
         lines.append("absent: %s" % ", ".join("`%s`" % serial for serial in removal.absent))
     if removal.incoming is not None:
         lines.append("would be lost: what the incoming drive `%s` holds" % removal.incoming.serial)
+    if removal.ways:
+        lines.append("would be erased, and could not be restored by anybody:")
+        lines += ["  `%s` (%s): %s" % (way.drive.serial, way.drive.name, way) for way in removal.ways]
     if in_the_way:
         lines.append("in use, must end before the plan is applied: %s" % shown(in_the_way))
     lines.append("the plan names the volume, not what is in it: what is written from now on is lost as well")

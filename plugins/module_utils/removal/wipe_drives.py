@@ -60,8 +60,11 @@ def _beside_others(array: str, names: set[str]) -> str | None:
     return "is in array `%s` with drives that may not be wiped: %s" % (array, by_serial(strangers, serials))
 
 
-def wipe(drives: list[Drive]) -> None:
-    """Make drives blank, from the topmost layer on them to the lowest. They are ``held``, and were just looked at."""
+def wipe(drives: list[Drive], erase: Callable[[], None] = lambda: None) -> None:
+    """Make drives blank, from the topmost layer on them to the lowest. They are ``held``, and were just looked at.
+
+    ``erase`` is called once no array is over them, while they have their labels.
+    """
     names = {drive.name for drive in drives}
     arrays = sorted({array for drive in drives for array in drive.idle_arrays})
     serving = {array.device for array in read_arrays() if array.serves}
@@ -76,7 +79,7 @@ def wipe(drives: list[Drive]) -> None:
     for array in arrays:
         _refuse_others(array, names)
         run(["mdadm", "--stop", "/dev/" + array])
-    clear_labels(drives)
+    clear_labels(drives, erase)
     run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
     for drive in drives:
         run(["blockdev", "--rereadpt", drive.path])
@@ -100,12 +103,13 @@ def kept_open(name: str) -> Iterator[None]:
         os.close(handle)
 
 
-def clear_labels(drives: Sequence[Drive]) -> None:
+def clear_labels(drives: Sequence[Drive], erase: Callable[[], None] = lambda: None) -> None:
     """Remove every label from drives over which no array runs, and what else would keep them from being blank."""
     names = [name for drive in drives for name in (*drive.partitions, drive.name)]
-    members = [signature.device for signature in read_signatures(names) if signature.type == RAID_MEMBER]
     # All members first: any event of a drive that is still a member makes udev assemble the array again.
     with unwatched(names):
+        erase()
+        members = [signature.device for signature in read_signatures(names) if signature.type == RAID_MEMBER]
         for drive in drives:
             written(clear_between, drive.path)
         for superblock in examine(members).values():

@@ -176,11 +176,11 @@ def fault(node: str, kind: str, serial: str | None) -> None:
     In use:    in-use partition-in-use btrfs-in-use lvm
     Contents:  has-filesystem has-partitions btrfs lvm-idle luks swap-signature zfs-label
     """
-    from tunetool.lab import faults
+    from tunetool.lab import fleet
     from tunetool.lab.state import Lab
 
     with _progress() as say:
-        done = faults.inject(Lab(), node, kind, serial, say)
+        done = fleet.inject(Lab(), node, kind, serial, say)
     click.echo(f"{node}: {done.kind} on {done.serial}")
 
 

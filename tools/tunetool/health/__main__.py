@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from tunetool.node.health.settings import SettingsError
+from tunetool.node.common.settings_file import SettingsError
 
 ACTS = ("check", "measure", "slurm", "answer", "repaired")
 

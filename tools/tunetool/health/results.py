@@ -15,6 +15,7 @@ from tunetool.node.common import documents
 from tunetool.node.common.check_result import FAIL, PASS, UNKNOWN, Check
 from tunetool.node.common.files import make_run_directory, replace_file
 from tunetool.node.common.manifest import MANIFEST_PATH
+from tunetool.node.common.settings_file import SettingsError
 from tunetool.node.health.settings import (
     ANSWER_PATH,
     CHECKED_PATH,
@@ -23,7 +24,6 @@ from tunetool.node.health.settings import (
     LINE_PATH,
     MEASURED_PATH,
     WEAR_PATH,
-    SettingsError,
     load,
 )
 

@@ -12,7 +12,7 @@ from tunetool.inspect import model
 from tunetool.inspect.ceilings import ceilings
 from tunetool.inspect.findings import Facts, findings
 from tunetool.inspect.pci import link_of, tree
-from tunetool.inspect.settings import read_cuda, read_settings
+from tunetool.inspect.settings import read_ahead, read_cuda, read_settings
 from tunetool.inspect.source import Source
 from tunetool.node.array.drive_selection import occupied
 from tunetool.node.array.md_arrays import Array, read_arrays
@@ -124,6 +124,9 @@ def inspect(source: Source) -> model.Inspection:
         cufile=gds_facts.config_path or "",
         cufile_problems=_cufile_problems(root, gds_facts),
         nvidia_fs=Path(root, "proc/driver/nvidia-fs/version").exists(),
+        read_ahead={}
+        if container
+        else read_ahead([each.name for each in node_drives] + [each.device for each in arrays], root),
     )
     return inspection.model_copy(update={"findings": findings(facts)})
 

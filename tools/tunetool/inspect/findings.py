@@ -18,6 +18,15 @@ from tunetool.node.units import format_size, format_size_binary
 
 
 @dataclass(frozen=True)
+class ReadAhead:
+    """How much a device reads ahead, in bytes."""
+
+    now: int
+    own: int
+    """What the kernel takes by itself."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the rules judge: the inspection, and facts that are not part of it."""
 
@@ -42,6 +51,8 @@ class Facts:
     cufile_problems: Sequence[Problem] = ()
     nvidia_fs: bool = False
     """Whether the kernel module nvidia-fs is loaded."""
+    read_ahead: Mapping[str, ReadAhead] = field(default_factory=dict)
+    """Of drives and arrays, by kernel name."""
 
     @property
     def data_drives(self) -> list[Drive]:
@@ -60,6 +71,7 @@ def findings(facts: Facts) -> list[Finding]:
         _nothing_built,
         _occupied,
         _filesystems,
+        _read_ahead,
         _shared,
         _memory,
         _cufile,
@@ -252,6 +264,26 @@ def _filesystems(facts: Facts) -> list[Finding]:
             )
         )
     return misaligned
+
+
+def _read_ahead(facts: Facts) -> Iterator[Finding]:
+    """More than the kernel takes by itself, unless the inventory asked for it."""
+    asked = ((facts.manifest or {}).get("tuning") or {}).get("read_ahead_bytes")
+    for filesystem in facts.shown.filesystems:
+        device = filesystem.device.removeprefix("/dev/")
+        ahead = facts.read_ahead.get(device)
+        array = any(each.device == device for each in facts.shown.arrays)
+        if ahead is None or ahead.now <= ahead.own or (array and ahead.now == asked):
+            continue
+        now, own = format_size_binary(ahead.now), format_size_binary(ahead.own)
+        file = f"/sys/block/{device}/queue/read_ahead_kb"
+        keeper = "`io_tuning_read_ahead` keeps it" if array else "a udev rule or a tuned profile set it"
+        yield Finding(
+            id="read_ahead",
+            found=f"`{filesystem.mount_point}` ({device}) reads {now} ahead, {own} by the kernel's own choice: samples "
+            "that are read by mmap in shuffled order fetch as much for each page",
+            remedy=f"as root, until the next boot: `echo {ahead.own // 1024} > {file}`; {keeper}",
+        )
 
 
 def _shared(facts: Facts) -> list[Finding]:

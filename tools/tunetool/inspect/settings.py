@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tunetool.inspect.findings import ReadAhead
 from tunetool.inspect.model import Drive, Setting
 from tunetool.node.array.md_arrays import Array
-from tunetool.node.common.files import read_text
+from tunetool.node.common.files import read_int, read_text
 from tunetool.node.common.io_settings import SETTINGS
 from tunetool.node.tuning.settings import Machine, read_cpus
 
@@ -29,6 +30,21 @@ def read_settings(drives: Sequence[Drive], arrays: Sequence[Array], root: str) -
     devices = {array.device: array.device for array in arrays if any(member in names for member in array.members)}
     machine = Machine(names, devices, read_cpus(root), root)
     return list(_settings(machine))
+
+
+def read_ahead(devices: Sequence[str], root: str) -> dict[str, ReadAhead]:
+    """How much each of these block devices reads ahead, by kernel name.
+
+    The kernel's own choice (block/blk-settings.c): twice what the device calls optimal, which is a stripe for an array,
+    and at least 128 KiB.
+    """
+    found = {}
+    for device in devices:
+        queue = f"{root.rstrip('/')}/sys/block/{device}/queue"
+        now, optimal = read_int(f"{queue}/read_ahead_kb"), read_int(f"{queue}/optimal_io_size")
+        if now is not None and optimal is not None:
+            found[device] = ReadAhead(now * 1024, max(2 * optimal, 128 * 1024))
+    return found
 
 
 def _settings(machine: Machine) -> Iterator[Setting]:

@@ -58,8 +58,18 @@ _AFTER_BOOT = {"in-use": "has-filesystem", "partition-in-use": "has-partitions",
 _END_WITH_QEMU = ("slow-drive", "metadata")
 
 
-def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[str], None]) -> Fault:
-    """Inject a fault and record it in the node's state. Default of ``serial``: the third data drive."""
+def inject(
+    lab: Lab,
+    name: str,
+    kind: str,
+    serial: str | None,
+    say: Callable[[str], None],
+    pulled: Callable[[NodeState, Callable[[], None]], None],
+) -> Fault:
+    """Inject a fault and record it in the node's state. Default of ``serial``: the third data drive.
+
+    ``pulled`` carries out what pulls a drive.
+    """
     if kind not in KINDS:
         raise UsageProblem(f"`{kind}` is not a fault", f"choose one of {', '.join(KINDS)}")
     with lab.locked():
@@ -84,7 +94,7 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
             _go_bad(lab, state, drive)
         else:
             if kind != "extra-drive":
-                _pull(lab, state, drive)
+                pulled(state, lambda: _pull(lab, state, drive))
             if new_drive:
                 _plug(lab, state, new_drive)
         fault = Fault(kind, drive.serial)

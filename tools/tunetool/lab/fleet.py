@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab import faults, image, inventory, node, programs, qemu, renewal, saved, snapshot, ssh
 from tunetool.lab.machine import SPARE_PORTS
 from tunetool.lab.quiesce import DriveUse
 from tunetool.lab.saved import Restores, Say, Source
-from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
+from tunetool.lab.state import Fault, Lab, NodeState, cache_dir, file_lock
+
+Answer = TypeVar("Answer")
 
 SYSTEM_DEVICE = "/dev/nvme0n1"
 BOOT_ATTEMPTS = 3
 """Boots per node: Linux 6.4 and later probe drives at the same time, and the first slot's is not always nvme0. QEMU
 crashes now and then, too (7.2.22 without KVM: a general protection fault, seen once)."""
 
-SAVE_ATTEMPTS = 2
-"""Tries of ``save``: QEMU 7.2.22 without KVM crashed once while the drives were pulled, by a call of a memory region
-that does not exist. QEMU before 8.2 lets one CPU change the memory map while another still uses its copy of the old one
-(https://gitlab.com/qemu-project/qemu/-/issues/1826), which fits, but the crash could not be repeated."""
+PULL_ATTEMPTS = 2
+"""Tries of what pulls drives, ``save`` and some faults: QEMU 7.2.22 without KVM crashed while drives were pulled, by a
+call of a memory region that does not exist. QEMU before 8.2 lets one CPU change the memory map while another still uses
+its copy of the old one (https://gitlab.com/qemu-project/qemu/-/issues/1826), which fits, but the crash could not be
+repeated."""
 ENDING_SECONDS = 1.0
 """How long a QEMU that crashed may take to be gone: its connections close first."""
 
@@ -112,20 +117,47 @@ def save(lab: Lab, name: str, wanted: str, say: Say) -> Started:
 
 
 def _take(lab: Lab, state: NodeState, wanted: str, say: Say) -> saved.Saved:
-    for attempt in range(SAVE_ATTEMPTS):
-        look = saved.look(lab, state)
+    looks: list[DriveUse] = []
+
+    def take() -> saved.Saved:
+        looks.append(saved.look(lab, state))
+        return saved.take(lab, state, looks[-1], wanted, say)
+
+    def boot() -> None:
+        _boot(lab, state, say, looks[-1] if looks else None)
+
+    return _despite_a_crash(lab, state, say, take, boot, "the saved state will be that of a booted node")
+
+
+def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Say) -> Fault:
+    """``faults.inject``; where QEMU crashes while a drive is pulled, the node is booted and the drive pulled again."""
+
+    def pulled(state: NodeState, pull: Callable[[], None]) -> None:
+        def boot() -> None:
+            faults.after_reboot(state)
+            _boot(lab, state, say)
+
+        _despite_a_crash(lab, state, say, pull, boot, "the drive will be pulled from a booted node")
+
+    return faults.inject(lab, name, kind, serial, say, pulled)
+
+
+def _despite_a_crash(
+    lab: Lab, state: NodeState, say: Say, act: Callable[[], Answer], boot: Callable[[], None], outcome: str
+) -> Answer:
+    """``act``, and once more on a booted node if QEMU itself ended meanwhile."""
+    for attempt in range(PULL_ATTEMPTS):
         try:
-            return saved.take(lab, state, look, wanted, say)
+            return act()
         except CannotJudge as error:
             pid = qemu.pid_of(lab.pid_file(state.name))
             crashed = pid is None or qemu.wait_gone(pid, ENDING_SECONDS)
-            if not crashed or attempt == SAVE_ATTEMPTS - 1:
+            if not crashed or attempt == PULL_ATTEMPTS - 1:
                 raise
             # What the node had written is in its files. Only what was in its memory is lost.
-            lost = "the memory of the node is lost: the saved state will be that of a booted node"
-            say(f"{state.name}: {error.message}, so {lost}")
+            say(f"{state.name}: {error.message}, so the memory of the node is lost: {outcome}")
             ssh.end_masters(lab, state.name)
-            _boot(lab, state, say, look)
+            boot()
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 ATTEMPTS = 3
 """Tries per node: of 40 restores under load 2 lost a hot-plug event and 1 hung in udev; the next try worked. QEMU
-itself crashes now and then, too (``fleet.SAVE_ATTEMPTS``)."""
+itself crashes now and then, too (``fleet.PULL_ATTEMPTS``)."""
 
 
 @dataclass(frozen=True)

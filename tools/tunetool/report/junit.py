@@ -1,11 +1,13 @@
-"""A record as JUnit XML: one test case for each check and expectation, and one for the verdict itself."""
+"""A record as JUnit XML: one test case for each check, expectation and goal, and one for the verdict itself."""
 
 from __future__ import annotations
 
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from tunetool.accept.judge import HELD, MISSED, SKIPPED, title
 from tunetool.node.units import format_figure
 from tunetool.record import Record, Status
+from tunetool.view.text import format_value
 
 
 def junit(record: Record) -> str:
@@ -30,6 +32,13 @@ def junit(record: Record) -> str:
             wanted.status,
             f"found {value}, expected at least {format_figure(wanted.value, wanted.unit)} ({wanted.source})",
         )
+    for goal in record.goals or []:
+        case = _case(suite, "goals", f"{title(goal)} {goal.sense} {format_value(goal.bound, goal.unit)}")
+        found = format_value(goal.value, goal.unit) if goal.value is not None else "not measured"
+        if goal.verdict == SKIPPED:
+            SubElement(case, "skipped", message=_clean(goal.reason))
+        elif goal.verdict != HELD:
+            _mark(case, "failure" if goal.verdict == MISSED else "error", f"found {found}", goal.reason)
     _ladder(suite, record)
     for host in record.hosts or []:
         _judge(_case(suite, "hosts", host.host), host.status, "; ".join(host.reasons))
