@@ -1,6 +1,6 @@
 """What the coordinator of a save does for 256 and 1,024 ranks of 1,344 tensors, and how long that takes.
 
-    .venv/bin/python perf/ranks.py [--few 256] [--many 1024] [--tensors 1344]
+    .venv/bin/python perf/coordinator.py [--few 256] [--many 1024] [--tensors 1344]
 
 The ranks are simulated: their plans and results are pickled as ranks send them, one rank at a time, before the time
 begins. Each rank holds one part along dimension 0 of every tensor, as FSDP does. The coordinator unpickles the plans,

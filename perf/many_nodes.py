@@ -1,7 +1,7 @@
 """What a fleet of a thousand nodes costs the control machine: one verdict of their records, what differs between them,
 and the time that `verify -i` takes for each further node.
 
-    .venv/bin/python perf/scale.py [--nodes 1000] [--many 64] [--seconds 20]
+    .venv/bin/python perf/many_nodes.py [--nodes 1000] [--many 64] [--seconds 20]
 
 Records are one with other names: sixteen drives, 42 figures of six samples, 21 checks. One verdict is made in a
 process of its own, whose peak memory counts. Inspections are of docs/machines/h100-made.json, every fiftieth with
