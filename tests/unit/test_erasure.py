@@ -125,7 +125,7 @@ def test_a_discard_leaves_nothing_and_the_label_goes_last(drive: Drive, monkeypa
     monkeypatch.setattr(erasure, "discard", noted)
     assert erasure.erase([Way(drive, DISCARD, 0)]) == []
     assert data(drive).count(0) == SIZE
-    assert order == [(MIB, SIZE - 2 * MIB), (SIZE - MIB, MIB), (0, MIB)]
+    assert order == [(MIB, SIZE - 2 * MIB), (SIZE - MIB, MIB), (0, SIZE)]
 
 
 def test_a_drive_that_breaks_its_promise_keeps_its_label(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ ERASE: dict[str, Any] = {"type": "str", "choices": [NONE, DISCARD, CRYPTO], "def
 SAMPLES = 256
 _LABEL = 4096
 """Where the superblock of md's format 1.2 lies."""
+_UNIT = 128 * END
+"""At least what any drive calls its granularity."""
 _BLKDISCARD = 0x1277
 _SANITIZE_SECONDS = 900.0
 _CANNOT = (Refused, NotOffered, Silent, ValueError)
@@ -128,13 +130,17 @@ def _erase(way: Way) -> str | None:
 
 
 def _discard(way: Way, handle: int, size: int) -> str | None:
-    ends = [(size - END, END), (0, END)]
+    # The label last. The drive may discard in large units.
+    ends = [(size - END, END), (0, min(size, _UNIT))]
     discard(handle, END, size - 2 * END)
     data = [at for at in places(size) if not _blank(_read(handle, at), way.reads_as)]
     if data and way.reads_as is not None:
         raise _failed(way.drive, "still holds data at byte %d after a discard" % data[0])
     for start, length in ends:
         discard(handle, start, length)
+    # Of all blocks that one had data for certain: the others show little of a drive that has little on it.
+    if way.reads_as is not None and not _blank(_read(handle, _LABEL), way.reads_as):
+        raise _failed(way.drive, "still holds data at byte %d after a discard" % _LABEL)
     if way.reads_as is None:
         return "drive `%s` does not say what discarded blocks read as: %d of %d sampled blocks hold data" % (
             way.drive.serial,
