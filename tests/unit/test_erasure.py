@@ -23,9 +23,9 @@ from tunetool.node.removal.erasure import CRYPTO, DISCARD, NONE, Way
 MIB = 2**20
 SIZE = 64 * MIB
 RUNNING, ENDED, FAILED = (
-    SanitizeStatus(True, False, 5),
-    SanitizeStatus(False, False, 100),
-    SanitizeStatus(False, True, 9),
+    SanitizeStatus(True, False, False),
+    SanitizeStatus(False, False, True),
+    SanitizeStatus(False, True, False),
 )
 
 
@@ -71,13 +71,13 @@ def test_a_controllers_own_words_choose_the_way(fields: dict[str, int], others: 
 )
 def test_a_format_keeps_blocks_metadata_and_protection(flbas: int, dps: int, dword10: int) -> None:
     namespace = bytearray(4096)
-    namespace[26], namespace[29] = flbas, dps
+    namespace[25], namespace[26], namespace[29] = 63, flbas, dps
     assert nvme_erase.format_dword10(bytes(namespace)) == dword10
 
 
 def test_logs_and_lists_are_read_by_the_specification() -> None:
     assert nvme_erase.parse_namespaces(struct.pack("<3I", 1, 7, 0).ljust(4096, b"\0")) == (1, 7)
-    assert nvme_erase.parse_sanitize(struct.pack("<HH", 0x8000, 2).ljust(512, b"\0")) == SanitizeStatus(True, False, 50)
+    assert nvme_erase.parse_sanitize(struct.pack("<HH", 0x8000, 2).ljust(512, b"\0")) == RUNNING
     # Bits above the state: passes of an overwrite, and that all is deallocated.
     assert not nvme_erase.parse_sanitize(struct.pack("<HH", 0xFFFF, 0x104).ljust(512, b"\0")).failed
     assert nvme_erase.parse_sanitize(struct.pack("<HH", 0xFFFF, 3).ljust(512, b"\0")).failed

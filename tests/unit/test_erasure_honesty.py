@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tunetool.node.common.commands import CommandError
-from tunetool.node.machine import nvme_admin
+from tunetool.node.machine import nvme_admin, nvme_erase
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.removal import erasure
 
@@ -101,3 +101,68 @@ def test_one_that_discards_is_erased(firmware: _Firmware, monkeypatch: pytest.Mo
 
     assert erasure.erase([erasure.Way(_drive(firmware.path), erasure.DISCARD, 0)]) == []
     assert not any(firmware.path.read_bytes())
+
+
+@pytest.mark.parametrize("state", [0, 3, 7], ids=["never", "failed", "reserved"])
+def test_a_sanitize_that_the_log_does_not_call_completed_is_none(
+    firmware: _Firmware, monkeypatch: pytest.MonkeyPatch, state: int
+) -> None:
+    _discards(monkeypatch, honest=True)
+    firmware.states = [state]
+
+    with pytest.raises(CommandError, match="is not erased"):
+        erasure.erase([erasure.Way(_drive(firmware.path), nvme_erase.SANITIZE)])
+
+
+@pytest.mark.parametrize("state", [1, 4], ids=["completed", "completed and deallocated"])
+def test_one_that_it_calls_completed_is_one(firmware: _Firmware, monkeypatch: pytest.MonkeyPatch, state: int) -> None:
+    _discards(monkeypatch, honest=True)
+    firmware.states = [state]
+
+    assert erasure.erase([erasure.Way(_drive(firmware.path), nvme_erase.SANITIZE)]) == []
+    assert firmware.orders == [(_SANITIZE, 4)]
+
+
+def test_after_a_failed_sanitize_the_same_plan_is_not_said_to_go_on(
+    firmware: _Firmware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until one succeeds the drive refuses all reads, and so a rerun refuses the drive."""
+    _discards(monkeypatch, honest=True)
+    firmware.states = [3]
+
+    with pytest.raises(CommandError) as caught:
+        erasure.erase([erasure.Way(_drive(firmware.path), nvme_erase.SANITIZE)])
+    assert "nvme sanitize" in str(caught.value)
+    assert "same plan" not in str(caught.value)
+
+
+@pytest.mark.parametrize("known_by", ["S12", "S12:eui.0025385b71b0a001", "S12@0000:00:05.0-n1"])
+def test_the_controller_of_a_drive_whose_serial_begins_alike_is_not_sanitized(
+    firmware: _Firmware, known_by: str
+) -> None:
+    firmware.serial = "S1"
+
+    with pytest.raises(nvme_admin.Silent, match="is the controller of `S1` by now"):
+        nvme_erase.sanitize_crypto(_drive(firmware.path).controller, known_by)
+    assert firmware.orders == []
+
+
+@pytest.mark.parametrize("known_by", ["S12", "S12:eui.0025385b71b0a001", "S12@0000:00:05.0-n1"])
+def test_its_own_is(firmware: _Firmware, known_by: str) -> None:
+    firmware.serial = "S12"
+
+    nvme_erase.sanitize_crypto(_drive(firmware.path).controller, known_by)
+
+    assert firmware.orders == [(_SANITIZE, 4)]
+
+
+@pytest.mark.parametrize(
+    ("formats", "flbas", "index"),
+    [(0, 0x60, 0x0000), (15, 0x65, 0x0005), (16, 0x20, 0x1000), (63, 0x7F, 0x301F)],
+    ids=["one", "sixteen", "seventeen", "sixty-four"],
+)
+def test_the_upper_bits_of_the_format_count_only_beyond_sixteen(formats: int, flbas: int, index: int) -> None:
+    identity = bytearray(4096)
+    identity[25], identity[26] = formats, flbas
+
+    assert nvme_erase.format_dword10(bytes(identity)) == index | 2 << 9

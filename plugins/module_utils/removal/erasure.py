@@ -101,7 +101,14 @@ def _await_sanitized(drive: Drive) -> None:
     if status is None:
         raise _failed(drive, "still sanitizes itself after %d s" % _SANITIZE_SECONDS)
     if status.failed:
-        raise _failed(drive, "says that its sanitize operation failed")
+        raise _failed(
+            drive,
+            "says that its sanitize operation failed",
+            "until one succeeds it refuses all reads and writes; check the serial twice, then `nvme sanitize "
+            "--sanact=start-crypto-erase /dev/%s`" % drive.controller,
+        )
+    if not status.done:
+        raise _failed(drive, "does not say that it has sanitized itself")
 
 
 def erase(ways: Sequence[Way]) -> list[str]:
@@ -192,8 +199,10 @@ def discard(handle: int, start: int, length: int) -> None:
     fcntl.ioctl(handle, _BLKDISCARD, struct.pack("=QQ", start, length))
 
 
-def _failed(drive: Drive, why: str) -> CommandError:
+_GOES_ON = "run the playbook again with the same plan, which goes on, or erase the drive by its manufacturer's program"
+
+
+def _failed(drive: Drive, why: str, cure: str = _GOES_ON) -> CommandError:
     return CommandError(
-        "drive `%s` (%s) is not erased: %s. hint: the volume is gone; run the playbook again with the same plan, which "
-        "goes on, or erase the drive by its manufacturer's program" % (drive.serial, drive.name, why)
+        "drive `%s` (%s) is not erased: %s. hint: the volume is gone; %s" % (drive.serial, drive.name, why, cure)
     )
