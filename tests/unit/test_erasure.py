@@ -200,9 +200,9 @@ def test_a_sanitize_is_waited_for_and_its_failure_told(drive: Drive, monkeypatch
     states[:] = [RUNNING, RUNNING, ENDED]
     monkeypatch.setattr(erasure, "read_drives", lambda: [drive])
     for wish in (NONE, DISCARD):
-        erasure.await_sanitizing(wish)
+        erasure.await_sanitizing(wish, ["S1"])
     assert len(states) == 3
-    erasure.await_sanitizing(CRYPTO)
+    erasure.await_sanitizing(CRYPTO, ["S1"])
     assert states == []
 
 

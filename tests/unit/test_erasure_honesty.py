@@ -7,7 +7,7 @@ import fcntl
 import mmap
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +154,19 @@ def test_its_own_is(firmware: _Firmware, known_by: str) -> None:
     nvme_erase.sanitize_crypto(_drive(firmware.path).controller, known_by)
 
     assert firmware.orders == [(_SANITIZE, 4)]
+
+
+def test_only_drives_of_the_plan_are_waited_for(firmware: _Firmware, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare that its owner sanitizes for hours neither holds up a plan nor fails it."""
+    firmware.states = [2]
+    foreign = replace(_drive(firmware.path), serial="SPARE")
+    monkeypatch.setattr(erasure, "read_drives", lambda: [foreign])
+    monkeypatch.setattr(erasure, "_SANITIZE_SECONDS", 0.1)
+
+    erasure.await_sanitizing(erasure.CRYPTO, ["S1"])
+    erasure.await_sanitizing(erasure.CRYPTO, [])
+    with pytest.raises(CommandError, match="still sanitizes itself"):
+        erasure.await_sanitizing(erasure.CRYPTO, ["SPARE"])
 
 
 @pytest.mark.parametrize(

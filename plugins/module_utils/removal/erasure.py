@@ -13,7 +13,7 @@ import random
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Collection, Sequence
 
 from ..common.commands import CommandError
 from ..common.files import read_int
@@ -81,12 +81,15 @@ def _way(drive: Drive, wish: str) -> Way:
         return Way(drive, DISCARD)
 
 
-def await_sanitizing(wish: str) -> None:
+def await_sanitizing(wish: str, serials: Collection[str]) -> None:
     """Let an erasure end that an earlier run began: until then the drive can be neither read nor written.
 
-    Raises ``CommandError`` if it does not.
+    ``serials``: of the drives that the applied plan names. Another drive is its owner's, and may take hours. Raises
+    ``CommandError`` if it does not.
     """
-    for drive in read_drives() if wish == CRYPTO else ():
+    for drive in read_drives() if wish == CRYPTO and serials else ():
+        if drive.serial not in serials:
+            continue
         with contextlib.suppress(*_CANNOT):
             if nvme_erase.sanitize_status(drive.controller).runs:
                 _await_sanitized(drive)
