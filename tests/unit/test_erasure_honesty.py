@@ -169,6 +169,19 @@ def test_only_drives_of_the_plan_are_waited_for(firmware: _Firmware, monkeypatch
         erasure.await_sanitizing(erasure.CRYPTO, ["SPARE"])
 
 
+def test_a_drive_that_cannot_is_refused_with_what_is_true_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the unmount the volume is gone from fstab, and the health check too."""
+
+    def cannot(controller: str, name: str) -> str:
+        raise nvme_admin.NotOffered("no")
+
+    monkeypatch.setattr(nvme_erase, "ask_crypto", cannot)
+    drive = _drive(Path("/nowhere"))
+
+    assert "hint: nothing was changed; " in erasure.decide([drive], erasure.CRYPTO)[1][0]
+    assert "hint: nothing was wiped; " in erasure.decide([drive], erasure.CRYPTO, "nothing was wiped")[1][0]
+
+
 @pytest.mark.parametrize(
     ("formats", "flbas", "index"),
     [(0, 0x60, 0x0000), (15, 0x65, 0x0005), (16, 0x20, 0x1000), (63, 0x7F, 0x301F)],

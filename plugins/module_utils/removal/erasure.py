@@ -20,6 +20,7 @@ from ..common.files import read_int
 from ..common.waiting import wait_for
 from ..machine import nvme_erase
 from ..machine.drives import Drive, read_drives
+from ..machine.held_drives import UNCHANGED
 from ..machine.nvme_admin import NotOffered, Refused, Silent
 from ..machine.unlabelled import END, PROBE, written
 
@@ -54,8 +55,8 @@ class Way:
         return "discard; discarded blocks read as bytes %#04x" % self.reads_as
 
 
-def decide(drives: Sequence[Drive], wish: str) -> tuple[list[Way], list[str]]:
-    """How each drive is erased, and why one cannot be. Only asks."""
+def decide(drives: Sequence[Drive], wish: str, so_far: str = UNCHANGED) -> tuple[list[Way], list[str]]:
+    """How each drive is erased, and why one cannot be; ``so_far``: what is true then. Only asks."""
     ways, problems = [], []
     for drive in drives if wish != NONE else ():
         try:
@@ -63,9 +64,9 @@ def decide(drives: Sequence[Drive], wish: str) -> tuple[list[Way], list[str]]:
         except _CANNOT as error:
             other = "" if wish == DISCARD else "`teardown_erase: discard`, or "
             problems.append(
-                "drive `%s` (%s) cannot be erased by `teardown_erase: %s`: %s. hint: nothing was changed; make a plan "
+                "drive `%s` (%s) cannot be erased by `teardown_erase: %s`: %s. hint: %s; make a plan "
                 "with %s`teardown_erase: none`, and erase that drive by its manufacturer's program"
-                % (drive.serial, drive.name, wish, error, other)
+                % (drive.serial, drive.name, wish, error, so_far, other)
             )
     return ways, problems
 
