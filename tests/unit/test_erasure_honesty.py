@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -192,3 +193,47 @@ def test_the_upper_bits_of_the_format_count_only_beyond_sixteen(formats: int, fl
     identity[25], identity[26] = formats, flbas
 
     assert nvme_erase.format_dword10(bytes(identity)) == index | 2 << 9
+
+
+def test_noise_is_cleared_also_where_another_drive_fails(
+    firmware: _Firmware, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run takes a drive without a label for blank already, and nothing can be built on noise."""
+    firmware.noise = True
+    firmware.states = [1]
+    _discards(monkeypatch, honest=False)
+    absent = tmp_path / "absent"
+    ways = [erasure.Way(_drive(path), nvme_erase.SANITIZE) for path in (absent, firmware.path)]
+
+    with pytest.raises(CommandError, match="No such file"):
+        erasure.erase(ways)
+
+    data = firmware.path.read_bytes()
+    assert not any(data[:_MIB])
+    assert not any(data[-_MIB:])
+
+
+def test_one_that_fails_at_once_does_not_keep_another_from_its_erasure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def erase_one(way: erasure.Way) -> None:
+        if way.drive.serial == "S0":
+            raise CommandError("it failed")
+        begun.append(way.drive.serial)
+
+    class OneByOne(ThreadPoolExecutor):
+        """Threads that a busy node starts late."""
+
+        def __init__(self, workers: int) -> None:
+            del workers
+            super().__init__(1)
+
+    monkeypatch.setattr(erasure, "_erase", erase_one)
+    monkeypatch.setattr(erasure, "ThreadPoolExecutor", OneByOne)
+    serials = [f"S{number}" for number in range(64)]
+
+    with pytest.raises(CommandError, match="it failed"):
+        erasure.erase([erasure.Way(_drive(tmp_path, serial), erasure.DISCARD) for serial in serials])
+    assert begun == serials[1:]

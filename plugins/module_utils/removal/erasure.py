@@ -22,7 +22,7 @@ from ..machine import nvme_erase
 from ..machine.drives import Drive, read_drives
 from ..machine.held_drives import UNCHANGED
 from ..machine.nvme_admin import NotOffered, Refused, Silent
-from ..machine.unlabelled import END, PROBE, written
+from ..machine.unlabelled import END, PROBE, clear_between, clear_ends, written
 
 NONE, DISCARD, CRYPTO = "none", "discard", "crypto"
 ERASE: dict[str, Any] = {"type": "str", "choices": [NONE, DISCARD, CRYPTO], "default": NONE}
@@ -121,7 +121,9 @@ def erase(ways: Sequence[Way]) -> list[str]:
     Raises ``CommandError`` if one is not erased; the others are then.
     """
     with ThreadPoolExecutor(max(1, len(ways))) as pool:
-        return [doubt for doubt in pool.map(_erase, ways) if doubt]
+        # `map` would cancel what has not begun when one fails.
+        begun = [pool.submit(_erase, way) for way in ways]
+    return [doubt for doubt in [each.result() for each in begun] if doubt]
 
 
 def _erase(way: Way) -> str | None:
@@ -131,9 +133,15 @@ def _erase(way: Way) -> str | None:
         handle = os.open(drive.path, os.O_RDWR | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC)
         try:
             size = os.lseek(handle, 0, os.SEEK_END)
-            return _discard(way, handle, size) if way.by == DISCARD else _crypto(way, handle, size)
+            doubt = _discard(way, handle, size) if way.by == DISCARD else _crypto(way, handle, size)
         finally:
             os.close(handle)
+        if way.by != DISCARD:
+            # What the old data reads as with another key is no data, and would not count as blank. Not later: another
+            # drive may fail, and the next run does not see this one, which has no label.
+            clear_between(drive.path)
+            clear_ends(drive.path)
+        return doubt
     except OSError as error:
         raise _failed(drive, error.strerror or str(error)) from error
     except _CANNOT as error:
@@ -174,7 +182,6 @@ def _crypto(way: Way, handle: int, size: int) -> str | None:
     same = [at for at, block in before.items() if _read(handle, at) == block]
     if same:
         raise _failed(drive, "says that it is erased, and byte %d reads as before" % same[0])
-    # What the old data reads as with another key is no data, and would not count as blank.
     with contextlib.suppress(OSError):
         discard(handle, 0, size)
     return None if before else "drive `%s` says that it is erased; no sampled block held data before" % drive.serial
