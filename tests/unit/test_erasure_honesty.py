@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tunetool.node.common.commands import CommandError
-from tunetool.node.machine import nvme_admin, nvme_erase
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine import held_drives, nvme_admin, nvme_erase
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.removal import erasure
 
@@ -237,3 +239,25 @@ def test_one_that_fails_at_once_does_not_keep_another_from_its_erasure(
     with pytest.raises(CommandError, match="it failed"):
         erasure.erase([erasure.Way(_drive(tmp_path, serial), erasure.DISCARD) for serial in serials])
     assert begun == serials[1:]
+
+
+@pytest.mark.parametrize(("controller", "problem"), [("nvme3", None), ("nvme5", "is at controller `nvme5` by now")])
+def test_a_drive_that_came_back_at_another_controller_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controller: str, problem: str | None
+) -> None:
+    """A sanitize is the controller's, and where all drives of a cloud have one serial its name alone tells them apart."""
+    (tmp_path / "drive").touch()
+    looked_at = replace(_drive(tmp_path / "drive", "nvme_card@0000:00:05.0-n1"), controller="nvme3")
+    monkeypatch.setattr(held_drives, "read_drives", lambda: [replace(looked_at, controller=controller)])
+
+    with pytest.raises(Refusal, match=problem) if problem else contextlib.nullcontext(), held_drives.held([looked_at]):
+        pass
+
+
+def test_a_serial_ends_where_the_kernel_lets_it_end(firmware: _Firmware) -> None:
+    """sysfs shows it up to the first zero byte."""
+    firmware.serial = "S1\0rest"
+
+    nvme_erase.sanitize_crypto(_drive(firmware.path).controller, "S1")
+
+    assert firmware.orders == [(_SANITIZE, 4)]

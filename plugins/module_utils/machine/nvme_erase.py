@@ -52,7 +52,8 @@ def parse_controller(identity: bytes) -> Controller:
     formats = _whole(identity)[524]
     commands, sanitize = struct.unpack_from("<H", identity, 256)[0], struct.unpack_from("<I", identity, 328)[0]
     return Controller(
-        serial=identity[4:24].decode("ascii", "replace").strip(" \0"),
+        # As sysfs shows it.
+        serial=identity[4:24].split(b"\0")[0].decode("utf-8", "replace").strip(),
         format_crypto=bool(commands & 1 << 1 and formats & 1 << 2),
         format_reaches_all=bool(formats & 3),
         sanitize_crypto=bool(sanitize & 1),
