@@ -261,3 +261,20 @@ def test_a_serial_ends_where_the_kernel_lets_it_end(firmware: _Firmware) -> None
     nvme_erase.sanitize_crypto(_drive(firmware.path).controller, "S1")
 
     assert firmware.orders == [(_SANITIZE, 4)]
+
+
+def test_a_failure_hides_neither_another_nor_what_could_not_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run does not look at a drive again that has lost its label."""
+
+    def erase_one(way: erasure.Way) -> str | None:
+        if way.drive.serial in ("S1", "S3"):
+            raise CommandError(f"{way.drive.serial} failed")
+        return f"{way.drive.serial} holds data" if way.drive.serial == "S2" else None
+
+    monkeypatch.setattr(erasure, "_erase", erase_one)
+
+    with pytest.raises(CommandError) as caught:
+        erasure.erase([erasure.Way(_drive(tmp_path, f"S{number}"), erasure.DISCARD) for number in range(4)])
+    assert str(caught.value) == "S2 holds data; S1 failed; S3 failed"

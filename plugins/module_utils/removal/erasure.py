@@ -123,7 +123,18 @@ def erase(ways: Sequence[Way]) -> list[str]:
     with ThreadPoolExecutor(max(1, len(ways))) as pool:
         # `map` would cancel what has not begun when one fails.
         begun = [pool.submit(_erase, way) for way in ways]
-    return [doubt for doubt in [each.result() for each in begun] if doubt]
+    doubts: list[str | None] = []
+    failures = []
+    for each in begun:
+        try:
+            doubts.append(each.result())
+        except CommandError as error:
+            failures.append(str(error))
+    shown = [doubt for doubt in doubts if doubt]
+    if failures:
+        # What has no label any more is not looked at again.
+        raise CommandError("; ".join([*shown, *failures]))
+    return shown
 
 
 def _erase(way: Way) -> str | None:
