@@ -34,7 +34,7 @@ test-all: ## the same and what exceeds its time box; tools/dev/slices.py --list:
 	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow $(GROUPS) $(SLOW_GROUPS)
 
-bench: ## what tunetool itself costs, and its goals without a GPU: perf/README.md; BENCH="stage tune": these alone; TARGET: a directory on the disk
+bench: ## tunetool's goals for itself without a GPU, by `tunetool accept` and programs: perf/README.md; BENCH="stage tune": these alone; TARGET: a directory on the disk
 	@tools/dev/setup.sh --deepspeed --cluster
 	@.venv/bin/python tools/dev/benchmarks.py --target $${TARGET:-/var/tmp} $(BENCH)
 

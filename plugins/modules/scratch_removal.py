@@ -186,7 +186,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     wanted: dict[str, Any] = module.params
     name, point = wanted["array"]["name"], wanted["mount_point"]
     if wanted["job"] == TEARDOWN:
-        erasure.await_sanitizing(wanted["erase"])
+        erasure.await_sanitizing(wanted["erase"], [entry["serial"] for entry in wanted["wipes"]])
         machine = look()[0]
         removal = plan_drives(machine, point) if machine.volumes else plan_removal(machine, name, point)
         return remove(module, with_erasure(removal, wanted["erase"]))

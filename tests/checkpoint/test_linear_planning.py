@@ -1,4 +1,4 @@
-"""The coordinator's planning and the writing of `.metadata` say the same as torch's own. perf/checkpoint_ranks.py shows
+"""The coordinator's planning and the writing of `.metadata` say the same as torch's own. perf/coordinator.py shows
 that they are linear."""
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""perf/io_tuning.py on this disk: its figures are proven, and settings are restored however it ends."""
+"""perf/io_settings.py on this disk: its figures are proven, and settings are put back however it ends."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from put_back import STATE
+from calls import call
+from tunetool import record as records
 from tunetool.node.machine.block_stack import read_stack
-from waiting import PATIENCE, until
+from waiting import until
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, str(ROOT / "perf/io_tuning.py")]
+PROGRAM = Path(__file__).parents[2] / "perf/io_settings.py"
 PLACE = Path(os.environ.get("TUNETOOL_TEST_DISK", "/var/tmp"))
 
 
@@ -31,120 +30,50 @@ def nomerges() -> Iterator[Path]:
     before = path.read_text()
     yield path
     path.write_text(before)
-    STATE.unlink(missing_ok=True)
 
 
-def command(*more: str) -> list[str]:
-    return [*PROGRAM, "--target", str(PLACE), "--size-mib", "128", "--duration", "0.2", "--allow-busy", *more]
+def command(runs: Path, *more: object) -> list[object]:
+    argv = [sys.executable, PROGRAM, "--target", PLACE, "--runs-dir", runs, "--size-mib", 128, "--duration", 0.2]
+    return [*argv, "--rounds", 2, *more]
 
 
 def candidate(path: Path) -> str:
     return "0" if path.read_text().strip() == "2" else "2"
 
 
-def started(path: Path, value: str) -> subprocess.Popen[str]:
-    """A run that measures while its candidate is set."""
-    process = subprocess.Popen(command("--set", f"nomerges={value}"), stderr=subprocess.PIPE, text=True)
-    until(lambda: path.read_text().strip() == value, "the candidate to be in force", process)
-    return process
-
-
 def test_each_figure_is_proven_and_everything_is_put_back(nomerges: Path, tmp_path: Path) -> None:
-    before, value = nomerges.read_text(), candidate(nomerges)
-    files = (tmp_path / "table.json", tmp_path / "table.md")
-    done = subprocess.run(
-        command(
-            "--set",
-            f"nomerges={value}",
-            "--set",
-            "cpu_governor=nonsense",
-            "--json",
-            str(files[0]),
-            "--markdown",
-            str(files[1]),
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    before, setting = nomerges.read_text(), f"nomerges={candidate(nomerges)}"
+    done = call(*command(tmp_path, "--set", f"{setting},cpu_governor=nonsense"))
     assert done.returncode == 0, done.stderr
-    document = json.loads(files[0].read_text())
-    assert [(row["setting"], row["workload"]) for row in document["rows"]] == [
-        ("nomerges", "read"),
-        ("nomerges", "write"),
-        ("nomerges", "randread"),
-    ]
-    for row in document["rows"]:
-        assert len(row["defaults"]) == len(row["candidates"]) == 6
-        assert row["low"] <= row["ratio"] <= row["high"]
-        assert row["conclusion"] in ("faster", "slower", "no difference shown") or row["conclusion"].startswith(
-            "unproven"
-        )
-    assert document["left_out"][0].startswith("`cpu_governor=nonsense`: ")
-    assert "| nomerges |" in files[1].read_text()
+    assert "`cpu_governor=nonsense` is not tried: " in done.stdout
+    (file,) = tmp_path.glob("*/record.json")
+    shares = records.chosen(records.read(file).measurements, "share", part=setting)
+    assert {each.labels["direction"]: len(each.samples or []) for each in shares} == {"read": 2, "write": 2}
     assert nomerges.read_text() == before
-    assert not STATE.exists()
 
 
-def test_a_terminated_run_puts_everything_back(nomerges: Path) -> None:
-    before = nomerges.read_text()
-    process = started(nomerges, candidate(nomerges))
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert "everything is put back" in errors
-    assert nomerges.read_text() == before
-    assert not STATE.exists()
-
-
-def test_a_killed_run_is_put_back_from_its_file(nomerges: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_puts_everything_back(nomerges: Path, tmp_path: Path, number: signal.Signals) -> None:
     before, value = nomerges.read_text(), candidate(nomerges)
-    process = started(nomerges, value)
-    process.kill()
-    process.communicate(timeout=PATIENCE)
-    assert nomerges.read_text().strip() == value
-    again = subprocess.run(command(), capture_output=True, text=True, check=False)
-    assert (again.returncode, again.stderr.count("--restore")) == (2, 1)
-    done = subprocess.run([*PROGRAM, "--restore"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "put back: 1 values\n")
-    assert nomerges.read_text() == before
-    assert not STATE.exists()
+    argv = [*map(str, command(tmp_path, "--set", f"nomerges={value}"))]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, text=True) as process:
+        until(lambda: nomerges.read_text().strip() == value, "the candidate to be in force", process)
+        process.send_signal(number)
+    assert process.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+    until(lambda: nomerges.read_text() == before, "the setting as it was")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "message"),
     [
-        (("--set", "elevator=none"), 2, "`elevator` is not a setting"),
-        (("--set", "nr_requests=1"), 2, "`io_tuning_nr_requests` is `1`"),
-        (("--target", "/dev/shm", "--set", "nomerges=2"), 3, "in memory"),
+        (("--set", "elevator=none"), "`elevator` is not a setting"),
+        (("--set", "nr_requests=1"), "`io_tuning_nr_requests` is `1`"),
+        (("--target", "/dev/shm", "--set", "nomerges=2"), "in memory"),
     ],
 )
-def test_a_wrong_call_changes_nothing(nomerges: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_a_wrong_call_changes_nothing(nomerges: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     before = nomerges.read_text()
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
+    done = call(*command(tmp_path, *arguments))
+    assert done.returncode not in (0, 1)
     assert message in done.stderr
-    assert "hint: " in done.stderr
     assert nomerges.read_text() == before
-
-
-def test_without_root_it_says_so() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this test gives root up")
-    code = (
-        "import os\n"
-        "from pathlib import Path\n"
-        "from io_settings import Options, run\n"
-        "os.setgid(65534); os.setuid(65534)\n"
-        "run(Options(Path('/var/tmp')), print)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "perf"), os.environ.get("PYTHONPATH", "")])},
-    )
-    assert done.returncode == 1
-    assert "settings can be changed by root alone" in done.stderr

@@ -23,9 +23,9 @@ from tunetool.node.removal.erasure import CRYPTO, DISCARD, NONE, Way
 MIB = 2**20
 SIZE = 64 * MIB
 RUNNING, ENDED, FAILED = (
-    SanitizeStatus(True, False, 5),
-    SanitizeStatus(False, False, 100),
-    SanitizeStatus(False, True, 9),
+    SanitizeStatus(True, False, False),
+    SanitizeStatus(False, False, True),
+    SanitizeStatus(False, True, False),
 )
 
 
@@ -71,13 +71,13 @@ def test_a_controllers_own_words_choose_the_way(fields: dict[str, int], others: 
 )
 def test_a_format_keeps_blocks_metadata_and_protection(flbas: int, dps: int, dword10: int) -> None:
     namespace = bytearray(4096)
-    namespace[26], namespace[29] = flbas, dps
+    namespace[25], namespace[26], namespace[29] = 63, flbas, dps
     assert nvme_erase.format_dword10(bytes(namespace)) == dword10
 
 
 def test_logs_and_lists_are_read_by_the_specification() -> None:
     assert nvme_erase.parse_namespaces(struct.pack("<3I", 1, 7, 0).ljust(4096, b"\0")) == (1, 7)
-    assert nvme_erase.parse_sanitize(struct.pack("<HH", 0x8000, 2).ljust(512, b"\0")) == SanitizeStatus(True, False, 50)
+    assert nvme_erase.parse_sanitize(struct.pack("<HH", 0x8000, 2).ljust(512, b"\0")) == RUNNING
     # Bits above the state: passes of an overwrite, and that all is deallocated.
     assert not nvme_erase.parse_sanitize(struct.pack("<HH", 0xFFFF, 0x104).ljust(512, b"\0")).failed
     assert nvme_erase.parse_sanitize(struct.pack("<HH", 0xFFFF, 3).ljust(512, b"\0")).failed
@@ -125,7 +125,7 @@ def test_a_discard_leaves_nothing_and_the_label_goes_last(drive: Drive, monkeypa
     monkeypatch.setattr(erasure, "discard", noted)
     assert erasure.erase([Way(drive, DISCARD, 0)]) == []
     assert data(drive).count(0) == SIZE
-    assert order == [(MIB, SIZE - 2 * MIB), (SIZE - MIB, MIB), (0, MIB)]
+    assert order == [(MIB, SIZE - 2 * MIB), (SIZE - MIB, MIB), (0, SIZE)]
 
 
 def test_a_drive_that_breaks_its_promise_keeps_its_label(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,9 +200,9 @@ def test_a_sanitize_is_waited_for_and_its_failure_told(drive: Drive, monkeypatch
     states[:] = [RUNNING, RUNNING, ENDED]
     monkeypatch.setattr(erasure, "read_drives", lambda: [drive])
     for wish in (NONE, DISCARD):
-        erasure.await_sanitizing(wish)
+        erasure.await_sanitizing(wish, ["S1"])
     assert len(states) == 3
-    erasure.await_sanitizing(CRYPTO)
+    erasure.await_sanitizing(CRYPTO, ["S1"])
     assert states == []
 
 

@@ -196,7 +196,7 @@ def test_the_drive_is_held_while_it_is_written(drive: Drive, monkeypatch: pytest
 
 def test_a_drive_that_cannot_be_erased_by_now_is_not_wiped(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[bool] = []
-    monkeypatch.setattr(removal.erasure, "decide", lambda drives, wish: ([], ["drive `S1` cannot. hint: X"]))
+    monkeypatch.setattr(removal.erasure, "decide", lambda drives, wish, so_far: ([], ["drive `S1` cannot. hint: X"]))
     with pytest.raises(Refusal, match=r"drive `S1` cannot\. hint: X"):
         torn_down(drive, monkeypatch, did)
     assert did == []

@@ -1,16 +1,17 @@
-"""Run the benchmarks of perf/ that need no GPU, one after another, and say which goals are held.
+"""Run the benchmarks of perf/ that need no GPU and no other node, one after another, and say which goals are held.
 
     .venv/bin/python tools/dev/benchmarks.py [--target /var/tmp] [NAME ...]
 
-A program prints a line for each goal and ends with 1 where one is missed, with 3 where one is not decided. At the end:
-a line for each program, `held`, `missed`, `not decided` or `broke`, and below it the goals that are not held. A program
-broke where it ended in another way, also with 1 and no missed goal, or did not end in time. Ends with 1 where a program
-missed a goal or broke, else with 0.
+First `tunetool accept perf/goals.toml`, then each line of perf/programs.toml. At the end a line for each: `held`,
+`missed`, `not decided` or `broke`, and below it the goals that are not held. It broke where it ended in another way
+than with 0, 1 or 3, with 1 and no missed goal, or not within its time. Ends with 1 where one missed a goal or broke,
+else with 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,47 +24,36 @@ from steps import ROOT
 
 sys.path.insert(0, str(ROOT / "perf"))
 
-from goals import HELD, MISSED, OPEN, VERDICT
+from rounds import read_goals
 
-BROKE = "broke"
-MINUTE = 60
+HELD, MISSED, OPEN, BROKE = "held", "missed", "not decided", "broke"
+NOT_HELD = re.compile(rf"\b({MISSED}|{OPEN})\b")
+SECONDS = 3 * 3600.0
+"""After which one is stopped: `tune` takes an hour."""
+ACCEPT = "tunetool accept perf/goals.toml"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program of perf/, its arguments, and the time after which it is stopped: some three times what it takes."""
+    """One thing to run, by the words that it is shown as."""
 
-    name: str
-    seconds: float
-    arguments: tuple[str, ...] = ()
-    """`TARGET` is a directory on the disk that is measured."""
+    shown: str
+    command: Sequence[str]
+    seconds: float = SECONDS
 
-    def shown(self) -> str:
-        return " ".join((self.name, *self.arguments))
 
-    def command(self, target: str) -> list[str]:
-        given = [target if each == "TARGET" else each for each in self.arguments]
+def programs(target: str) -> list[Program]:
+    """All of them, on ``target``."""
+    python = str(VENV / "python")
+    accept = [python, "-m", "tunetool", "accept", str(ROOT / "perf/goals.toml"), "--set", f"target={target}"]
+    known = read_goals({"target": target})
+    needed = {goal.run for goal in known.goals if "gpu" not in goal.needs}
+    lines = [line for line in known.runs if line in needed and "HOST" not in line]  # HOST: another node
+    return [
+        Program(ACCEPT, accept),
         # Unbuffered: who waits sees each line when it is printed.
-        return [str(VENV / "python"), "-u", str(ROOT / "perf" / f"{self.name}.py"), *given]
-
-
-PROGRAMS = (
-    Program("aggregate", 10 * MINUTE),
-    Program("inspect_fleet", 10 * MINUTE),
-    Program("fleet", 40 * MINUTE),
-    Program("health", 10 * MINUTE),
-    Program("host_memory", 15 * MINUTE),
-    Program("checkpoint_shapes", 30 * MINUTE),
-    Program("checkpoint_ranks", 60 * MINUTE),
-    Program("stage", 30 * MINUTE, ("--source", "TARGET", "--model", "2GB", "--images", "200")),
-    Program("stage", 60 * MINUTE, ("--source", "TARGET", "--small", "100000")),
-    Program("export", 30 * MINUTE, ("--target", "TARGET")),
-    Program("export", 15 * MINUTE, ("--target", "/dev/shm")),
-    Program("against_fio", 20 * MINUTE, ("--target", "TARGET")),
-    Program("against_ds_io", 60 * MINUTE, ("--target", "TARGET")),
-    Program("tune", 180 * MINUTE, ("--target", "TARGET")),
-    Program("strategies", 120 * MINUTE),
-)
+        *(Program(" ".join(line), [python, "-u", str(ROOT / "perf" / f"{line[0]}.py"), *line[1:]]) for line in lines),
+    ]
 
 
 @dataclass(frozen=True)
@@ -80,28 +70,18 @@ class Outcome:
 def judge(code: int, lines: Sequence[str], limit: float) -> tuple[str, list[str]]:
     """The word for an exit status and what was printed, and the reasons."""
     last = [line for line in lines if line.strip()][-1:]
-    open_goals, missed_goals = ([line for line in lines if of(line) == word] for word in (OPEN, MISSED))
-    if code == 0 and not any(of(line) for line in lines):
-        return BROKE, ["ended with 0 and judged no goal", *last]
+    reasons = [line for line in lines if NOT_HELD.search(line)]
     if code == 0:
         return HELD, []
-    if code == 1 and missed_goals:
-        return MISSED, [*missed_goals, *open_goals]
+    if code == 1 and any(MISSED in line for line in reasons):
+        return MISSED, reasons
     if code == 3:
-        # Without a goal's line: this machine lacks what the program needs, and its last line says so.
-        return OPEN, open_goals or last
-    if code == 124:
-        return BROKE, [f"stopped after {limit:.0f} s", *last]
-    return BROKE, [f"ended with {code}", *last]
+        # Without such a line: this machine lacks what it needs, and its last line says so.
+        return OPEN, reasons or last
+    return BROKE, [f"stopped after {limit:.0f} s" if code == steps.STOPPED else f"ended with {code}", *last]
 
 
-def of(line: str) -> str | None:
-    """The verdict at the end of a goal's line; None for another line."""
-    match = VERDICT.search(line)
-    return match[1] if match else None
-
-
-async def run(program: Program, target: str, show: Callable[[str], None]) -> Outcome:
+async def run(program: Program, show: Callable[[str], None]) -> Outcome:
     lines: list[str] = []
 
     def take(line: str) -> None:
@@ -109,7 +89,7 @@ async def run(program: Program, target: str, show: Callable[[str], None]) -> Out
         show(lines[-1])
 
     started = time.monotonic()
-    code = await steps.run(program.command(target), program.seconds, take)
+    code = await steps.run(program.command, program.seconds, take)
     word, reasons = judge(code, lines, program.seconds)
     return Outcome(program, word, time.monotonic() - started, reasons)
 
@@ -118,40 +98,36 @@ def summary(outcomes: Sequence[Outcome], left: Sequence[Program] = ()) -> list[s
     """The lines at the end; ``left``: programs that did not run, because somebody interrupted."""
     lines = [""]
     for outcome in outcomes:
-        lines.append(f"{outcome.word:<11} {outcome.seconds:6.0f} s  perf/{outcome.program.shown()}")
+        lines.append(f"{outcome.word:<11} {outcome.seconds:6.0f} s  {outcome.program.shown}")
         lines += [f"{'':22}{reason}" for reason in outcome.reasons]
-    return [*lines, *(f"{'not run':<20}  perf/{program.shown()}" for program in left)]
+    return [*lines, *(f"{'not run':<20}  {program.shown}" for program in left)]
 
 
-def status(outcomes: Sequence[Outcome]) -> int:
-    return int(any(outcome.word in (MISSED, BROKE) for outcome in outcomes))
-
-
-async def run_all(programs: Sequence[Program], target: str, show: Callable[[str], None]) -> int:
+async def run_all(wanted: Sequence[Program], show: Callable[[str], None]) -> int:
     """Run them, show the summary, also after Ctrl-C; the exit status."""
     outcomes: list[Outcome] = []
     try:
-        for number, program in enumerate(programs, 1):
-            show(f"--- [{number}/{len(programs)}] perf/{program.shown()}, at most {program.seconds / MINUTE:.0f} min")
-            outcomes.append(await run(program, target, show))
+        for number, program in enumerate(wanted, 1):
+            show(f"--- [{number}/{len(wanted)}] {program.shown}")
+            outcomes.append(await run(program, show))
             show(f"--- {outcomes[-1].word}, {outcomes[-1].seconds:.0f} s")
     finally:
-        for line in summary(outcomes, programs[len(outcomes) :]):
+        for line in summary(outcomes, wanted[len(outcomes) :]):
             show(line)
-    return status(outcomes)
+    return int(any(outcome.word in (MISSED, BROKE) for outcome in outcomes))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = list(dict.fromkeys(program.name for program in PROGRAMS))
+    names = list(dict.fromkeys(program.shown.split()[0] for program in programs("")))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"these alone: {', '.join(names)}")
     parser.add_argument("--target", type=Path, default=Path("/var/tmp"), help="a directory on the disk to measure")
     options = parser.parse_args()
-    unknown = set(options.names) - set(names)
-    if unknown:
+    if unknown := set(options.names) - set(names):
         parser.error(f"no program is called {', '.join(sorted(unknown))}")
-    wanted = [program for program in PROGRAMS if not options.names or program.name in options.names]
-    return steps.finish(run_all(wanted, str(options.target), lambda line: print(line, flush=True)))
+    every = programs(str(options.target))
+    wanted = [program for program in every if not options.names or program.shown.split()[0] in options.names]
+    return steps.finish(run_all(wanted, lambda line: print(line, flush=True)))
 
 
 if __name__ == "__main__":

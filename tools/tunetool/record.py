@@ -36,7 +36,7 @@ FILE = "record.json"
 LABELS = (
     *("subject", "direction", "engine", "io_engine", "block", "goal", "drive", "drives", "layout", "place", "state"),
     *("memory", "way", "mode", "pattern", "cached", "scenario", "path", "phase", "stage", "part", "collective"),
-    *("gpus", "ranks", "layer", "group", "call", "check"),
+    *("gpus", "ranks", "layer", "group", "call", "check", "tokens", "volume"),
 )
 """The labels that figures and checks may have; docs/reference/record.md says what each means."""
 
@@ -115,6 +115,7 @@ class Node(Document):
     cpu_count: int | None = None
     memory_bytes: int | None = None
     driver: str | None = Field(None, description="Version of the loaded NVIDIA kernel driver")
+    gpus: list[str] | None = Field(None, description="Models of the GPUs, one for each")
     drives: list[DriveFacts] | None = None
     speed_hash: str | None = Field(None, description="One hash of what affects speed; equal hashes, comparable records")
 
@@ -216,6 +217,7 @@ GoalVerdict = Literal["held", "missed", "not decided", "skipped"]
 class GoalResult(Document):
     """A goal, and what was found; without a value where nothing was measured."""
 
+    name: str = Field("", description="For people, from the goals file; without one the figure with its labels")
     run: str = Field(description="The command line that measures it, without `tunetool`")
     figure: str
     labels: dict[str, str] = Field(default_factory=dict)

@@ -161,7 +161,7 @@ class Setting:
     page_cache: str = ""
     """``read`` or ``write``: the buffered I/O that it changes; empty: it changes direct I/O."""
     tried: tuple[str, ...] = ()
-    """Values whose worth perf/io_tuning.py measures."""
+    """Values whose worth perf/io_settings.py measures."""
 
     @property
     def keeper(self) -> str:

@@ -38,10 +38,15 @@ def held(drives: Sequence[Drive]) -> Iterator[None]:
                 os.minor(status.st_rdev),
             ):
                 refuse(drive, "is `%s` in the kernel, and `%s` is another device" % (number, drive.path))
-        now = {drive.name: drive.serial for drive in read_drives()}
+        now = {drive.name: drive for drive in read_drives()}
         for drive in drives:
-            if drive.transport != "loop" and now.get(drive.name) != drive.serial:
-                refuse(drive, "is `%s` by now" % now.get(drive.name, "gone"))
+            if drive.transport == "loop":
+                continue
+            found = now.get(drive.name)
+            if found is None or found.serial != drive.serial:
+                refuse(drive, "is `%s` by now" % (found.serial if found else "gone"))
+            elif found.controller != drive.controller:
+                refuse(drive, "is at controller `%s` by now" % found.controller)
         yield
 
 

@@ -18,7 +18,7 @@ _STATUS_LOG, _LOG_BYTES, _ALL_NAMESPACES = 0x81, 512, 0xFFFFFFFF
 _CRYPTO_FORMAT, _CRYPTO_SANITIZE = 2, 4
 """Secure Erase Setting, and sanitize action: both change the key that the medium is encrypted with."""
 _FORMAT_MILLISECONDS = 600_000
-_RUNS, _FAILED = 2, 3
+_RUNS, _FAILED, _DONE = 2, 3, (1, 4)
 
 
 FORMAT, SANITIZE = "Format NVM", "Sanitize"
@@ -43,7 +43,8 @@ class SanitizeStatus:
 
     runs: bool
     failed: bool
-    percent: float
+    done: bool
+    """It completed, with or without deallocation."""
 
 
 def parse_controller(identity: bytes) -> Controller:
@@ -51,7 +52,8 @@ def parse_controller(identity: bytes) -> Controller:
     formats = _whole(identity)[524]
     commands, sanitize = struct.unpack_from("<H", identity, 256)[0], struct.unpack_from("<I", identity, 328)[0]
     return Controller(
-        serial=identity[4:24].decode("ascii", "replace").strip(" \0"),
+        # As sysfs shows it.
+        serial=identity[4:24].split(b"\0")[0].decode("utf-8", "replace").strip(),
         format_crypto=bool(commands & 1 << 1 and formats & 1 << 2),
         format_reaches_all=bool(formats & 3),
         sanitize_crypto=bool(sanitize & 1),
@@ -74,15 +76,17 @@ def parse_sanitize(log: bytes) -> SanitizeStatus:
     """Of the log. Raises ``ValueError``."""
     if len(log) < 4:
         raise ValueError("a sanitize status has %d bytes" % len(log))
-    progress, status = struct.unpack_from("<HH", log, 0)
-    return SanitizeStatus(status & 7 == _RUNS, status & 7 == _FAILED, 100.0 * progress / 65536)
+    state = struct.unpack_from("<H", log, 2)[0] & 7
+    return SanitizeStatus(state == _RUNS, state == _FAILED, state in _DONE)
 
 
 def format_dword10(namespace: bytes, secure_erase: int = _CRYPTO_FORMAT) -> int:
     """Format NVM with the format that the namespace has: block size, metadata and protection stay."""
     used, protection = _whole(namespace)[26], namespace[29]
+    # Reserved in a drive with up to 16 formats.
+    upper = used >> 5 & 3 if namespace[25] + 1 + namespace[43] > 16 else 0
     kept = (used & 0x1F) | (protection & 7) << 5 | (protection >> 3 & 1) << 8
-    return kept | secure_erase << 9 | (used >> 5 & 3) << 12
+    return kept | secure_erase << 9 | upper << 12
 
 
 def choose_crypto(controller: Controller, others: Sequence[int]) -> str:
@@ -130,13 +134,13 @@ def sanitize_crypto(controller: str, serial: str) -> None:
     """Begin to give all of the medium another key, if the controller is that drive's. Raises as ``ask_crypto`` does."""
     with opened("/dev/" + controller) as handle:
         own = parse_controller(ask(handle, IDENTIFY, 0, IDENTIFY_BYTES, _CONTROLLER)).serial
-        if not own or not serial.startswith(own):
+        if not own or not (serial == own or serial.startswith((own + ":", own + "@"))):
             raise Silent("`%s` is the controller of `%s` by now" % (controller, own))
         order(handle, _SANITIZE, 0, _CRYPTO_SANITIZE, 0)
 
 
 def sanitize_status(controller: str) -> SanitizeStatus:
-    """How far that is. Raises as ``ask_crypto`` does."""
+    """Whether that is done. Raises as ``ask_crypto`` does."""
     with opened("/dev/" + controller) as handle:
         dword10 = (_LOG_BYTES // 4 - 1) << 16 | _STATUS_LOG
         return parse_sanitize(ask(handle, GET_LOG_PAGE, _ALL_NAMESPACES, _LOG_BYTES, dword10))

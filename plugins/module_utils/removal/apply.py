@@ -267,7 +267,7 @@ class Job:
                     incoming = [drive for drive in drives if drive.serial == removal.incoming.serial]
                     refuse_unless_wipeable(incoming, self.allowed)
                 # Other drives may have come with these names since.
-                ways, problems = erasure.decide(drives, removal.erase)
+                ways, problems = erasure.decide(drives, removal.erase, hint)
                 if problems:
                     raise Refusal("; ".join(problems))
             wipe(drives, lambda: self.ledger.warnings.extend(erasure.erase(ways)))

@@ -48,6 +48,8 @@ class Goal:
     unit: Unit
     why: str = ""
     needs: tuple[str, ...] = ()
+    name: str = ""
+    """For people; empty: its figure's."""
 
     def words(self) -> str:
         """The figure without its bound."""

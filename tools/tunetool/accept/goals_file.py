@@ -19,7 +19,7 @@ from tunetool.record import Unit
 
 SCHEMA = "tunetool.goals/1"
 _KEYS = ("schema", "title", "values", "goal")
-_OF_A_GOAL = ("run", "figure", "of", "at_least", "at_most", "why", "needs")
+_OF_A_GOAL = ("name", "run", "figure", "of", "at_least", "at_most", "why", "needs")
 _NEEDS = ("gpu", "gpus:N", "root", "package:NAME", "program:NAME")
 _OURS = ("--json", "--runs-dir", "--dry-run", "-i", "--inventory", "--expect")
 """Options that acceptance sets itself, or that would have a judgement of their own."""
@@ -28,6 +28,8 @@ _OTHERS = {"verify": "verify.request", "tune": "tune.request", "stage": "stage.o
 
 CheckCall = Callable[[Sequence[str]], "UsageProblem | None"]
 """Why the command line cannot be parsed; it is not run."""
+FiguresOf = Callable[[Sequence[str]], "Mapping[Unit, Sequence[str]] | None"]
+"""The figures of a command, by unit; None where it measures none."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,11 @@ class Problems(UsageProblem):
             super().__init__(f"`{name}` has {len(said)} problems", "nothing was run: mend the lines above")
 
 
-def parse(text: str, name: str, settings: Mapping[str, str], check_call: CheckCall) -> GoalsFile:
-    """The file called ``name``. ``settings``: values from the command line. Raises ``Problems``."""
+def parse(
+    text: str, name: str, settings: Mapping[str, str], check_call: CheckCall, figures: FiguresOf | None = None
+) -> GoalsFile:
+    """The file called ``name``. ``settings``: values from the command line. ``figures``: those of a line of ``run``,
+    where that is no command of tunetool. Raises ``Problems``."""
     try:
         document = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
@@ -70,7 +75,7 @@ def parse(text: str, name: str, settings: Mapping[str, str], check_call: CheckCa
         last = len(text.splitlines()) or 1
         found = UsageProblem(f"not TOML: {re.sub(r' *[(]at .*', '', str(error))}", "write strings in quotation marks")
         raise Problems(name, [(int(at[1]) if at else last, found)]) from None
-    reader = _Reader(text, check_call)
+    reader = _Reader(text, check_call, figures or figures_of)
     goals = reader.read(document, settings)
     if reader.found:
         raise Problems(name, reader.found)
@@ -91,13 +96,13 @@ def figures_of(words: Sequence[str]) -> Mapping[Unit, Sequence[str]] | None:
 class _Reader:
     """Collects what is wrong instead of stopping at it."""
 
-    def __init__(self, text: str, check_call: CheckCall) -> None:
+    def __init__(self, text: str, check_call: CheckCall, figures: FiguresOf) -> None:
         self.found: list[tuple[int, UsageProblem]] = []
         self._lines = text.splitlines()
         self._starts = [
             number for number, line in enumerate(self._lines, 1) if re.match(r"\s*\[\[\s*goal\s*\]\]", line)
         ]
-        self._check_call = check_call
+        self._check_call, self._figures = check_call, figures
         self._calls: dict[tuple[str, ...], UsageProblem | None] = {}
 
     def read(self, document: Mapping[str, Any], settings: Mapping[str, str]) -> list[Goal]:
@@ -132,7 +137,7 @@ class _Reader:
             if key not in _OF_A_GOAL:
                 self._say(self._at(number, key), unknown("a key of a goal", key, _OF_A_GOAL))
         run = self._run(number, goal.get("run"), values)
-        figures = figures_of(run) if run else None
+        figures = self._figures(run) if run else None
         pick = self._pick(number, "figure", goal, figures)
         of = self._pick(number, "of", goal, figures) if "of" in goal else None
         if pick is not None and of is not None and figures is not None:
@@ -143,7 +148,8 @@ class _Reader:
                     "a share is of a figure in the same unit",
                 )
                 self._say(self._at(number, "of"), both)
-        why, needs = self._text(number, "why", goal), self._needs(number, goal.get("needs", []))
+        name, why = self._text(number, "name", goal), self._text(number, "why", goal)
+        needs = self._needs(number, goal.get("needs", []))
         senses = [key for key in ("at_least", "at_most") if key in goal]
         if len(senses) != 1:
             self._say(self._at(number), UsageProblem("a goal has one of `at_least` and `at_most`", "give one"))
@@ -152,7 +158,7 @@ class _Reader:
         if pick is None or bound is None or len(self.found) > before:
             return None
         sense: Sense = "at least" if senses[0] == "at_least" else "at most"
-        return Goal(run, pick, of, sense, *bound, why, needs)
+        return Goal(run, pick, of, sense, *bound, why, needs, name)
 
     def _run(self, number: int, run: Any, values: Mapping[str, str]) -> tuple[str, ...]:
         line = self._at(number, "run")
@@ -167,7 +173,7 @@ class _Reader:
             )
             self._say(line, wrong)
             return ()
-        if figures_of(words) is None and (words[:1] != ["bench"]):
+        if self._figures(words) is None and (words[:1] != ["bench"]):
             commands = ("bench", *_OTHERS)
             self._say(line, unknown("a command that measures", words[0] if words else "", commands))
             return ()

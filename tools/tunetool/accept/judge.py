@@ -91,6 +91,7 @@ def not_run(goal: Goal, why: str) -> GoalResult:
 def _blank(goal: Goal, word: GoalVerdict) -> GoalResult:
     of = {"figure": goal.of.figure, **goal.of.labels} if goal.of is not None else None
     return GoalResult(
+        name=goal.name,
         run=shlex.join(goal.run),
         figure=goal.pick.figure,
         labels=dict(goal.pick.labels),
@@ -210,10 +211,16 @@ def verdict_over(goals: Sequence[GoalResult], records: Sequence[tuple[str, Verdi
 
 
 def title(goal: GoalResult) -> str:
+    """Its name, else its figure."""
+    words = goal.name or figure_of(goal)
+    return f"{goal.host}: {words}" if goal.host else words
+
+
+def figure_of(goal: GoalResult) -> str:
     """The figure as a reader finds it: ``durable engine=direct``."""
     words = Pick(goal.figure, goal.labels).words()
     if goal.of:
         words += (
             " of " + Pick(goal.of["figure"], {key: each for key, each in goal.of.items() if key != "figure"}).words()
         )
-    return f"{goal.host}: {words}" if goal.host else words
+    return words

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tunetool.accept.judge import GOALS_WORST_FIRST, HELD, MISSED, OPEN, title
+from tunetool.accept.judge import GOALS_WORST_FIRST, HELD, MISSED, OPEN, figure_of, title
 from tunetool.fleet.view import pages_beside
 from tunetool.inspect.fleet_compare import natural
 from tunetool.node.units import format_count, format_size, format_size_binary
 from tunetool.record import REPORT, DriveFacts, FleetHost, GoalResult, GoalVerdict, Record, Status, to_document
 from tunetool.verdict import WORST_FIRST
 from tunetool.view.model import Cell, Cells, Notes, Section, Table, View
-from tunetool.view.text import format_value, number, scale
+from tunetool.view.text import counted, format_value, number, scale
 
 _MARKS: dict[GoalVerdict, Status | None] = {
     "held": "pass",
@@ -121,7 +121,8 @@ def _reasons(goals: Sequence[GoalResult]) -> Iterator[str]:
         seen.setdefault((each.run, _named(each)), each)
     for goal in seen.values():
         program = f"; by {goal.program}" if goal.program else ""
-        yield f"{_named(goal)}: {goal.why or 'the file names no source'}; `tunetool {goal.run}`{program}"
+        figure = f"; {figure_of(goal)}" if goal.name else ""
+        yield f"{_named(goal)}: {goal.why or 'the file names no source'}{figure}; `tunetool {goal.run}`{program}"
 
 
 def _machine(record: Record) -> Iterator[Section]:
@@ -133,6 +134,7 @@ def _machine(record: Record) -> Iterator[Section]:
         ("CPU", f"{node.cpu}, {node.cpu_count} cores" if node.cpu else ""),
         ("memory", format_size_binary(node.memory_bytes) if node.memory_bytes else ""),
         ("kernel", node.kernel or ""),
+        ("GPUs", counted(node.gpus or [])),
         ("NVIDIA driver", node.driver or ""),
         ("programs", ", ".join([tool, *programs])),
         ("measured", f"{record.started:%Y-%m-%d %H:%M} to {record.finished:%Y-%m-%d %H:%M} UTC"),

@@ -22,8 +22,8 @@ from tunetool.node.units import format_size
 
 BUFFER_BYTES = 4 << 20
 """Bytes of one host buffer. Every thread pins two at a process's first load; with smaller ones the threads wait more
-often for the interpreter's lock, and larger ones leave the processor's cache. `perf/loading.py --sweep` compares
-sizes. Where compiled code reads, that has a ring of its own (``read_loop.RING_BYTES``)."""
+often for the interpreter's lock, and larger ones leave the processor's cache. Where compiled code reads, that has a
+ring of its own (``read_loop.RING_BYTES``)."""
 _MOST_THREADS = 12
 """More than these read no faster into a GPU on an H200 machine, and take longer to start."""
 _FEW, _MOST = 0.01, 0.99

@@ -12,6 +12,7 @@ from tunetool.node.common.files import read_text
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import Drive
 from tunetool.node.machine.hardware_hash import hardware, hardware_hash
+from tunetool.node.machine.pci_tree import read_gpus, read_pci
 from tunetool.origin import origin, source_sha256
 from tunetool.record import DriveFacts, Link, Node, Tool
 
@@ -36,6 +37,7 @@ def node_facts(drives: list[Drive], stack: BlockStack | None, root: str = "/") -
         host=socket.gethostname(),
         machine=_machine(root),
         **{name: hardware_facts[name] for name in ("kernel", "cpu", "cpu_count", "memory_bytes", "driver")},
+        gpus=[gpu.model for gpu in read_gpus(read_pci(root), root)] or None,
         drives=[_drive(drive) for drive in drives] or None,
         speed_hash=hardware_hash(hardware_facts),
     )

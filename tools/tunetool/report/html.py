@@ -22,7 +22,7 @@ from tunetool.record import Measurement, Record, Tool, to_document
 from tunetool.report.lines import without_commands
 from tunetool.view.figures import label
 from tunetool.view.model import cell
-from tunetool.view.text import quoted
+from tunetool.view.text import counted, quoted
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _MOST_EVIDENCE = 200
@@ -146,7 +146,7 @@ def _provenance(record: Record) -> Iterator[tuple[str, str]]:
     yield "CPU", ", ".join(part for part in (node.cpu, f"{node.cpu_count} cores" if node.cpu_count else None) if part)
     yield "memory", format_size_binary(node.memory_bytes) if node.memory_bytes else ""
     yield "kernel", node.kernel or ""
+    yield "GPUs", counted(node.gpus or [])
     yield "NVIDIA driver", node.driver or ""
-    models = [" ".join(part for part in (each.model, each.firmware) if part) for each in node.drives or []]
-    yield "drives", ", ".join(f"{models.count(each)} x {each}" for each in dict.fromkeys(models))
+    yield "drives", counted([" ".join(filter(None, [each.model, each.firmware])) for each in node.drives or []])
     yield "hash of what affects speed", node.speed_hash or ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from tunetool.record import Confidence, Measurement
 
 _SCALES = {
@@ -22,6 +25,11 @@ def number(value: float) -> str:
 def shown(value: float | None, unit: float = 1.0) -> str:
     """As ``number``, in units of ``unit``; a dash for None."""
     return "-" if value is None else number(value / unit)
+
+
+def counted(names: Sequence[str]) -> str:
+    """As ``8 x NVIDIA H200``."""
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
 def quoted(target: str) -> str:

@@ -14,6 +14,17 @@ from tunetool.options.shared import InRounds, Measuring
 from tunetool.options.values import COUNTS, FILE, SIZE, TEXT
 
 KIND = "bench.kv-cache"
+FIGURES = {
+    "B/s": ("restore", "store"),
+    "s": ("p50", "p99", "drive_life"),
+    "B": ("writes_a_day",),
+    "1/s": ("prefill",),
+    "1": (
+        *("of_fio", "versus_page_cache", "versus_prefill", "pays_from"),
+        *("from_drives", "write_amplification", "hit_rate", "evictions"),
+    ),
+}
+"""Figures of its records, by unit."""
 NEEDS = ("torch",)
 REQUIRED = False
 USED_IN_PART = ("torch", "fio")
