@@ -70,12 +70,16 @@ def serves_without(lab: Lab, old: str, members: int) -> int:
     return int(ok)
 
 
-def is_repaired(lab: Lab, old: str, new: str, volume: str, ok_before: int, *arguments: str) -> None:
-    """``new`` comes for ``old`` while the load goes on."""
+def exchanged(lab: Lab, old: str, new: str, *arguments: str) -> str:
+    """``new`` comes for ``old`` while the load goes on. Returns what was said of the rebuild."""
     swap = ("-e", json.dumps({"replace_drive_old_serial": old, "replace_drive_new_serial": new}))
     done = play(lab, "replace_drive", *swap, *arguments)
     assert done.code == 0, done.text
-    assert "every member has all of its data" in done.stdout
+    return done.stdout
+
+
+def is_whole(lab: Lab, old: str, new: str, volume: str, ok_before: int) -> None:
+    """With every byte that was written before and since."""
     degraded, _level, uuid = lab.ssh("node1", FILLED).split()
     assert (degraded, uuid) == ("0", volume)
     ok, broken = lab.ssh("node1", f"{WRITTEN}; {STOP}; true").split()[:2]
@@ -101,7 +105,8 @@ def test_a_raid10_loses_a_drive_and_no_byte(lab: Lab, tmp_path: Path) -> None:
     assert refused.code != 0
     assert "put the drive back, or replace it without loss" in one_line(refused)
     after = asked(1, 2, 5, 4, **level)
-    is_repaired(lab, "LAB1NV3", "LAB1NV5", volume, ok, *after)
+    assert "every member has all of its data" in exchanged(lab, "LAB1NV3", "LAB1NV5", *after)
+    is_whole(lab, "LAB1NV3", "LAB1NV5", volume, ok)
     again = lab.site(*after)
     assert (again.code, changed_tasks(again.stdout)) == (0, []), again.text
     done = give_up(lab, tmp_path / "plan.json")
@@ -116,7 +121,16 @@ def test_a_raid1_loses_a_drive_and_no_byte(lab: Lab, tmp_path: Path) -> None:
     volume = filled(lab)
     lab.ssh("node1", DEV + "mdadm --manage /dev/md127 --fail $(dev LAB1NV2)")
     ok = serves_without(lab, "LAB1NV2", 2)
-    is_repaired(lab, "LAB1NV2", "LAB1NV4", volume, ok, *asked(1, 4, raid_array_level=1))
+    # 1 GiB takes 200 s then, so that the rebuild is seen on its way.
+    lab.ssh("node1", "echo 5000 > /sys/block/md127/md/sync_speed_max")
+    after = asked(1, 4, raid_array_level=1)
+    watched = ("-e", "replace_drive_watch_seconds=10", "--tags", "replace")
+    assert "array `md127`: the rebuild is at" in exchanged(lab, "LAB1NV2", "LAB1NV4", *after, *watched)
+    said = lab.ssh("node1", f"{CHECKED}; echo system > /sys/block/md127/md/sync_speed_max")
+    assert "array.redundancy: degraded, still serves: the rebuild onto `LAB1NV4`" in said, said
+    done = lab.site(*after)
+    assert done.code == 0, done.text
+    is_whole(lab, "LAB1NV2", "LAB1NV4", volume, ok)
     assert lab.ssh("node1", DEV + "wipefs -n $(dev LAB1NV2)") == ""
     done = give_up(lab, tmp_path / "plan.json")
     assert done.code == 0, done.text
