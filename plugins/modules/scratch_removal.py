@@ -259,6 +259,8 @@ def exchange(module: AnsibleModule, kept: Exchange, manifest: Mapping[str, Any])
         raise Refusal("; ".join(closed))
     ledger = Ledger(None, not module.check_mode, module.change_begins)
     serials = carry_out(kept, manifest, allowed, ledger)
+    for warning in ledger.warnings:
+        module.warn(warning)
     return dict(
         answer,
         serials=serials,

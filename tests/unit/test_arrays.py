@@ -271,7 +271,7 @@ def test_a_rebuild_is_read_with_its_share_and_time(tmp_path: Path) -> None:
         (base / name).write_text(text + "\n")
     (array,) = read_arrays(str(tmp_path))
     assert (array.members, array.rebuilding, array.degraded) == (("nvme1n1", "nvme2n1"), ("nvme2n1",), True)
-    assert str(array.sync) == "50.0 %, about 2 minutes left"
+    assert str(array.sync) == "50.0 %, about 2 min left"
     (base / "dev-nvme2n1/state").write_text("faulty,blocked\n")
     assert read_arrays(str(tmp_path))[0].members == ("nvme1n1", None)
 

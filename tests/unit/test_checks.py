@@ -249,7 +249,7 @@ def test_a_rebuild_is_told_by_drive_percent_and_minutes(built: Path) -> None:
     (base / "sync_action").write_text("recover\n")
     (base / "rd2/state").write_text("spare\n")
     check = failed(run_checks(manifest, str(built)))["array.redundancy"]
-    assert check.found == "degraded, still serves: the rebuild onto `LAB1NV3` is at 25.0 %, about 0 minutes left"
+    assert check.found == "degraded, still serves: the rebuild onto `LAB1NV3` is at 25.0 %, about 1 min left"
 
 
 LINKS = "dev/disk/by-uuid"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_removal import EIGHT, SWAP, absent, machine, name_of, swapped
 
 from tunetool.node.array.drive_decisions import IGNORE, KEEP, REFUSE, TAKE, WIPE
+from tunetool.node.common.commands import CommandError
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.drive_contents import Signature
@@ -172,24 +173,36 @@ def test_a_second_run_of_an_exchange_changes_nothing(whole: Machine, monkeypatch
     assert (carry_out(answer, turned, {}, ledger), ledger.diff) == (EIGHT, [])
 
 
-def test_the_old_drive_leaves_before_the_new_one_comes(whole: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its label goes with it, and the manifest is written with the slot that md gave."""
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_old_drive_leaves_before_the_new_one_comes(
+    whole: Machine, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """Its label goes with it, and the manifest is written with the slot that md gave. One that md has failed is held by
+    the array without a slot."""
     node = redundant(replace(whole, drives=[*whole.drives, swapped(whole).drives[-1]]))
-    answer = planned(node)
     array, old = node.arrays[0], name_of(node, "LAB1NV3")
+    slots = tuple(None if failed and name == old else name for name in array.members)
+    array = replace(array, members=slots)
+    node = replace(node, arrays=[array])
+    answer = planned(node)
     now = [array]
+    bound = {"nvme1n1", old}
     calls: list[tuple[str, ...]] = []
     documents: list[dict[str, Any]] = []
 
     def mdadm(call: list[str]) -> None:
         calls.append(tuple(call[1:]))
         if "--remove" in call:
+            bound.remove(old)
             now[0] = replace(array, members=tuple(None if name == old else name for name in array.members))
+        if "--zero-superblock" in call:
+            assert old not in bound, "mdadm cannot open a drive that an array holds"
         if "--add" in call:
-            now[0] = replace(array, members=tuple("nvme3n2" if name == old else name for name in array.members))
+            now[0] = replace(array, members=tuple(name or "nvme3n2" for name in now[0].members))
 
     monkeypatch.setattr(module, "run", mdadm)
     monkeypatch.setattr(module, "read_arrays", lambda: now)
+    monkeypatch.setattr(module, "disks_under", lambda _root, _device: bound)
     monkeypatch.setattr(module, "read_drives", lambda: node.drives)
     monkeypatch.setattr(module, "write", documents.append)
     for name in ("held", "unwatched"):
@@ -198,7 +211,7 @@ def test_the_old_drive_leaves_before_the_new_one_comes(whole: Machine, monkeypat
     serials = carry_out(answer, dict(node.manifest or {}), {}, Ledger(None, acting=True))
     assert calls == [
         ("looked at", "nvme3n2"),
-        ("--manage", "/dev/md127", "--fail", f"/dev/{old}"),
+        *([] if failed else [("--manage", "/dev/md127", "--fail", f"/dev/{old}")]),
         ("--manage", "/dev/md127", "--remove", f"/dev/{old}"),
         ("--zero-superblock", f"/dev/{old}"),
         ("--manage", "/dev/md127", "--add", "/dev/nvme3n2"),
@@ -208,6 +221,23 @@ def test_the_old_drive_leaves_before_the_new_one_comes(whole: Machine, monkeypat
     calls.clear()
     carry_out(planned(node), dict(node.manifest or {}), {}, Ledger(None, acting=False))
     assert calls == []
+
+
+def test_an_old_drive_that_takes_no_writes_leaves(whole: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = redundant(whole)
+    old = node.drives[[drive.serial for drive in node.drives].index("LAB1NV3")]
+
+    def mdadm(call: list[str]) -> None:
+        if "--zero-superblock" in call:
+            raise CommandError("`mdadm` failed: cannot write")
+
+    monkeypatch.setattr(module, "run", mdadm)
+    monkeypatch.setattr(module, "read_arrays", lambda: node.arrays)
+    for name in ("held", "unwatched"):
+        monkeypatch.setattr(module, name, lambda _: contextlib.nullcontext())
+    ledger = Ledger(None, acting=True)
+    module._leave(node.arrays[0], old, ledger)
+    assert ledger.warnings == ["`LAB1NV3` keeps its label: `mdadm` failed: cannot write. hint: pull it"]
 
 
 def test_what_left_meanwhile_stops_the_exchange(whole: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +250,7 @@ def test_what_left_meanwhile_stops_the_exchange(whole: Machine, monkeypatch: pyt
     monkeypatch.setattr(module, "run", lambda *_: pytest.fail("nothing is to be run"))
     assert answer.old is not None
     with pytest.raises(Refusal, match="holds the only copy of some of the data by now"):
-        module._leave(array, answer.old)
+        module._leave(array, answer.old, Ledger(None, acting=True))
 
 
 @given(gone=st.sets(st.sampled_from(EIGHT)), level=st.sampled_from(["raid1", "raid10"]))

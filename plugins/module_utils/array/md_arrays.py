@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -62,7 +63,7 @@ class Sync:
     def __str__(self) -> str:
         percent = 100.0 * self.done / self.total if self.total else 0.0
         left = (self.total - self.done) / 2 / 60 / self.kib_per_second if self.kib_per_second else None
-        return "%.1f %%, %s" % (percent, "about %.0f minutes left" % left if left is not None else "waiting")
+        return "%.1f %%, %s" % (percent, "about %d min left" % math.ceil(left) if left is not None else "waiting")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..common.manifest import MANIFEST_PATH, dump, write
 from ..common.raid_levels import LEVELS
 from ..common.refusal import Refusal
 from ..common.waiting import try_for, wait_for
-from ..machine.drives import Drive, read_drives
+from ..machine.drives import Drive, disks_under, read_drives
 from ..machine.held_drives import held
 from ..plan.plan_file import drive_part
 from .decision import Machine
@@ -166,14 +166,14 @@ def carry_out(exchange: Exchange, manifest: Mapping[str, Any], allowed: Mapping[
                 wipe([new])
             refuse_unless_blank([new], deep=True)
             if old is not None:
-                _leave(array, old)
+                _leave(array, old, ledger)
             run(["mdadm", "--manage", array.path, "--add", new.path])
     elif old is not None:
-        _leave(array, old)
+        _leave(array, old, ledger)
     return _remember(exchange, array, manifest, ledger)
 
 
-def _leave(array: Array, old: Drive) -> None:
+def _leave(array: Array, old: Drive, ledger: Ledger) -> None:
     """Take the old drive out, and its label from it: what udev finds on it must not bring it back. Raises ``Refusal``
     where others went since."""
     now = find(read_arrays(), array.uuid)
@@ -182,9 +182,15 @@ def _leave(array: Array, old: Drive) -> None:
     with held([old]), unwatched([old.name]):
         if old.name in now.members:
             run(["mdadm", "--manage", array.path, "--fail", old.path])
+        # One that md has failed has no slot, and is held all the same.
+        if old.name in disks_under("/", now.device):
             # Until its last request has ended.
             try_for(lambda: run(["mdadm", "--manage", array.path, "--remove", old.path]), CommandError, 30.0, 0.5)
-        run(["mdadm", "--zero-superblock", old.path])
+        try:
+            run(["mdadm", "--zero-superblock", old.path])
+        except CommandError as error:
+            # At its end of life a drive takes no writes. md never takes it back by itself: its label is out of date.
+            ledger.warnings.append("`%s` keeps its label: %s. hint: pull it" % (old.serial, error))
 
 
 def _remember(exchange: Exchange, array: Array, manifest: Mapping[str, Any], ledger: Ledger) -> list[str]:
