@@ -1,0 +1,132 @@
+"""What an exchange of a member, a check of a level and a volume on each drive must not do, seen from outside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tunetool.node.array.drive_decisions import Criteria
+from tunetool.node.array.md_arrays import Array, Superblock
+from tunetool.node.machine.drive_contents import Signature
+from tunetool.node.machine.drives import Drive, Link
+from tunetool.node.removal import exchange
+from tunetool.node.removal.decision import Machine
+from tunetool.node.removal.replacement import Swap
+
+OURS, THEIRS = "11111111:11111111:11111111:11111111", "22222222:22222222:22222222:22222222"
+
+
+def a_drive(number: int, serial: str) -> Drive:
+    """A drive as sysfs shows it, used by nobody."""
+    return Drive(
+        name=f"nvme{number}n1",
+        serial=serial,
+        model="MODEL",
+        firmware="1",
+        size_bytes=10**12,
+        lba_bytes=512,
+        metadata_bytes=0,
+        transport="pcie",
+        pci_address=f"0000:0{number}:00.0",
+        numa_node=0,
+        by_id=None,
+        link=Link(),
+        controller=f"nvme{number}",
+    )
+
+
+A, B, X = a_drive(0, "A"), a_drive(1, "B"), a_drive(2, "X")
+
+
+def a_mirror(*members: str | None, state: str = "clean") -> Array:
+    return Array("md127", OURS, "nvme_raid0", "raid1", 0, len(members), state, members, "9:127")
+
+
+def a_label(drive: Drive, uuid: str, role: int) -> Superblock:
+    return Superblock(drive.name, uuid, "nvme_raid0" if uuid == OURS else "backup", "raid1", 2, 0, role)
+
+
+def the_node(array: Array, drives: list[Drive], blocks: list[Superblock], **others: Any) -> Machine:
+    """A node that was built as a mirror of A and B."""
+    manifest = {
+        "array": {
+            "uuid": OURS,
+            "name": "nvme_raid0",
+            "level": "raid1",
+            "chunk_bytes": 0,
+            "members": [A.member, B.member],
+        },
+        "filesystem": {"uuid": "u", "mount_point": "/mnt/nvme_raid0"},
+    }
+    return Machine(
+        **{
+            "drives": drives,
+            "signatures": {
+                block.device: [Signature(block.device, "linux_raid_member", None, None)] for block in blocks
+            },
+            "superblocks": {block.device: block for block in blocks},
+            "arrays": [array],
+            "under": {array.device: frozenset(name for name in array.members if name)},
+            "inside": {},
+            "manifest": manifest,
+            "unreadable": {},
+            **others,
+        }
+    )
+
+
+SWAP = Swap("B", "X", Criteria(2), {})
+
+
+def test_the_label_of_another_array_stays_on_the_old_drive() -> None:
+    """It left the mirror long ago, and came back with somebody's data: nobody named that in a plan."""
+    node = the_node(a_mirror(A.name, None), [A, B, X], [a_label(A, OURS, 0), a_label(B, THEIRS, 0)])
+
+    planned = exchange.plan_exchange(node, SWAP)
+
+    assert planned is not None
+    assert planned.problems == ()
+    assert planned.old is None
+    assert planned.new == X
+
+
+def test_an_old_drive_that_is_a_stranger_to_the_manifest_is_left_alone() -> None:
+    """The new drive is a member already, so the old one's serial was never asked for in the manifest."""
+    array = a_mirror(A.name, X.name)
+    stranger = a_drive(3, "Z")
+    blocks = [a_label(A, OURS, 0), a_label(X, OURS, 1), a_label(stranger, THEIRS, 0)]
+
+    planned = exchange.plan_exchange(the_node(array, [A, X, stranger], blocks), replace(SWAP, old="Z"))
+
+    assert planned is not None
+    assert planned.old is None
+
+
+def test_the_old_drive_with_our_label_is_still_cleared() -> None:
+    node = the_node(a_mirror(A.name, None), [A, B, X], [a_label(A, OURS, 0), a_label(B, OURS, 1)])
+
+    planned = exchange.plan_exchange(node, SWAP)
+
+    assert planned is not None
+    assert planned.old == B
+
+
+def test_nothing_is_exchanged_in_an_array_that_refuses_writes() -> None:
+    """md takes a member out of it and adds none."""
+    array = a_mirror(A.name, B.name, state="readonly")
+    node = the_node(array, [A, B, X], [a_label(A, OURS, 0), a_label(B, OURS, 1)])
+
+    planned = exchange.plan_exchange(node, SWAP)
+
+    assert planned is not None
+    assert "readonly" in "".join(planned.problems)
+
+
+def test_a_member_that_stands_in_for_another_one_is_not_the_new_one() -> None:
+    """X came for B, and the manifest does not know it yet: taking A out would leave one copy and an empty slot."""
+    node = the_node(a_mirror(A.name, X.name), [A, X], [a_label(A, OURS, 0), a_label(X, OURS, 1)])
+
+    planned = exchange.plan_exchange(node, replace(SWAP, old="A"))
+
+    assert planned is not None
+    assert planned.problems
