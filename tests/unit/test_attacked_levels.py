@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tunetool.node.array.array_checks import check_array, check_redundancy
 from tunetool.node.array.drive_decisions import Criteria
 from tunetool.node.array.md_arrays import Array, Superblock
+from tunetool.node.common.check_result import FAIL
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.removal import exchange
@@ -130,3 +132,20 @@ def test_a_member_that_stands_in_for_another_one_is_not_the_new_one() -> None:
 
     assert planned is not None
     assert planned.problems
+
+
+def test_an_array_with_an_empty_slot_never_passes() -> None:
+    """Also where every member of the manifest is there: somebody gave it a third slot."""
+    wanted = {
+        "uuid": OURS,
+        "name": "nvme_raid0",
+        "level": "raid1",
+        "chunk_bytes": 0,
+        "members": [A.member, B.member],
+    }
+    array = a_mirror(A.name, B.name, None)
+    drives = {drive.name: drive for drive in (A, B)}
+
+    checks = [*check_array(wanted, array, drives), *check_redundancy(wanted, array, drives)]
+
+    assert FAIL in {check.status for check in checks}
