@@ -7,13 +7,15 @@ from typing import Any
 
 from tunetool.node.array.array_checks import check_array, check_redundancy
 from tunetool.node.array.drive_decisions import Criteria
+from tunetool.node.array.drive_volumes import DriveVolume
 from tunetool.node.array.md_arrays import Array, Superblock
 from tunetool.node.common.check_result import FAIL
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.removal import exchange
 from tunetool.node.removal.decision import Machine
-from tunetool.node.removal.replacement import Swap
+from tunetool.node.removal.drives import plan_drives
+from tunetool.node.removal.replacement import Swap, plan_replacement
 
 OURS, THEIRS = "11111111:11111111:11111111:11111111", "22222222:22222222:22222222:22222222"
 
@@ -149,3 +151,31 @@ def test_an_array_with_an_empty_slot_never_passes() -> None:
     checks = [*check_array(wanted, array, drives), *check_redundancy(wanted, array, drives)]
 
     assert FAIL in {check.status for check in checks}
+
+
+def test_the_new_drive_of_a_volume_has_a_new_uuid() -> None:
+    """The old one may come back to the node: two file systems with one UUID, and fstab would mount either."""
+    volume = DriveVolume("drive1", "B", "33333333-3333-4333-8333-333333333333")
+    drives = [A, X]
+    volumes = {"A": DriveVolume("drive0", "A", "44444444-4444-4444-8444-444444444444"), "B": volume}
+    node = Machine(drives, {}, {}, [], {}, {}, None, {}, volumes)
+
+    removal = plan_replacement(node, "nvme_raid0", "/mnt/nvme_raid0", SWAP)
+
+    assert removal.problems == ()
+    noted = {each.serial: each for each in removal.noted}
+    assert noted["X"].name == "drive1"
+    assert noted["X"].uuid != volume.uuid
+    assert noted["A"] == volumes["A"]
+
+
+def test_a_serial_on_two_drives_is_refused_before_the_unmount() -> None:
+    """Two paths to one namespace: which of them goes, nobody says."""
+    uuid = "33333333-3333-4333-8333-333333333333"
+    twins = [B, replace(a_drive(4, "B"))]
+    labels = {drive.name: [Signature(drive.name, "xfs", "drive1", uuid)] for drive in twins}
+    node = Machine([*twins, X], labels, {}, [], {}, {}, None, {}, {"B": DriveVolume("drive1", "B", uuid)})
+
+    removal = plan_drives(node, "/mnt/nvme_raid0")
+
+    assert any("several drives" in problem for problem in removal.problems)
