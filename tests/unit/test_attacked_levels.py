@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tunetool.node.array.array_checks import check_array, check_redundancy
 from tunetool.node.array.drive_decisions import Criteria
 from tunetool.node.array.drive_volumes import DriveVolume
 from tunetool.node.array.md_arrays import Array, Superblock
 from tunetool.node.common.check_result import FAIL
+from tunetool.node.common.drift import Ledger
+from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.removal import exchange
 from tunetool.node.removal.decision import Machine
 from tunetool.node.removal.drives import plan_drives
 from tunetool.node.removal.replacement import Swap, plan_replacement
+from tunetool.node.volume.several import Volumes
 
 OURS, THEIRS = "11111111:11111111:11111111:11111111", "22222222:22222222:22222222:22222222"
 
@@ -179,3 +185,30 @@ def test_a_serial_on_two_drives_is_refused_before_the_unmount() -> None:
     removal = plan_drives(node, "/mnt/nvme_raid0")
 
     assert any("several drives" in problem for problem in removal.problems)
+
+
+def test_a_drive_that_vanishes_before_its_file_system_leaves_fstab_alone(tmp_path: Path) -> None:
+    """It was there when the array's task looked."""
+    for name in ("etc", "proc/self", "mnt", "sys/block"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text("")
+    (tmp_path / "etc/fstab").write_text("# mine\n")
+    part = DriveVolume("drive0", "A", "33333333-3333-4333-8333-333333333333").part(A, True)
+    wanted = {
+        "array": "nvme_raid0",
+        "mount_point": "/mnt/nvme_raid0",
+        "offload_dir": "",
+        "mount_options": [],
+        "device_timeout": "30s",
+        "protect_mount_point": False,
+        "services": [],
+        "adopt": False,
+        "project_quota": False,
+        "new_array": True,
+        "volumes": [part],
+    }
+    ledger = Ledger(None, acting=False)
+
+    with pytest.raises(Refusal, match="`A`"):
+        Volumes(wanted, ledger, str(tmp_path)).all()
+    assert ledger.diff == [] or all(entry["before_header"] != "/etc/fstab" for entry in ledger.diff)
