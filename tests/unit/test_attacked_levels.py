@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,3 +215,36 @@ def test_a_drive_that_vanishes_before_its_file_system_leaves_fstab_alone(tmp_pat
     with pytest.raises(Refusal, match="`A`"):
         Volumes(wanted, ledger, str(tmp_path)).all()
     assert ledger.diff == [] or all(entry["before_header"] != "/etc/fstab" for entry in ledger.diff)
+
+
+@pytest.mark.parametrize("labels", [[], [Signature("nvme0n1", "xfs", None, "33333333-3333-4333-8333-333333333333")]])
+def test_a_manifest_of_something_else_does_not_stop_volumes_on_drives(
+    monkeypatch: pytest.MonkeyPatch, labels: list[Signature]
+) -> None:
+    """That of an owner's volume, or one that is damaged. It stays where a drive has a volume: it may be of that."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    module = importlib.import_module("plugins.modules.raid_array")
+    steps: list[str] = []
+    known = {"A": DriveVolume("drive0", "A", "33333333-3333-4333-8333-333333333333")}
+    for name, stand_in in {
+        "members_by_serial": lambda serials: [drive for drive in (A, B) if drive.serial in serials],
+        "known_volumes": lambda: known,
+        "built_manifest": lambda: None,
+        "read_signatures": lambda names: labels,
+        "contents_text": lambda drives: "",
+        "held": lambda drives: contextlib.nullcontext(),
+        "not_writable": lambda: [],
+        "refuse_unless_blank": lambda drives, deep=False: None,
+        "note": lambda volumes: steps.append("note"),
+        "forget_volume": lambda: steps.append("forget"),
+    }.items():
+        monkeypatch.setattr(module, name, stand_in)
+    asked = SimpleNamespace(
+        params={"wipes": [], "serials": ["A", "B"], "name": "nvme_raid0"},
+        check_mode=False,
+        change_begins=lambda: steps.append("begins"),
+    )
+
+    module.converge_drives(asked)
+
+    assert steps == (["begins", "note"] if labels else ["begins", "forget", "note"])
