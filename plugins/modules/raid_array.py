@@ -177,6 +177,9 @@ def converge_drives(module: AnsibleModule) -> dict[str, object]:
         with held(new):
             _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
             module.change_begins()
+            if not kept:
+                # A manifest that is left is of no drive here: an owner's volume, or one that cannot be read.
+                forget_volume()
             # First: after an interruption the file systems are ours by their UUIDs.
             note(volumes)
             if doomed:

@@ -109,15 +109,19 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
     gone = [serial for serial in expected if serial not in present]
     strange = [serial for serial in present if serial not in expected]
     text = "%d of %d members" % (len(expected) - len(gone), len(expected))
-    if gone and array.degraded:
+    # Also where the manifest's are all there: somebody gave the array a further slot, and it lacks a member.
+    empty = max(0, array.members.count(None) - len(gone))
+    if (gone or empty) and array.degraded:
         text = "degraded, still serves: " + text
     if gone:
         text += "; missing %s" % ", ".join("`%s`" % serial for serial in gone)
+    if empty:
+        text += "; %d of %d slots of the array empty beside" % (empty, len(array.members))
     if strange:
         text += "; unknown %s" % ", ".join("`%s`" % serial for serial in strange)
     return judged(
         MEMBERS,
-        not gone and not strange,
+        not gone and not strange and not empty,
         "%d members by serial" % len(expected),
         text,
         "reseat that drive and reboot, or replace it and run `ansible-playbook tunetool.node.replace_drive`; "

@@ -1,7 +1,8 @@
-"""Removing volumes that are on one drive each: all of them, or the one whose drive is replaced. Pure."""
+"""Removing volumes that are on one drive each: all of them, or the one whose drive is replaced. Only reads."""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
@@ -26,6 +27,9 @@ def plan_drives(machine: Machine, mount_point: str, only: str | None = None) -> 
         elif row.verdict == REFUSE:
             problems.append("drive `%s` (%s) %s" % (drive.serial, drive.name, row.reason))
     present = {drive.serial: drive for drive in machine.drives}
+    seen = [drive.serial for drive in machine.drives]
+    doubles = [volume.serial for volume in doomed if seen.count(volume.serial) > 1]
+    problems += ["serial `%s` is on several drives" % double for double in doubles]
     for volume in doomed:
         point = machine.points.get(volume.name) or "%s/%s" % (mount_point, volume.name)
         there = present.get(volume.serial)
@@ -78,7 +82,8 @@ def _hash(drive: Drive, machine: Machine) -> str:
 
 
 def after_swap(removal: Removal, machine: Machine, old: str, new: str) -> Removal:
-    """With the volumes as they will be noted: the new drive has the name of the old one's."""
+    """With the volumes as they will be noted: the new drive has the name of the old one's, and a UUID of its own. The
+    old one may come back to the node, and a line in fstab would then mount either."""
     gone = machine.volumes[old]
     noted = [each for each in machine.volumes.values() if each.serial != old]
-    return replace(removal, noted=(*noted, replace(gone, serial=new)))
+    return replace(removal, noted=(*noted, replace(gone, serial=new, uuid=str(uuid.uuid4()))))

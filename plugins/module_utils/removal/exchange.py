@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
-from ..array.adopt_or_wipe import Consent
+from ..array.adopt_or_wipe import Consent, plain_uuid
 from ..array.create import refuse_unless_blank
 from ..array.drive_decisions import IGNORE, KEEP, REFUSE, TAKE, WIPE, Decision
 from ..array.drive_selection import select
@@ -57,7 +57,8 @@ def plan_exchange(machine: Machine, swap: Swap) -> Exchange | None:
     built = machine.manifest["array"]
     array = find(machine.arrays, built["uuid"])
     rows = tuple(Decision(drive, IGNORE, "not a member") for drive in machine.drives)
-    if array is None or not array.serves:
+    # Of one that is whole and refuses writes, md takes a member out, and adds none.
+    if array is None or array.fault is not None:
         fault = (array.fault if array else None) or (
             "array `%s` is not assembled: put its members back and reboot; `tunetool provision` assembles it"
             % built["name"]
@@ -71,9 +72,14 @@ def plan_exchange(machine: Machine, swap: Swap) -> Exchange | None:
     there = swap.new in running and not {swap.old, swap.new} <= set(serials)
     problems = [] if there else wrong_serials(serials, swap)
     old = next((drive for drive in machine.drives if drive.serial == swap.old), None)
-    if old is not None and not (old.name in array.members or old.name in machine.superblocks):
+    if old is not None and not (old.name in array.members or _has_its_label(old, machine, array)):
         old = None
-    if old is not None and old.name in array.members and not array.survives(old.name):
+    if there and old is not None and old.name in array.members:
+        problems.append(
+            "`%s` is a member already, and came for another one than `%s`. hint: nothing was changed; name the drive "
+            "that came for `%s`" % (swap.new, swap.old, swap.old)
+        )
+    elif old is not None and old.name in array.members and not array.survives(old.name):
         problems.append(
             "`%s` holds the only copy of some of the data. hint: nothing was changed; put back what is missing, or "
             "wait for the rebuild to end" % swap.old
@@ -98,6 +104,12 @@ def plan_exchange(machine: Machine, swap: Swap) -> Exchange | None:
         "array `%s` keeps its data and stays mounted; `%s` is filled from the other members"
         % (built["name"], swap.new),
     )
+
+
+def _has_its_label(drive: Drive, machine: Machine, array: Array) -> bool:
+    """Whether it is a member that left: the label of another array is somebody's data."""
+    block = machine.superblocks.get(drive.name)
+    return block is not None and plain_uuid(block.uuid) == plain_uuid(array.uuid)
 
 
 def _rules(
@@ -177,8 +189,10 @@ def _leave(array: Array, old: Drive, ledger: Ledger) -> None:
     """Take the old drive out, and its label from it: what udev finds on it must not bring it back. Raises ``Refusal``
     where others went since."""
     now = find(read_arrays(), array.uuid)
-    if now is None or not now.serves or not now.survives(old.name):
-        raise Refusal("`%s` holds the only copy of some of the data by now. hint: nothing was changed" % old.serial)
+    if now is None or now.fault is not None or not now.survives(old.name):
+        fault = now.fault if now is not None else None
+        why = fault or "`%s` holds the only copy of some of the data by now" % old.serial
+        raise Refusal("%s. hint: nothing was changed" % why)
     with held([old]), unwatched([old.name]):
         if old.name in now.members:
             run(["mdadm", "--manage", array.path, "--fail", old.path])

@@ -41,6 +41,7 @@ class Volumes(Job):
         for each in self.volumes:
             with self.ledger.about(each["name"], present.get(each["name"])):
                 volume = self.volume(each)
+                self._refuse_without_drive(each, volume)
                 uuid, offload_dir = volume.all()
                 answers.append(
                     {
@@ -73,6 +74,14 @@ class Volumes(Job):
         volume = Volume(wanted, self.ledger, there, self.root)
         volume.points = ["%s/%s" % (self.point, other["name"]) for other in self.volumes]
         return volume
+
+    def _refuse_without_drive(self, each: Mapping[str, Any], volume: Volume) -> None:
+        """Without it there is no UUID to write into fstab. It was there when the task before this one looked."""
+        if volume.array is not None or (each.get("new") and self.predicting):
+            return
+        serial, hint = volume.wanted["serial"], "nothing was changed; see `lsblk -do NAME,SERIAL`, then run it again"
+        refusal = "drive `%s` of volume `%s` is gone, or on several drives. hint: %s" % (serial, each["name"], hint)
+        self.ledger.cannot("drive", "`%s`" % serial, "none, or several", hint, refusal)
 
     def around(self) -> None:
         """The directory around the mount points holds nothing else, and nothing is mounted there."""
