@@ -655,9 +655,9 @@ def test_a_teardown_names_the_jobs_that_have_directories(volume: Volume, monkeyp
     volume.make("12")
 
     def occupants(point: Path) -> list[str]:
-        removal: Any = SimpleNamespace(arrays=[])
-        place: Any = SimpleNamespace(mount_point=str(point))
-        return Job(removal, place, TEARDOWN, "", Ledger(None, acting=True)).occupants()
+        removal: Any = SimpleNamespace(arrays=[], places=())
+        whole: Any = SimpleNamespace(mount_point=str(point), filesystem_uuid=None)
+        return Job(removal, whole, TEARDOWN, "", Ledger(None, acting=True)).occupants()
 
     (line,) = occupants(volume.point)
     assert line.startswith(f"job `12` of {ALICE} has its directory there")
