@@ -20,8 +20,8 @@ from tunetool.cli.accept import read_goals
 from tunetool.errors import TunetoolError, UsageProblem
 from tunetool.measure.figure import What, computed, figure
 from tunetool.measure.statistics import Estimate
-from tunetool.record import CheckResult, Evidence, FleetHost, Measurement, Node, Record, Verdict
-from tunetool.verdict import Case, judge
+from tunetool.record import CheckResult, Evidence, FleetHost, Measurement, Node, Part, Record, Verdict
+from tunetool.verdict import NO_EXPECTATION, Case, judge
 from tunetool.view.model import Table
 
 NOW = datetime(2026, 11, 28, tzinfo=timezone.utc)
@@ -150,6 +150,16 @@ def test_a_share_of_what_is_no_whole_is_not_decided(above: Measurement, below: S
     share = Goal(GOAL.run, GOAL.pick, Pick("bandwidth", {"direction": "write"}), "at least", 0.5, "1")
     found = judged(share, [record(above, figure(write, below))])
     assert (found.verdict, reason in found.reason) == ("not decided", True), found.reason
+
+
+@pytest.mark.parametrize(
+    ("reasons", "verdict"),
+    [([NO_EXPECTATION], "held"), ([NO_EXPECTATION, "sequential read: the page cache answers"], "not decided")],
+)
+def test_an_unproven_part_of_a_chain_proves_no_headline(reasons: list[str], verdict: str) -> None:
+    part = Part(name="verify", status="unproven", reasons=reasons)
+    chain = Verdict(status="unproven", reasons=[f"verify: {reasons[0]}"], kinds=["part"])
+    assert judged(GOAL, [record(verdict=chain, parts=[part])]).verdict == verdict
 
 
 def test_an_engine_that_failed_in_a_later_round_holds_no_goal() -> None:

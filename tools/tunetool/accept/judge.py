@@ -14,7 +14,7 @@ from tunetool.accept.goal import Goal, Pick
 from tunetool.measure.statistics import ENOUGH, Estimate, coverage, estimate
 from tunetool.node.units import format_count
 from tunetool.record import CheckResult, Confidence, GoalResult, GoalVerdict, Measurement, Record, Status, Verdict
-from tunetool.verdict import WORST_FIRST, tester_limit
+from tunetool.verdict import NO_EXPECTATION, WORST_FIRST, tester_limit
 
 HELD: Final = "held"
 MISSED: Final = "missed"
@@ -179,6 +179,10 @@ def _doubt(goal: Goal, records: Sequence[Record], measured: Sequence[Measurement
         for reason, kind in zip(reasons, kinds or [], strict=False):
             if kind == "unproven":
                 return f"unproven: {reason}"
+        for part in record.parts or []:
+            doubts = [each for each in part.reasons if each != NO_EXPECTATION]
+            if part.status == "unproven" and doubts:
+                return f"unproven: {part.name}: {doubts[0]}"
     for each in measured:
         if each.evidence is not None and each.evidence.kind == "block" and each.evidence.worst_ratio is not None:
             return f"unproven: the drives counted {each.evidence.worst_ratio:.4f} of a round's bytes of {each.name}"
