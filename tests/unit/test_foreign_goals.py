@@ -14,13 +14,15 @@ from tunetool.accept.goal import Goal, Pick
 from tunetool.accept.judge import judged
 from tunetool.accept.program import announced
 from tunetool.accept.progress_file import Kept, measured_before
-from tunetool.accept.run import judge_records
+from tunetool.accept.run import Request, accept, judge_records
 from tunetool.accept.view import view
 from tunetool.cli.accept import read_goals
 from tunetool.errors import TunetoolError, UsageProblem
 from tunetool.measure.figure import What, computed, figure
+from tunetool.measure.session import Run
 from tunetool.measure.statistics import Estimate
 from tunetool.record import CheckResult, Evidence, FleetHost, Measurement, Node, Part, Record, Verdict
+from tunetool.report.progress import PlainProgress
 from tunetool.verdict import NO_EXPECTATION, Case, judge
 from tunetool.view.model import Table
 
@@ -217,3 +219,23 @@ def test_files_beside_the_goals_are_not_run(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(TunetoolError):
         announced(["verify", "--target", str(tmp_path / "absent")])
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("target", "is_relative"), [("/t", False), ("data", True)])
+def test_a_relative_target_is_another_one_in_another_directory(
+    target: str, is_relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Looked(Exception):
+        pass
+
+    def look(runs_dir: Path, name: str, identity: dict[str, str], afresh: bool) -> None:
+        raise Looked(identity)
+
+    monkeypatch.setattr("tunetool.accept.run.measured_before", look)
+    monkeypatch.chdir(tmp_path)
+    text = goals("verify --target {t}", values=f'[values]\nt = "{target}"\n').replace(
+        '"bandwidth"', '"bandwidth", direction = "read"'
+    )
+    with pytest.raises(Looked) as looked:
+        accept(Request(read_goals(text, "g.toml"), run=Run(runs_dir=tmp_path)), PlainProgress())
+    assert looked.value.args[0].get("directory") == (str(tmp_path) if is_relative else None)
