@@ -223,10 +223,12 @@ def _judge_parts(parts: Sequence[tuple[str, Verdict]]) -> list[_Finding]:
 
 def _judge_expectations(case: Case) -> list[_Finding]:
     if not case.expectations:
-        return [_Finding("unproven", NO_EXPECTATION, "expectation")]
+        unproven = [f"{_human(name)}: {reason}" for name, reason in case.unproven.items()]
+        findings = [_Finding("unproven", reason, "unproven") for reason in unproven]
+        return [_Finding("unproven", NO_EXPECTATION, "expectation"), *findings]
     by_name = {measurement.name: measurement for measurement in case.measurements}
     wanted = {expectation.name: expectation for expectation in case.expectations}
-    findings: list[_Finding] = []
+    findings = []
     for name, status in status_by_name(case).items():
         if status == "pass":
             continue

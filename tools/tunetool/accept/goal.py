@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -30,7 +31,8 @@ class Pick:
 
     def of(self, measurements: Sequence[Measurement]) -> list[Measurement]:
         """Those that it means: of several, the one that has no further label but ``subject``."""
-        fitting = [each for each in chosen(measurements, self.figure, **self.labels) if each.rank is None]
+        found = chosen(measurements, self.figure, **self.labels)
+        fitting = [each for each in found if each.rank is None and each.host is None]
         exact = [each for each in fitting if each.labels.keys() - {"subject"} == self.labels.keys() - {"subject"}]
         return exact if len(exact) == 1 else fitting
 
@@ -63,9 +65,11 @@ def parse_bound(value: str | float, units: Sequence[Unit], of: bool) -> tuple[fl
     """
     allowed: Sequence[Unit] = ["1"] if of else units
     if not isinstance(value, str):
-        if "1" in allowed and 0 <= value < float("inf"):
+        if value > sys.float_info.max:  # an integer of TOML has no end
+            raise UsageProblem("the bound is too large", _example(allowed))
+        if "1" in allowed and value >= 0:
             return float(value), "1"
-        raise UsageProblem(f"`{value:g}` has no unit", _example(allowed))
+        raise UsageProblem(f"`{value}` has no unit", _example(allowed))
     problem = UsageProblem(f"`{value}` is no {_SORTS[allowed[0]]}", _example(allowed))
     for unit in allowed:
         try:

@@ -21,8 +21,10 @@ SCHEMA = "tunetool.goals/1"
 _KEYS = ("schema", "title", "values", "goal")
 _OF_A_GOAL = ("name", "run", "figure", "of", "at_least", "at_most", "why", "needs")
 _NEEDS = ("gpu", "gpus:N", "root", "package:NAME", "program:NAME")
-_OURS = ("--json", "--runs-dir", "--dry-run", "-i", "--inventory", "--expect")
-"""Options that acceptance sets itself, or that would have a judgement of their own."""
+OURS = ("--json", "--runs-dir", "--dry-run", "-i", "--inventory", "--expect", "-o", "--output", "--store-vars")
+"""Options that acceptance sets itself, that would have a judgement of their own, or that write a file elsewhere."""
+_RUN_PROGRAMS = ("--python", "--engine-python", "--manifest", "--slurm")
+"""Options whose value names a program that is started: the file of somebody else must not choose it."""
 _OTHERS = {"verify": "verify.request", "tune": "tune.request", "stage": "stage.outcome"}
 """Commands beside the benchmarks that measure: modules with their FIGURES."""
 
@@ -70,7 +72,7 @@ def parse(
     where that is no command of tunetool. Raises ``Problems``."""
     try:
         document = tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for numbers and nesting that no reader takes
         at = re.search(r"line (\d+)", str(error))
         last = len(text.splitlines()) or 1
         found = UsageProblem(f"not TOML: {re.sub(r' *[(]at .*', '', str(error))}", "write strings in quotation marks")
@@ -103,9 +105,11 @@ class _Reader:
             number for number, line in enumerate(self._lines, 1) if re.match(r"\s*\[\[\s*goal\s*\]\]", line)
         ]
         self._check_call, self._figures = check_call, figures
+        self._settings: Mapping[str, str] = {}
         self._calls: dict[tuple[str, ...], UsageProblem | None] = {}
 
     def read(self, document: Mapping[str, Any], settings: Mapping[str, str]) -> list[Goal]:
+        self._settings = settings
         for key in document:
             if key not in _KEYS:
                 self._say(self._line(rf"\s*\[*\s*{re.escape(key)}\b"), unknown("a key of a goals file", key, _KEYS))
@@ -166,7 +170,8 @@ class _Reader:
             self._say(line, UsageProblem("`run` is no command line", 'such as `run = "verify --target {target}"`'))
             return ()
         try:
-            words = [self._filled(each, values) for each in shlex.split(run)]
+            parts = shlex.split(run)
+            words = [self._filled(each, values) for each in parts]
         except (UsageProblem, ValueError) as error:
             wrong = (
                 error if isinstance(error, UsageProblem) else UsageProblem(f"`{run}`: {error}", "close the quotation")
@@ -177,15 +182,32 @@ class _Reader:
             commands = ("bench", *_OTHERS)
             self._say(line, unknown("a command that measures", words[0] if words else "", commands))
             return ()
-        ours = next((each for each in words if each.partition("=")[0] in _OURS), None)
+        ours = next((each for each in words if each.partition("=")[0] in OURS), None)
         key = tuple(words)
         if key not in self._calls:
             # Said once, of the first goal that has it.
             refused = UsageProblem(f"`{ours}` does not go into `run`", "`tunetool accept` gives it itself")
-            problem = self._calls[key] = refused if ours else self._check_call(words)
+            problem = refused if ours else self._foreign(words, parts, values) or self._check_call(words)
+            self._calls[key] = problem
             if problem is not None:
                 self._say(line, problem)
         return key if self._calls[key] is None else ()
+
+    def _foreign(self, words: Sequence[str], parts: Sequence[str], values: Mapping[str, str]) -> UsageProblem | None:
+        """Why the call must not be made as the file says it: a program is named by whoever calls, never by the file."""
+        if any("\0" in each for each in words):
+            return UsageProblem("`run` has a character that no command line can have", "take the NUL out")
+        if words[:2] == ["stage", "evict"]:
+            return UsageProblem("`stage evict` removes, and measures nothing", "use `stage copy` or `stage verify`")
+        # What `--set` says is a NUL here, so that it cannot be taken for a text of the file.
+        own = [self._filled(each, {**values, **dict.fromkeys(self._settings, "\0")}) for each in parts]
+        for number, word in enumerate(words):
+            option, sign, _ = word.partition("=")
+            value = own[number].partition("=")[2] if sign else next(iter(own[number + 1 :]), "")
+            if option in _RUN_PROGRAMS and value != "\0":
+                hint = f"write `{option} {{program}}`, and call it with `--set program=...`"
+                return UsageProblem(f"`{option}` in `run` starts what the file names", hint)
+        return None
 
     def _filled(self, word: str, values: Mapping[str, str]) -> str:
         def value(match: re.Match[str]) -> str:

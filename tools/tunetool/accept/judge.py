@@ -5,15 +5,16 @@ Pure. This is the one judge of goals: of acceptance, of ``--expect`` of a benchm
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from tunetool.accept.goal import Goal, Pick
-from tunetool.measure.statistics import ENOUGH, Estimate, estimate
+from tunetool.measure.statistics import ENOUGH, Estimate, coverage, estimate
 from tunetool.node.units import format_count
 from tunetool.record import CheckResult, Confidence, GoalResult, GoalVerdict, Measurement, Record, Status, Verdict
-from tunetool.verdict import WORST_FIRST, tester_limit
+from tunetool.verdict import NO_EXPECTATION, WORST_FIRST, tester_limit
 
 HELD: Final = "held"
 MISSED: Final = "missed"
@@ -51,6 +52,7 @@ class _Figure(NamedTuple):
 
 def judged(goal: Goal, records: Sequence[Record]) -> GoalResult:
     """The goal by all rounds of ``records``, which are of the same command on the same machine."""
+    records = list({each.id: each for each in records}.values())  # a record that is named twice was measured once
     result = _blank(goal, OPEN).model_copy(update={"record_ids": [each.id for each in records]})
     try:
         figure = _figure(goal, records)
@@ -65,7 +67,7 @@ def judged(goal: Goal, records: Sequence[Record]) -> GoalResult:
         "program": figure.measured[0].engine,
     }
     interval = figure.confidence
-    if interval is None or figure.rounds < ENOUGH:
+    if interval is None or figure.rounds < ENOUGH or (interval.level or 0.0) < coverage(ENOUGH, 0):
         return result.model_copy(
             update={**more, "reason": f"{format_count(figure.rounds, 'round')}: fewer than {ENOUGH} decide nothing"}
         )
@@ -107,8 +109,13 @@ def _blank(goal: Goal, word: GoalVerdict) -> GoalResult:
 def _figure(goal: Goal, records: Sequence[Record]) -> _Figure:
     """Over all records. Raises ``_Undecided``."""
     ours = [_only(goal.pick, each) for each in records]
-    if goal.of is None and ours[0].unit != goal.unit:
-        raise _Undecided(f"the figure is in {ours[0].unit}, and the goal in {goal.unit}")
+    other = next((each.unit for each in ours if each.unit != goal.unit), None) if goal.of is None else None
+    if other is not None:
+        raise _Undecided(f"the figure is in {other}, and the goal in {goal.unit}")
+    if len({(each.node.host, each.node.speed_hash) for each in records}) > 1:
+        raise _Undecided("its records are of several machines, or of one that was changed: judge each by itself")
+    if len({each.target for each in records}) > 1:
+        raise _Undecided("its records are of several targets: judge each by itself")
     if len({each.medium for each in ours}) > 1:
         raise _Undecided("its runs were on different media")
     if goal.of is None:
@@ -149,22 +156,36 @@ def _ratios(ours: Measurement, theirs: Measurement) -> list[float]:
     above, below = ours.samples or [], theirs.samples or []
     if not above or len(above) != len(below):
         raise _Undecided(f"the rounds of {ours.name} and {theirs.name} make no pairs")
-    if not all(below):
-        raise _Undecided(f"{theirs.name} is 0 in a round")
-    return [value / base for value, base in zip(above, below, strict=True)]
+    if ours.unit != theirs.unit:
+        raise _Undecided(f"{ours.name} is in {ours.unit}, and {theirs.name} in {theirs.unit}")
+    if not all(each > 0 for each in below):
+        raise _Undecided(f"{theirs.name} is 0 in a round, or less")
+    ratios = [value / base for value, base in zip(above, below, strict=True)]
+    if not all(map(math.isfinite, ratios)):
+        raise _Undecided(f"{theirs.name} is next to 0 in a round")
+    return ratios
 
 
 def _doubt(goal: Goal, records: Sequence[Record], measured: Sequence[Measurement], word: GoalVerdict) -> str:
     """Why the figure proves nothing; empty where nothing is against it."""
     for record in records:
         for check in record.checks:
-            if check.status == "fail" and _is_about(check, measured):
+            if check.status in ("fail", "unknown") and _is_about(check, measured):
                 return f"{check.id}: {check.found}, expected {check.expected}"
-        kinds = (record.verdict.kinds if record.verdict is not None else None) or []
-        reasons = record.verdict.reasons if record.verdict is not None else []
-        for reason, kind in zip(reasons, kinds, strict=False):
+        own = record.verdict
+        reasons, kinds = (own.reasons, own.kinds) if own is not None else ([], None)
+        if kinds is None and own is not None and own.status == "unproven":  # before reasons had kinds
+            return f"unproven: {next(iter(reasons), 'its run does not say why')}"
+        for reason, kind in zip(reasons, kinds or [], strict=False):
             if kind == "unproven":
                 return f"unproven: {reason}"
+        for part in record.parts or []:
+            doubts = [each for each in part.reasons if each != NO_EXPECTATION]
+            if part.status == "unproven" and doubts:
+                return f"unproven: {part.name}: {doubts[0]}"
+    for each in measured:
+        if each.evidence is not None and each.evidence.kind == "block" and each.evidence.worst_ratio is not None:
+            return f"unproven: the drives counted {each.evidence.worst_ratio:.4f} of a round's bytes of {each.name}"
     # A program that is the bottleneck itself says nothing against the drives.
     slow = tester_limit(measured[0]) if word == MISSED and goal.of is None else None
     return slow or ""
@@ -189,12 +210,15 @@ def further_rounds(goal: Goal, records: Sequence[Record], looks: Sequence[int]) 
 
 def verdict_over(goals: Sequence[GoalResult], records: Sequence[tuple[str, Verdict | None]] = ()) -> Verdict:
     """One verdict over goals, and over the runs behind them: a run that found a fault, such as wrong bytes, falls
-    short, whatever its goals say. Skipped goals count for nothing; without any other there is nothing to judge."""
+    short, whatever its goals say, and one that could not do all of its work is no pass. Skipped goals count for
+    nothing; without any other there is nothing to judge."""
     found: list[tuple[Status, str]] = []
     for name, of_run in records:
         # What else was expected of a run's speed, by its manifest or another call, is no goal of this file.
         if of_run is not None and of_run.status == "fail" and next(iter(of_run.kinds or []), None) != "expectation":
             found.append(("fail", f"{name}: {next(iter(of_run.reasons), 'fail')}"))
+        elif of_run is not None and of_run.status == "error":
+            found.append(("error", f"{name}: {next(iter(of_run.reasons), 'error')}"))
     for each in goals:
         if each.verdict == SKIPPED:
             found.append(("pass", f"{title(each)}: skipped, {each.reason}"))

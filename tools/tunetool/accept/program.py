@@ -19,8 +19,15 @@ from tunetool.node.play import connection
 _DRY_SECONDS = 600.0
 
 
+# Not `-m`: it imports from the working directory first, where somebody else's files may lie beside his goals.
+_START = """import sys
+sys.path[:] = [each for each in sys.path if each]
+import runpy
+runpy.run_module("tunetool", run_name="__main__", alter_sys=True)"""
+
+
 def _argv(line: Sequence[str], *more: str) -> list[str]:
-    return [sys.executable, "-m", "tunetool", *line, *more]
+    return [sys.executable, "-c", _START, *line, *more]
 
 
 def announced(line: Sequence[str]) -> list[str]:

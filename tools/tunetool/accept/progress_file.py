@@ -39,7 +39,11 @@ class Measured:
     def add(self, line: Sequence[str], kept: Kept) -> None:
         """Keep a record that was just made."""
         self.runs.setdefault(tuple(line), []).append(kept)
-        done = [[list(words), each.run] for words, all_ in self.runs.items() for each in all_]
+        done = [
+            [list(words), each.run, records.to_document(each.record)["sha256"]]
+            for words, all_ in self.runs.items()
+            for each in all_
+        ]
         replace_file(str(self.path), json.dumps({"identity": self.identity, "done": done}) + "\n")
 
     def finish(self) -> None:
@@ -61,7 +65,7 @@ def measured_before(runs_dir: Path, name: str, identity: dict[str, str], afresh:
         document = read_json(path)
         begun, done = (
             dict(document["identity"]),
-            [(tuple(map(str, words)), str(run)) for words, run in document["done"]],
+            [(tuple(map(str, words)), str(run), str(sha256)) for words, run, sha256 in document["done"]],
         )
     except (OSError, ValueError, KeyError, TypeError, UsageProblem):
         raise UsageProblem(f"`{path}` is damaged", "`--afresh` measures all again") from None
@@ -71,9 +75,10 @@ def measured_before(runs_dir: Path, name: str, identity: dict[str, str], afresh:
             f"an interrupted acceptance by `{name}` was begun with another {differs[0]}",
             f"`--afresh` measures all again; what was measured stays in `{runs_dir}`",
         )
-    for words, run in done:
-        # A record that is gone or damaged is measured again.
+    for words, run, sha256 in done:
+        # A record that is gone, damaged or another than was measured is measured again.
         with contextlib.suppress(UsageProblem, OSError):
             record = records.read(below(runs_dir, f"{run}/{records.FILE}"))
-            measured.runs.setdefault(words, []).append(Kept(record, run))
+            if record.sha256 == sha256:
+                measured.runs.setdefault(words, []).append(Kept(record, run))
     return measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,19 @@ from tunetool.user_directories import default_runs_dir, prepare_runs_dir
 
 KIND = "acceptance"
 _LOOKS = tuple(count for count, _ in LOOKS)
+_TARGET = re.compile(r"--(\w+-)?target|--folder")
+_EXTENT = (
+    "--rounds",
+    "--budget",
+    "--duration",
+    "--thorough",
+    "--seed",
+    "--json",
+    "--runs-dir",
+    "--allow-busy",
+    "--expect",
+)
+"""Options that say how long is measured and where the record goes, not what."""
 Line = tuple[str, ...]
 
 
@@ -62,8 +76,12 @@ class _Acceptance:
         for goal, words in lacking.items():
             self.progress.say(f"skipped: {goal.words()}: {words}")
         lines = [line for line in goals.runs if any(goal.run == line for goal in goals.goals if goal not in lacking)]
-        identity = {"goals file": goals.sha256, "machine": f"{self.node.host} {self.node.speed_hash}"}
-        identity["tunetool"] = __version__
+        serials = " ".join(sorted(each.serial for each in self.node.drives or []))
+        identity = {"goals file": goals.sha256, "machine": f"{self.node.host} {self.node.speed_hash} {serials}".strip()}
+        made = made_by()
+        identity["tunetool"] = " ".join(filter(None, [__version__, made.commit, made.source_sha256]))
+        if any(_is_relative(line) for line in lines):
+            identity["directory"] = str(Path.cwd())
         measured = measured_before(self.runs_dir, goals.name, identity, request.afresh and not request.run.dry_run)
         self._announce(lines, measured)
         if request.run.dry_run:
@@ -158,6 +176,22 @@ class _Acceptance:
         )
 
 
+def _is_relative(line: Line) -> bool:
+    """Whether a target of the line is another one in another directory."""
+    return any(_TARGET.fullmatch(name) and not value.startswith("/") for name, value in options_of(line).items())
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Values by the long options of a command line; empty for a flag."""
+    found = {}
+    for number, word in enumerate(words):
+        if word.startswith("--") and len(word) > 2:
+            name, sign, value = word.partition("=")
+            after = next(iter(words[number + 1 :]), "")
+            found[name] = value if sign else "" if after.startswith("--") else after
+    return found
+
+
 def _part(line: Line, kept: Kept) -> Part:
     verdict = kept.record.verdict
     status, reasons = (verdict.status, verdict.reasons) if verdict is not None else ("error", [])
@@ -178,7 +212,10 @@ def judge_records(goals: Sequence[Goal], measured: Sequence[Record], command: Se
     for goal in goals:
         named = [each for each in measured if goal.pick.of(each.measurements) and _is_of(goal, each)]
         hosts = {each.node.host for each in named}
-        if len(hosts) > 1:
+        others = [said for each in named if (said := _asked_otherwise(goal, each))]
+        if others:
+            results.append(not_run(goal, others[0]))
+        elif len(hosts) > 1:
             results.append(not_run(goal, f"its records are of {len(hosts)} machines: judge each by itself"))
         else:
             results.append(judged(goal, named) if named else not_run(goal, "no record has its figure"))
@@ -198,6 +235,25 @@ def judge_records(goals: Sequence[Goal], measured: Sequence[Record], command: Se
             "verdict": verdict_over(results, [(each.kind, each.verdict) for each in measured]),
         }
     )
+
+
+def _asked_otherwise(goal: Goal, record: Record) -> str:
+    """What was measured in place of what the goal says, in words; empty where it is that."""
+    ours, theirs = (
+        {name: value for name, value in options_of(words).items() if name not in _EXTENT}
+        for words in (goal.run, record.command)
+    )
+    if record.target is not None and ours.get("--target") in (record.target, theirs.get("--target", record.target)):
+        # It may be said in another way, or be the manifest's.
+        theirs["--target"] = ours["--target"] = record.target
+    if not record.command:
+        ours, theirs = ({"--target": each.get("--target", "")} for each in (ours, theirs))
+        theirs["--target"] = record.target or ours["--target"]
+    name = next((each for each in {**ours, **theirs} if ours.get(each) != theirs.get(each)), None)
+    if name is None:
+        return ""
+    said, wanted = (f"`{name} {each[name]}`" if name in each else f"no `{name}`" for each in (theirs, ours))
+    return f"its record {record.id} was measured with {said}, and the goal has {wanted}"
 
 
 def _is_of(goal: Goal, record: Record) -> bool:

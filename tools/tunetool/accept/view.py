@@ -29,7 +29,7 @@ def view(record: Record, directory: Path | None = None) -> View:
     where = format_count(len(record.hosts), "node") if record.hosts is not None else record.node.host
     sections = [
         *([_nodes(record, goals, directory)] if record.hosts is not None else []),
-        *([goals_section(goals) if record.hosts is None else _over_nodes(goals)] if goals else []),
+        *([goals_section(goals) if record.hosts is None else _over_nodes(goals, len(record.hosts))] if goals else []),
         *(_machine(record) if record.hosts is None else []),
         *([_runs(record, directory)] if record.parts else []),
     ]
@@ -61,8 +61,9 @@ def _signature(record: Record) -> str:
     )
 
 
-def _over_nodes(goals: Sequence[GoalResult]) -> Section:
-    """A goal a row, by the node that is worst in it: each node's own page has all of its goals."""
+def _over_nodes(goals: Sequence[GoalResult], count: int) -> Section:
+    """A goal a row, by the node that is worst in it: each node's own page has all of its goals. ``count``: all nodes,
+    also those that did not answer."""
     of_goal: dict[tuple[str, str, str, float], list[GoalResult]] = {}
     for each in goals:
         of_goal.setdefault((each.run, _named(each), each.sense, each.bound), []).append(each)
@@ -70,7 +71,7 @@ def _over_nodes(goals: Sequence[GoalResult]) -> Section:
     for nodes in of_goal.values():
         worst = min(nodes, key=_distance)
         name, *rest = _row(worst.model_copy(update={"host": None}))
-        rows.append([name, f"{sum(each.verdict == HELD for each in nodes)} of {len(nodes)}", worst.host or "-", *rest])
+        rows.append([name, f"{sum(each.verdict == HELD for each in nodes)} of {count}", worst.host or "-", *rest])
     titles = ("goal", "held by", "worst node", *_TITLES[1:])
     return Section("Goals", [Table(titles, rows, ("held by", "figure"))])
 

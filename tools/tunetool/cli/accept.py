@@ -158,16 +158,22 @@ def _context(words: Sequence[str]) -> click.Context:
 
 
 def _problem_of_call(words: Sequence[str]) -> UsageProblem | None:
+    from tunetool.accept.goals_file import OURS
     from tunetool.cli.main import usage
 
     try:
-        _context(words)
+        context = _context(words)
     except UsageProblem as error:
         return error
     except click.ClickException as error:
         return UsageProblem(*usage(error))
     except click.exceptions.Exit:
         return UsageProblem(f"`{' '.join(words)}` only prints a help text", "leave `--help` out")
+    # As the parser read it: `-iPATH` is one word.
+    for each in context.command.params:
+        is_given = context.get_parameter_source(each.name or "") is click.core.ParameterSource.COMMANDLINE
+        if is_given and any(option in OURS for option in each.opts):
+            return UsageProblem(f"`{each.opts[-1]}` does not go into `run`", "`tunetool accept` gives it itself")
     return None
 
 

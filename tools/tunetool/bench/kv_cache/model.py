@@ -86,16 +86,22 @@ def kv_of_config(document: Mapping[str, Any], path: str, dtype: str = "auto") ->
     with reading(path):
         layers = size_of(document, "num_hidden_layers", "n_layer")
         if document.get("kv_lora_rank") is not None:
-            elements = size_of(document, "kv_lora_rank") + size_of(document, "qk_rope_head_dim")
+            factors = [size_of(document, "kv_lora_rank"), size_of(document, "qk_rope_head_dim")]
+            elements = sum(factors)
         else:
             hidden = size_of(document, "hidden_size", "n_embd")
             heads = size_of(document, "num_attention_heads", "n_head")
-            kv_heads = size_of(document, "num_key_value_heads", default=0) or heads
-            elements = 2 * kv_heads * (size_of(document, "head_dim", default=0) or hidden // heads)
+            # ChatGLM, Falcon and StarCoder have other names for it.
+            kv_heads = size_of(document, "num_key_value_heads", "num_kv_heads", "multi_query_group_num", default=0)
+            kv_heads = kv_heads or (1 if document.get("multi_query") is True else heads)
+            factors = [kv_heads, size_of(document, "head_dim", default=0) or hidden // heads]
+            elements = 2 * factors[0] * factors[1]
         window = size_of(document, "sliding_window", "attention_chunk_size", default=0)
-    check_least(path, 1, layers, elements)
+        shared = size_of(document, "num_kv_shared_layers", default=0)
+    check_least(path, 1, layers, *factors)
+    check_least(path, 0, window, shared)
     check_sizes(path, layers, elements, window)
-    windowed, without = _kinds(document, path, layers, window)
+    windowed, without = _kinds(document, path, layers, window, min(shared, layers))
     if layers == without:
         raise UsageProblem(f"`{path}`: no layer keeps keys and values", "is it a model with attention?")
     known = KvCache(
@@ -105,20 +111,31 @@ def kv_of_config(document: Mapping[str, Any], path: str, dtype: str = "auto") ->
     return known
 
 
-def _kinds(document: Mapping[str, Any], path: str, layers: int, window: int) -> tuple[int, int]:
-    """How many layers have a window, and how many no keys and values."""
+def _kinds(document: Mapping[str, Any], path: str, layers: int, window: int, shared: int) -> tuple[int, int]:
+    """How many layers have a window, and how many no keys and values of their own: the last ``shared`` use those of
+    layers before them (Gemma 3n)."""
+    hybrid = next((each for each in ("attn_layer_period", "hybrid_override_pattern") if document.get(each)), None)
     kinds = document.get("layer_types") or document.get("layers_block_type")
     if isinstance(kinds, list):
         unknown = [kind for kind in kinds if kind not in (*_FULL, *_WINDOWS, *_NONE)]
         if unknown or len(kinds) != layers:
             what = f"`{unknown[0]}` in `layer_types`" if unknown else f"{len(kinds)} `layer_types` of {layers} layers"
             raise UsageProblem(f"`{path}`: {what} is not known", "name a model of the same KV sizes without it")
-        return sum(kind in _WINDOWS for kind in kinds), sum(kind in _NONE for kind in kinds)
+        own = kinds[: layers - shared]
+        windowed = sum(kind in _WINDOWS for kind in own)
+        if windowed and not window:
+            raise UsageProblem(f"`{path}`: `layer_types` has windows, and no `sliding_window` says how long", "add it")
+        return windowed, sum(kind in _NONE for kind in own) + shared
+    if hybrid is not None:
+        raise UsageProblem(f"`{path}`: `{hybrid}` in place of `layer_types` is not known", "add `layer_types`")
+    layers -= shared
     every = document.get("sliding_window_pattern")
     if window and isinstance(every, int) and every > 0:
-        return layers - layers // every, 0
-    # Qwen2 names a window that it does not use.
-    return (layers if window and document.get("use_sliding_window", True) else 0), 0
+        return layers - layers // every, shared
+    # Qwen2 names a window that it does not use, or that its first layers do not.
+    first = document.get("max_window_layers") if "use_sliding_window" in document else 0
+    full = min(max(first, 0), layers) if isinstance(first, int) else 0
+    return (layers - full if window and document.get("use_sliding_window", True) else 0), shared
 
 
 def _element_bytes(document: Mapping[str, Any], path: str, dtype: str) -> int:

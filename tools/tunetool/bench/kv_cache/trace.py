@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tunetool.errors import UsageProblem
+from tunetool.node.units import format_size
+from tunetool.regular_files import open_regular
 
 MOONCAKE_TOKENS = 512
 """Of the block that one of ``hash_ids`` stands for (FAST25-release of kvcache-ai/Mooncake)."""
 _LARGEST_ID = 1 << 40
-_MOST_LINES = 1_000_000
+_MOST_LINES, _LONGEST_LINE, _MOST_BYTES = 1_000_000, 1 << 20, 1 << 30
+"""What is read of a file: its lines are lists in memory, which are many times as large."""
 _FILLER = 1 << 60
 """Blocks with ids from here on are wanted by no request: they fill what a short trace leaves free."""
 _DOCUMENTS, _SHORTEST_TURN, _LONGEST_TURN, _OPEN, _GOES_ON = 64, 64, 512, 16, 0.6
@@ -80,8 +84,14 @@ def read_mooncake(path: Path) -> list[Wanted]:
     """
     requests: list[Wanted] = []
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+        with os.fdopen(open_regular(path), encoding="utf-8") as lines:
+            if os.fstat(lines.fileno()).st_size > _MOST_BYTES:
+                raise UsageProblem(f"`{path}` has more than {format_size(_MOST_BYTES)}", "give a part of the trace")
+            for number, line in enumerate(iter(lambda: lines.readline(_LONGEST_LINE), ""), 1):
+                if len(line) >= _LONGEST_LINE:
+                    raise UsageProblem(
+                        f"`{path}` line {number} has {_LONGEST_LINE} characters or more", "leave the request out"
+                    )
                 if number > _MOST_LINES:
                     raise UsageProblem(f"`{path}` has more than {_MOST_LINES} lines", "give a part of the trace")
                 if line.strip():
