@@ -167,7 +167,7 @@ def test_whatever_a_drive_is_is_refused_by_name(blank: Lab) -> None:
 
 @pytest.mark.slow
 def test_the_printed_lines_mend_odd_blocks_if_the_count_is_right(blank: Lab) -> None:
-    newer = '{"schema": "tunetool.manifest/2", "array": {}}'
+    newer = '{"schema": "tunetool.manifest/3", "array": {}}'
     blank.ssh("node1", f"mkdir -p /etc/tunetool && echo '{newer}' > /etc/tunetool/node.json")
     output = refused(blank)
     assert "newer than this version" in output

@@ -121,6 +121,7 @@ SCHEMA: dict[str, Any] = {
             "filesystem": _FILESYSTEM,
             "volumes": {
                 "type": "array",
+                "minItems": 1,
                 "description": "In place of `array`, `filesystem` and `offload_dir` on a node with several (schema /2)",
                 "items": _object(
                     {
@@ -360,6 +361,8 @@ def _problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
         if sum(all(name in value for name in way) for way in ways) != 1:
             shown = "; or ".join(", ".join("`%s`" % name for name in way) for way in ways)
             problems.append("%s does not have one of these: %s" % (path, shown))
+    if isinstance(value, list) and len(value) < schema.get("minItems", 0):
+        problems.append("%s has fewer than %d" % (path, schema["minItems"]))
     if "enum" in schema and value not in schema["enum"]:
         problems.append("%s is `%s`, not one of %s" % (path, value, ", ".join(schema["enum"])))
     if "minimum" in schema and value is not None and value < schema["minimum"]:
