@@ -103,7 +103,7 @@ def test_the_label_of_another_array_stays_on_the_old_drive() -> None:
     assert planned.new == X
 
 
-def test_an_old_drive_that_is_a_stranger_to_the_manifest_is_left_alone() -> None:
+def test_a_drive_that_no_manifest_knows_is_left_alone() -> None:
     """The new drive is a member already, so the old one's serial was never asked for in the manifest."""
     array = a_mirror(A.name, X.name)
     stranger = a_drive(3, "Z")
@@ -135,7 +135,7 @@ def test_nothing_is_exchanged_in_an_array_that_refuses_writes() -> None:
     assert "readonly" in "".join(planned.problems)
 
 
-def test_a_member_that_stands_in_for_another_one_is_not_the_new_one() -> None:
+def test_a_stand_in_for_another_member_is_not_the_new_one() -> None:
     """X came for B, and the manifest does not know it yet: taking A out would leave one copy and an empty slot."""
     node = the_node(a_mirror(A.name, X.name), [A, X], [a_label(A, OURS, 0), a_label(X, OURS, 1)])
 
@@ -190,7 +190,7 @@ def test_a_serial_on_two_drives_is_refused_before_the_unmount() -> None:
     assert any("several drives" in problem for problem in removal.problems)
 
 
-def test_a_drive_that_vanishes_before_its_file_system_leaves_fstab_alone(tmp_path: Path) -> None:
+def test_a_drive_that_vanishes_leaves_fstab_alone(tmp_path: Path) -> None:
     """It was there when the array's task looked."""
     for name in ("etc", "proc/self", "mnt", "sys/block"):
         (tmp_path / name).mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_a_drive_that_vanishes_before_its_file_system_leaves_fstab_alone(tmp_pat
 
 
 @pytest.mark.parametrize("labels", [[], [Signature("nvme0n1", "xfs", None, "33333333-3333-4333-8333-333333333333")]])
-def test_a_manifest_of_something_else_does_not_stop_volumes_on_drives(
+def test_a_manifest_of_something_else_stops_no_volumes(
     monkeypatch: pytest.MonkeyPatch, labels: list[Signature]
 ) -> None:
     """That of an owner's volume, or one that is damaged. It stays where a drive has a volume: it may be of that."""

@@ -90,7 +90,7 @@ def _discards(monkeypatch: pytest.MonkeyPatch, honest: bool) -> None:
     monkeypatch.setattr(erasure, "discard", discard)
 
 
-def test_a_drive_with_little_on_it_that_ignores_discards_is_not_called_erased(
+def test_a_drive_that_ignores_discards_is_not_called_erased(
     firmware: _Firmware, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _discards(monkeypatch, honest=False)
@@ -126,9 +126,7 @@ def test_one_that_it_calls_completed_is_one(firmware: _Firmware, monkeypatch: py
     assert firmware.orders == [(_SANITIZE, 4)]
 
 
-def test_after_a_failed_sanitize_the_same_plan_is_not_said_to_go_on(
-    firmware: _Firmware, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_sanitize_the_plan_does_not_go_on(firmware: _Firmware, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until one succeeds the drive refuses all reads, and so a rerun refuses the drive."""
     _discards(monkeypatch, honest=True)
     firmware.states = [3]
@@ -140,9 +138,7 @@ def test_after_a_failed_sanitize_the_same_plan_is_not_said_to_go_on(
 
 
 @pytest.mark.parametrize("known_by", ["S12", "S12:eui.0025385b71b0a001", "S12@0000:00:05.0-n1"])
-def test_the_controller_of_a_drive_whose_serial_begins_alike_is_not_sanitized(
-    firmware: _Firmware, known_by: str
-) -> None:
+def test_a_serial_that_only_begins_alike_is_not_sanitized(firmware: _Firmware, known_by: str) -> None:
     firmware.serial = "S1"
 
     with pytest.raises(nvme_admin.Silent, match="is the controller of `S1` by now"):
@@ -172,7 +168,7 @@ def test_only_drives_of_the_plan_are_waited_for(firmware: _Firmware, monkeypatch
         erasure.await_sanitizing(erasure.CRYPTO, ["SPARE"])
 
 
-def test_a_drive_that_cannot_is_refused_with_what_is_true_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_refusal_says_what_is_true_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the unmount the volume is gone from fstab, and the health check too."""
 
     def cannot(controller: str, name: str) -> str:
@@ -215,9 +211,7 @@ def test_noise_is_cleared_also_where_another_drive_fails(
     assert not any(data[-_MIB:])
 
 
-def test_one_that_fails_at_once_does_not_keep_another_from_its_erasure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_fails_does_not_keep_others_from_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
     def erase_one(way: erasure.Way) -> None:
@@ -242,7 +236,7 @@ def test_one_that_fails_at_once_does_not_keep_another_from_its_erasure(
 
 
 @pytest.mark.parametrize(("controller", "problem"), [("nvme3", None), ("nvme5", "is at controller `nvme5` by now")])
-def test_a_drive_that_came_back_at_another_controller_is_not_held(
+def test_a_drive_at_another_controller_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controller: str, problem: str | None
 ) -> None:
     """A sanitize is the controller's, and where all drives of a cloud have one serial its name alone tells them apart."""
@@ -263,9 +257,7 @@ def test_a_serial_ends_where_the_kernel_lets_it_end(firmware: _Firmware) -> None
     assert firmware.orders == [(_SANITIZE, 4)]
 
 
-def test_a_failure_hides_neither_another_nor_what_could_not_be_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_hides_neither_another_nor_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run does not look at a drive again that has lost its label."""
 
     def erase_one(way: erasure.Way) -> str | None:

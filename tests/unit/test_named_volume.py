@@ -138,7 +138,7 @@ def test_the_manifest_of_a_built_array_is_not_replaced(monkeypatch: pytest.Monke
     pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
     monkeypatch.setattr(sys, "path", [str(ROOT / ".ansible/collections"), *sys.path])
     module = importlib.import_module("ansible_collections.tunetool.node.plugins.modules.node_manifest")
-    wanted = {"volume": POINT, "array": None, "members": None, "filesystem": None, "memory": None}
+    wanted = {"volume": POINT, **dict.fromkeys(("array", "members", "filesystem", "memory", "volumes"))}
     monkeypatch.setattr(module, "describe_volume", lambda point: {"mount_point": point})
     monkeypatch.setattr(module, "built_manifest", lambda: BUILT)
     with pytest.raises(module.Refusal, match="was built on this node"):

@@ -70,7 +70,7 @@ class Request(Measuring, InRounds):
         "--trace",
         type=FILE,
         help="Requests in the format of Mooncake's traces: JSON lines with `timestamp`, `input_length`, "
-        "`output_length` and `hash_ids`, each of which stands for 512 tokens.",
+        "`output_length` and `hash_ids`, one for each 512 tokens.",
     )
     requests: int = number("--requests", default=16, help="Number of requests in a round.")
     longest: int = number("--longest", default=8192, help="Most tokens of a drawn prompt with its answer.")
