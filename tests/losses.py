@@ -56,7 +56,12 @@ class Job:
     def run(self, nodes: Sequence[str], *calls: Call) -> list[str]:
         """What each rank printed."""
         ranks = self.start(nodes, *calls)
-        outputs = [rank.communicate(timeout=self.patience)[0] for rank in ranks]
+        try:
+            outputs = [rank.communicate(timeout=self.patience)[0] for rank in ranks]
+        finally:
+            # One that hangs would still save while the next test runs.
+            for rank in ranks:
+                rank.kill()
         assert [rank.returncode for rank in ranks] == [0] * len(ranks), outputs
         return outputs
 

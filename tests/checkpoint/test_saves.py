@@ -417,7 +417,9 @@ def test_who_waits_for_a_drain_hears_for_whom_it_waits(tmp_path: Path, how: str)
         if how == "another writer":
             held.enter_context(saving(scratch))
         else:
-            held.callback(Saving.open(scratch / "step_2").abandon)
+            saved = Saving.open(scratch / "step_2")
+            held.callback(saved.abandon)
+            (scratch / "step_2" / saved.data_name(0, 0)).touch()
         work = drain(scratch / "step_1", tmp_path / "bulk")
         held.callback(work.stop)
         with pytest.raises(TimeoutError) as caught:
@@ -431,10 +433,11 @@ def test_who_waits_for_a_drain_hears_for_whom_it_waits(tmp_path: Path, how: str)
 def test_a_dead_saver_s_lock_holds_nobody_up_whatever_its_time(tmp_path: Path) -> None:
     (tmp_path / "step_1").mkdir()
     script = "import os, sys; from pathlib import Path; from tunetool.checkpoint.saver_lock import Lock\n"
-    script += "held = Lock.take(Path(sys.argv[1])); os._exit(0)"
+    script += "held = Lock.take(Path(sys.argv[1]), '0a'); os._exit(0)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "step_1")], check=True, timeout=PATIENCE)
     left = tmp_path / "step_1" / saver_lock.NAME
     assert left.exists()
+    (tmp_path / "step_1" / "__0_0.0a.distcp").touch()
     for seconds in (0.0, 3600.0, 10 * 365 * 86400.0):
         os.utime(left, (time.time() + seconds, time.time() + seconds))
         assert not savers(tmp_path), seconds

@@ -91,8 +91,9 @@ class Rank:
                 replicate(path, peer=peer, metadata=content[0], ssh=self.order["ssh"], **options).wait().problem or ""
             )
 
-    def save_and_replicate(self, steps: list[int]) -> None:
-        with Saver([self.scratch], replicas={"ssh": self.order["ssh"]}) as saver:
+    def save_and_replicate(self, steps: list[int], slow: int, rate: float) -> None:
+        limit = {"rate": rate} if self.rank == slow else {}
+        with Saver([self.scratch], replicas={"ssh": self.order["ssh"], **limit}) as saver:
             for step in steps:
                 saver.save_async(self.state(step), step)
                 saver.wait()

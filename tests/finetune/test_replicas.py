@@ -176,7 +176,8 @@ def test_a_saver_replicates_what_it_saves(nodes: Nodes) -> None:
     env = {"PYTHONPATH": str(ROOT / "tools"), "GLOO_SOCKET_IFNAME": "eth0"}
     job = Job(nodes.cluster, (sys.executable, str(PROGRAM)), SCRATCH, f"{nodes.cluster.shared}/bulk", FAST, env)
     ranks = ("node1", "node1", "node2")
-    said = job.run(ranks, ("save_and_replicate", {"steps": [5, 6, 7]}))
+    # While rank 2 still waits for its replica, rank 0 begins the next save, and waits for rank 2.
+    said = job.run(ranks, ("save_and_replicate", {"steps": [5, 6, 7], "slow": 2, "rate": 2 * MIB}))
     of_each = [[json.loads(line)["replica"] for line in rank.splitlines() if line.startswith("{")] for rank in said]
     places = [f"{SCRATCH}/.replicas/{host}/step_" for host in ("node1", "node2")]
     assert of_each == [

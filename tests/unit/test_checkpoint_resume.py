@@ -378,7 +378,11 @@ def test_the_lock_of_our_writer_counts_until_it_is_stale(tmp_path: Path) -> None
     assert pace.SAVE_LOCK == saver_lock.NAME
     (tmp_path / "step_1").mkdir()
     held = tmp_path / "step_1" / saver_lock.NAME
-    held.write_text("{}")
+    held.write_text(saver_lock.Holder.this_process("0a", "0b").text())
+    # Its ranks have not met: one of them may wait for a drain first.
+    (tmp_path / "step_1" / "__0_0.0a.distcp").touch()
+    assert not savers(tmp_path)
+    (tmp_path / "step_1" / "__1_0.0b.distcp").touch()
     assert savers(tmp_path)
     os.utime(held, (0, 0))
     assert not savers(tmp_path)

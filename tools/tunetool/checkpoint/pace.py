@@ -75,7 +75,7 @@ class RunningSave:
 
 
 def savers(scratch: Path) -> list[RunningSave]:
-    """The running saves in ``scratch``: ``saving`` is held, or DirectWriter has locked a directory below it."""
+    """The running saves in ``scratch``: ``saving`` is held, or DirectWriter writes to a directory below it."""
     running = []
     with contextlib.suppress(OSError), FileLock.file(scratch / FLAG, make=False) as lock:
         if not lock.take(patience=0):
@@ -86,7 +86,11 @@ def savers(scratch: Path) -> list[RunningSave]:
 
 
 def _locked_by(path: Path) -> RunningSave | None:
-    """The running save that holds this lock file; None if its process is dead."""
+    """The running save that holds this lock file; None if its process is dead, or it writes nothing yet.
+
+    A save is locked before its ranks meet. One of them may come only once its drain or replica is done, which must not
+    wait for that save.
+    """
     # Check its age and process, not the kernel lock: an attempt to take it could make the saver believe that another
     # process holds it.
     with contextlib.suppress(OSError):
@@ -95,10 +99,11 @@ def _locked_by(path: Path) -> RunningSave | None:
         if not -_CLOCK_STEP <= silent < _SILENT:
             return None
         holder = Holder.parse(path.read_text(encoding="utf-8", errors="replace"))
-        if holder is None:
-            return RunningSave((path, status.st_ino), path, "a process that has just begun", silent)
-        if not holder.is_gone(Holder.this_process()):
-            return RunningSave((path, status.st_ino, holder.tokens[-1:]), path, str(holder), silent)
+        if holder is None or not holder.tokens or holder.is_gone(Holder.this_process()):
+            return None
+        save = holder.tokens[-1]
+        if any(name.endswith(f".{save}.distcp") for name in os.listdir(path.parent)):
+            return RunningSave((path, status.st_ino, save), path, str(holder), silent)
     return None
 
 
