@@ -102,7 +102,7 @@ def _locked_by(path: Path) -> RunningSave | None:
         if holder is None or not holder.tokens or holder.is_gone(Holder.this_process()):
             return None
         save = holder.tokens[-1]
-        if any(name.endswith(f".{save}.distcp") for name in os.listdir(path.parent)):
+        if any(file.name.endswith(f".{save}.distcp") for file in path.parent.iterdir()):
             return RunningSave((path, status.st_ino, save), path, str(holder), silent)
     return None
 
