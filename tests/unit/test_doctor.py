@@ -36,6 +36,7 @@ NOTHING = {
     "report compare",
     "report fleet",
     "report judge",
+    "report mlpstorage",
     "report page",
     "report trend",
 }

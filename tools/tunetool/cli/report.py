@@ -16,7 +16,7 @@ from tunetool.cli.output import write_text
 from tunetool.errors import UsageProblem
 from tunetool.options.fields import argument, option, takes
 from tunetool.options.shared import AsJson, InRuns, command_line, goal_settings
-from tunetool.options.values import NEW_FILE, PATH
+from tunetool.options.values import DIRECTORY, NEW_FILE, PATH
 
 if TYPE_CHECKING:
     from tunetool.record import Record
@@ -242,6 +242,37 @@ def fleet(given: FleetOptions) -> int:
     pages = {host: quote(os.path.relpath(path, here)) for host, path in own.items() if path.is_file()}
     _put(page(view_of_nodes(whole, nodes, groups, pages), whole), output)
     click.echo(output)
+    return 0
+
+
+@dataclass(frozen=True)
+class MlpstorageOptions(AsJson, InRuns):
+    """What `report mlpstorage` takes."""
+
+    records: tuple[str, ...] = argument("RECORD...", nargs=-1, required=True)
+    to: Path = option("--to", type=DIRECTORY, required=True, help="Directory for the results; nothing is replaced.")
+
+
+@command.command()
+@takes(MlpstorageOptions)
+def mlpstorage(given: MlpstorageOptions) -> int:
+    """Write RECORD in the result layout of mlpstorage, and say which rules of MLPerf Storage it does not meet.
+
+    RECORD is one of `bench checkpoint`: a result for each engine on drives; or of `bench dataset`: the rules alone,
+    since that benchmark emulates no accelerator. Every result says that it is INVALID as a submission, since mlpstorage
+    did not run it.
+    """
+    from tunetool import record as records
+    from tunetool.report.mlpstorage import as_document, print_results, results, write
+    from tunetool.report.page import table_console
+    from tunetool.report.runs import find_record
+
+    runs = _runs_dir(given.runs_dir)
+    made = [each for name in given.records for each in results(records.read(find_record(name, runs)), name)]
+    write(made, given.to)
+    write_text(as_document(made), given.json_to)
+    if given.json_to != "-":
+        print_results(made, given.to, table_console())
     return 0
 
 
