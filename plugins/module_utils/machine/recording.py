@@ -147,7 +147,7 @@ LINKS = (
 _FILE_LIMIT = 64 * 1024
 _TOTAL_LIMIT = 16 * 2**20
 
-_PLAIN_OPTION = re.compile(r"^(?:[a-z_0-9]+|size=\d+k|pagesize=\w+|mode=\d+)$")
+_PLAIN_OPTION = re.compile(r"^(?:[a-z_0-9]+|size=\d+k|pagesize=\w+|mode=\d+|huge=[a-z_]+)$")
 
 
 def _without_secrets(text: str) -> str:
