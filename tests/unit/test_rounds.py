@@ -47,7 +47,7 @@ def test_a_round_with_other_io_is_taken_again_as_a_whole(monkeypatch: pytest.Mon
 
 
 def test_every_line_of_goals_names_a_program_and_its_figures() -> None:
-    programs = {path.stem for path in PERF.glob("*.py")} - {"rounds", "io_settings", "two_nodes"}
+    programs = {path.stem for path in PERF.glob("*.py")} - {"rounds", "two_nodes"}
     assert {goal.run[0] for goal in read_goals({}).goals} == programs
 
 
