@@ -1,7 +1,5 @@
 """What the health check costs a node in an hour: CPU time of whole processes, with all that they start.
 
-    .venv/bin/python perf/health.py
-
 The check on a made node whose array is absent, and then the checks of a recorded node with eight drives in the same
 process, since this machine has no such drives. Left out are locks of memory, which are tried once a day, and the
 drives' health log, which needs drives. An hour is by the role's default period.
