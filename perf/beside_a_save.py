@@ -10,16 +10,13 @@ is all that the transport can. HOST has the same SCRATCH, and this Python with t
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,24 +24,23 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from rounds import Arm, Sample, output, program, sample
+from rounds import Arms, Call, Samples, output, program, sample, timed
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, Drain, Replica, drain, replicate
 from tunetool.checkpoint.replica_worker import RSYNC
 from tunetool.node.units import parse_size
 
 MOVED = 32 * 2**20
 """Bytes of a drain after which the save begins."""
-Started = Callable[[], Drain | Replica]
+Saving = Callable[[str], Samples]
 
 
 def of_size(size: int) -> dict[str, torch.Tensor]:
     return {f"weight{index}": torch.randn(size // 8 // 4) for index in range(8)}
 
 
-def save(way: str, state: str, tensors: dict[str, torch.Tensor], path: Path) -> Iterable[Sample]:
+def save(tensors: dict[str, torch.Tensor], path: Path, way: str, state: str) -> Samples:
     os.sync()
-    writer, planner = DirectWriter(path), DirectSavePlanner()
-    began = time.perf_counter()
+    writer, planner, began = DirectWriter(path), DirectSavePlanner(), time.perf_counter()
     future = dcp.async_save(tensors, storage_writer=writer, planner=planner, async_stager=writer.stager())
     yield sample("stall", time.perf_counter() - began, way=way, state=state)
     future.result()
@@ -52,83 +48,73 @@ def save(way: str, state: str, tensors: dict[str, torch.Tensor], path: Path) -> 
     shutil.rmtree(path)
 
 
-def beside(
-    saving: Callable[[str], Iterable[Sample]], started: Started, moving: Callable[[], object], clean: Callable[[], None]
-) -> Iterable[Sample]:
+def beside(saving: Saving, work: Drain | Replica, moving: Callable[[], object]) -> Samples:
     """A save while that work moves bytes."""
-    clean()
-    work = started()
     try:
         while work.running and not moving():
             time.sleep(0.001)
-        if not work.running:
-            raise RuntimeError(f"the copy ended before the save began: {work.wait()}")
-        yield from saving("beside")
+        taken = list(saving("beside")) if work.running else []
         if not work.running:
             raise RuntimeError("the copy ended before the save did: give another --size")
+        return taken
     finally:
         work.stop()
-        clean()
 
 
-def prepare(asked: argparse.Namespace, folder: Path, held: ExitStack) -> dict[str, Arm]:
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    held.callback(dist.destroy_process_group)
-    tensors, older, ssh = of_size(parse_size(asked.size)), folder / "step_0", shlex.split(asked.ssh)
-    dcp.save(of_size(4 * parse_size(asked.size)), storage_writer=DirectWriter(older), planner=DirectSavePlanner())
-    way = "replica" if asked.peer else "drain"
+def beside_a_drain(call: Call, older: Path, saving: Saving) -> Arms:
+    def turn() -> Samples:
+        with tempfile.TemporaryDirectory(prefix="tunetool-bulk-", dir=call.asked.bulk) as bulk:
+            parts = partial(Path(bulk).glob, ".draining-*/.part-*")
+            return beside(saving, drain(older, bulk), lambda: sum(each.stat().st_size for each in parts()) >= MOVED)
 
-    def saving(state: str) -> Iterable[Sample]:
-        return save(way, state, tensors, folder / "step_1")
+    return {"beside": turn}
 
-    for _ in range(3):
-        list(saving("alone"))
-    if not asked.peer:
-        bulk = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="tunetool-bulk-", dir=asked.bulk)))
 
-        def moved() -> bool:
-            return sum(each.stat().st_size for each in bulk.glob(".draining-*/.part-*")) >= MOVED
-
-        def empty() -> None:
-            for left in bulk.iterdir():
-                shutil.rmtree(left)
-
-        draining = partial(beside, saving, lambda: drain(older, bulk), moved, empty)
-        return {"alone": partial(saving, "alone"), "beside": draining}
-    here = shlex.quote(str(folder))
+def beside_a_replication(call: Call, older: Path, saving: Saving) -> Arms:
+    peer, ssh, here = call.asked.peer, shlex.split(call.asked.ssh), shlex.quote(str(call.folder))
 
     def there(script: str) -> str:
-        argv = [*ssh, asked.peer, script]
-        return subprocess.run(argv, check=False, stdout=-1, stderr=subprocess.DEVNULL, text=True).stdout
+        return output(*ssh, peer, script, codes=range(256))  # what is not there yet is no error
 
     def clean() -> None:
         there(f"rm -rf {here} && mkdir -p {here}")
 
-    def replication() -> Iterable[Sample]:
-        clean()
-        began = time.perf_counter()
-        work = replicate(older, peer=asked.peer, ssh=ssh)
-        held.callback(work.stop)  # also after Ctrl-C
-        work.wait(check=True)
-        yield sample("time", time.perf_counter() - began, way="replica", part="replication")
+    def start() -> Replica:
+        work = replicate(older, peer=peer, ssh=ssh)
+        call.held.callback(work.stop)  # also after Ctrl-C
+        return work
 
-    def transport() -> Iterable[Sample]:
+    def disturbed() -> Samples:
         clean()
-        began = time.perf_counter()
-        output(*RSYNC, "--recursive", f"--rsh={asked.ssh}", f"{older}/", f"{asked.peer}:{folder}/plain/")
+        return beside(saving, start(), partial(there, f"ls {here}/.replicas/*/.draining-*/*.distcp"))
+
+    def transported() -> None:
+        output(*RSYNC, "--recursive", f"--rsh={call.asked.ssh}", f"{older}/", f"{peer}:{call.folder}/plain/")
         there("sync")
-        yield sample("time", time.perf_counter() - began, way="replica", part="transport")
 
-    held.callback(there, f"rm -rf {here}")
-    arriving = partial(there, f"ls {here}/.replicas/*/.draining-*/*.distcp")
-    replicating = partial(beside, saving, lambda: replicate(older, peer=asked.peer, ssh=ssh), arriving, clean)
+    def whole(part: str, act: Callable[[], object]) -> Samples:
+        clean()
+        yield sample("time", timed(act)[1], way="replica", part=part)
+
+    call.held.callback(there, f"rm -rf {here}")
     return {
-        "alone": partial(saving, "alone"),
-        "beside": replicating,
-        "replication": replication,
-        "transport": transport,
+        "beside": disturbed,
+        "replication": partial(whole, "replication", lambda: start().wait(check=True)),
+        "transport": partial(whole, "transport", transported),
     }
+
+
+def prepare(call: Call) -> Arms:
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    call.held.callback(dist.destroy_process_group)
+    size, older = parse_size(call.asked.size), call.folder / "step_0"
+    dcp.save(of_size(4 * size), storage_writer=DirectWriter(older), planner=DirectSavePlanner())
+    saving = partial(save, of_size(size), call.folder / "step_1", "replica" if call.asked.peer else "drain")
+    for _ in range(3):
+        list(saving("alone"))
+    further = beside_a_replication if call.asked.peer else beside_a_drain
+    return {"alone": partial(saving, "alone"), **further(call, older, saving)}
 
 
 if __name__ == "__main__":

@@ -12,15 +12,14 @@ it is linear: wall seconds would also count other programs.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import pickle
+import resource
 import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from rounds import Arm, Sample, apart, program, sample
+from rounds import Arms, Call, Samples, program, sample, timed
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, commit
 from tunetool.checkpoint.columns import PackedTable
 from tunetool.checkpoint.packed import PackedItems, PackedStored, Results
@@ -59,43 +58,26 @@ def result_of(rank: int, answer: SavePlan) -> bytes:
     return pickle.dumps(Results(stored, names))
 
 
-def pickled(parts: list[Any]) -> list[bytes]:
-    return [pickle.dumps(each) for each in parts]
-
-
-def unpickled(parts: list[bytes]) -> list[Any]:
-    return [pickle.loads(each) for each in parts]
-
-
 def save(path: Path, asked: list[bytes]) -> tuple[float, float]:
     """Seconds, and seconds of the CPU, that the coordinator takes; what ranks do between is not counted."""
-    spent = [0.0, 0.0]
-
-    def timed(act: Callable[[], Any]) -> Any:
-        began, worked = time.perf_counter(), time.process_time()
-        value = act()
-        spent[0] += time.perf_counter() - began
-        spent[1] += time.process_time() - worked
-        return value
-
     gc.collect()
     writer, planner = DirectWriter(path), DirectSavePlanner()
     writer.set_up_storage_writer(True)
     writer.prepare_local_plan(SavePlan([]))
-    plans = timed(partial(unpickled, asked))
-    answers, metadata = timed(partial(planner.create_global_plan, plans))
-    answers = timed(partial(writer.prepare_global_plan, answers))
-    del plans
-    left = timed(partial(pickled, answers))
+
+    def plan() -> tuple[list[bytes], Any]:
+        answers, metadata = planner.create_global_plan([pickle.loads(each) for each in asked])
+        return [pickle.dumps(each) for each in writer.prepare_global_plan(answers)], metadata
+
+    def finish() -> None:
+        writer.finish(metadata, [pickle.loads(each) for each in sent])
+        pickle.dumps(metadata)
+
+    (answers, metadata), planned, worked = timed(plan)
+    sent = [result_of(rank, pickle.loads(answer)) for rank, answer in enumerate(answers)]
     del answers
-    sent = [result_of(rank, pickle.loads(answer)) for rank, answer in enumerate(left)]
-    del left
-    results = timed(partial(unpickled, sent))
-    del sent
-    timed(partial(writer.finish, metadata, results))
-    del results
-    timed(partial(pickle.dumps, metadata))
-    return spent[0], spent[1]
+    _, finished, more = timed(finish)
+    return planned + finished, worked + more
 
 
 def coordinate(path: Path, ranks: int, tensors: int) -> list[tuple[float, float]]:
@@ -104,16 +86,18 @@ def coordinate(path: Path, ranks: int, tensors: int) -> list[tuple[float, float]
     return [save(path, asked) for _ in range(2)]
 
 
-def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, Arm]:
-    def turn(ranks: int) -> Iterable[Sample]:
-        saves, peak = apart(coordinate, folder / "step", ranks, asked.tensors)
-        shutil.rmtree(folder / "step")
+def prepare(call: Call) -> Arms:
+    def turn(ranks: int) -> Samples:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            saves = pool.submit(coordinate, call.folder / "step", ranks, call.asked.tensors).result()
+            peak = pool.submit(resource.getrusage, resource.RUSAGE_SELF).result().ru_maxrss * 1024
+        shutil.rmtree(call.folder / "step")
         yield sample("memory", peak, ranks=ranks)
         for state, (seconds, cpu) in zip(("first", "later"), saves, strict=True):
             yield sample("time", seconds, ranks=ranks, state=state)
             yield sample("cpu", cpu / ranks, ranks=ranks, state=state)
 
-    return {f"{ranks} ranks": partial(turn, ranks) for ranks in (asked.few, asked.many)}
+    return {f"{ranks} ranks": partial(turn, ranks) for ranks in (call.asked.few, call.asked.many)}
 
 
 if __name__ == "__main__":

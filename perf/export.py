@@ -9,17 +9,14 @@ four files, past the page cache, but on a file system in memory.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import warnings
-from collections.abc import Iterable
-from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.distributed.checkpoint as dcp
 
-from rounds import Arm, Sample, fio_samples, program, sample, tunetool
+from rounds import Arms, Call, Samples, fio_samples, program, sample, tunetool
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter
 from tunetool.node.units import parse_size
 
@@ -28,37 +25,31 @@ HIDDEN, INNER, ROWS = 2048, 5632, 512
 LAYER = {"q": (HIDDEN, HIDDEN), "k": (ROWS, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER), "norm": (HIDDEN,)}
 
 
-def save(step: Path, size: int) -> None:
-    """A model of some ``size`` bytes: the tensors of layers, until there are enough."""
-    generator = torch.Generator().manual_seed(1)
-    state: dict[str, torch.Tensor] = {}
-    while sum(tensor.nbytes for tensor in state.values()) < size:
-        number = len(state) // len(LAYER)
-        for name, shape in LAYER.items():
-            raw = torch.randint(-(2**62), 2**62, (torch.Size(shape).numel() // 4,), generator=generator)
-            state[f"layers.{number}.{name}.weight"] = raw.view(torch.bfloat16).view(shape)
-    dcp.save(state, storage_writer=DirectWriter(step, threads=FILES), planner=DirectSavePlanner(), no_dist=True)
+def layers(size: int) -> dict[str, torch.Tensor]:
+    """Random tensors of as many layers as make ``size`` bytes."""
+    count = -(-size // sum(2 * torch.Size(shape).numel() for shape in LAYER.values()))
+    return {
+        f"layers.{number}.{name}.weight": torch.randn(shape, dtype=torch.bfloat16)
+        for number in range(count)
+        for name, shape in LAYER.items()
+    }
 
 
-def converted(*words: object) -> float:
-    """Bytes per second of a command of `checkpoint`."""
-    document = tunetool("checkpoint", *words)
-    return float(document["bytes"] / document["seconds"])
-
-
-def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, Arm]:
+def prepare(call: Call) -> Arms:
     warnings.simplefilter("ignore")
-    size = parse_size(asked.bytes)
-    save(folder / "step", size)
+    size, step, out, again = parse_size(call.asked.bytes), *(call.folder / name for name in ("step", "out", "again"))
+    writer = DirectWriter(step, threads=FILES)
+    dcp.save(layers(size), storage_writer=writer, planner=DirectSavePlanner(), no_dist=True)
 
-    def convert() -> Iterable[Sample]:
-        out, again, shard = folder / "out", folder / "again", f"{size // FILES + 50_000_000}B"
-        yield sample("bandwidth", converted("export", folder / "step", out, "--shard-size", shard), way="export")
-        yield sample("bandwidth", converted("import", out, again), way="import")
+    def convert() -> Samples:
+        shard = f"{size // FILES + 50_000_000}B"
+        for way, words in (("export", [step, out, "--shard-size", shard]), ("import", [out, again])):
+            done = tunetool("checkpoint", way, *words)
+            yield sample("bandwidth", done["bytes"] / done["seconds"], way=way)
         shutil.rmtree(out)
         shutil.rmtree(again)
 
-    return {"convert": convert, "fio": lambda: fio_samples(folder, folder, FILES, size)}
+    return {"convert": convert, "fio": partial(fio_samples, call.folder, call.folder, FILES, size)}
 
 
 if __name__ == "__main__":

@@ -12,16 +12,13 @@ some seconds (free page reporting), and brings it again page by page, which is n
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import mmap
 import os
 import re
 import shutil
 import sys
-import time
 import warnings
-from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -30,41 +27,34 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from rounds import Arm, Sample, fio, output, program, sample
+from rounds import Arms, Call, Samples, fio, output, program, sample, timed
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter
+from tunetool.node.machine.memory import bytes_left
 from tunetool.node.units import parse_size
 
 MOUNTS, APART = ("never", "within_size", "always"), "TUNETOOL_PERF_MOUNTS"
 TENSORS, SMALL_FILES = 55, 500
 
 
-def mapped(directory: Path) -> Iterable[tuple[str, str, float]]:
-    """Seconds to map the files with all pages, the share of bytes on huge pages, seconds to register them for a GPU."""
-    with ExitStack() as held:
-        maps: list[mmap.mmap] = []
-        began = time.perf_counter()
-        for path in directory.glob("data.*"):
-            with path.open("r+b") as file:
-                memory = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-                maps.append(held.enter_context(closing(memory)))
-        yield "time", "map", time.perf_counter() - began
-        mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
-        ours = "".join(text for text in mappings if f" {directory}/" in text.partition("\n")[0])
-        huge = sum(int(count) * 1024 for count in re.findall(r"^ShmemPmdMapped:\s+(\d+)", ours, re.M))
-        yield "share", "on huge pages", huge / sum(map(len, maps))
-        if torch.cuda.is_available():
-            yield "time", "register", sum(map(register, maps))
+def mapped(path: Path) -> mmap.mmap:
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+def on_huge_pages(directory: Path) -> int:
+    """Bytes of this process's mappings of files there."""
+    mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    ours = "".join(text for text in mappings if f" {directory}/" in text.partition("\n")[0])
+    return sum(int(count) * 1024 for count in re.findall(r"^ShmemPmdMapped:\s+(\d+)", ours, re.M))
 
 
 def register(memory: mmap.mmap) -> float:
-    """Seconds to register memory for the GPU; it is taken back."""
+    """Seconds to register it for the GPU; it is taken back."""
     runtime: Any = torch.cuda.cudart()
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    began = time.perf_counter()
-    status = int(runtime.cudaHostRegister(address, len(memory), 0))
-    seconds = time.perf_counter() - began
-    if status:
-        raise RuntimeError(f"`cudaHostRegister` failed with CUDA error {status}")
+    status, seconds, _ = timed(partial(runtime.cudaHostRegister, address, len(memory), 0))
+    if int(status):
+        raise RuntimeError(f"`cudaHostRegister` failed with CUDA error {int(status)}")
     runtime.cudaHostUnregister(address)
     return seconds
 
@@ -73,50 +63,53 @@ def save(state: dict[str, torch.Tensor], directory: Path) -> float:
     """Bytes per second of the last of three saves. Each is written beside the one before it, which goes then, so the
     third has the memory of the first."""
     for _ in range(3):
-        began = time.perf_counter()
-        dcp.save(state, storage_writer=DirectWriter(directory), planner=DirectSavePlanner(), no_dist=True)
-        seconds = time.perf_counter() - began
+        writer, planner = DirectWriter(directory), DirectSavePlanner()
+        _, seconds, _ = timed(partial(dcp.save, state, storage_writer=writer, planner=planner, no_dist=True))
     shutil.rmtree(directory)
     return float(sum(each.nbytes for each in state.values()) / seconds)
 
 
-def small_files(directory: Path) -> float:
+def small_files(directory: Path) -> int:
     """Bytes of memory that they take."""
     before = os.statvfs(directory)
     (inner := directory / "small").mkdir()
     for number in range(SMALL_FILES):
         (inner / str(number)).write_bytes(b"x" * 100)
-    count = (before.f_bfree - os.statvfs(directory).f_bfree) * before.f_frsize
+    taken = before.f_bfree - os.statvfs(directory).f_bfree
     shutil.rmtree(inner)
-    return float(count)
+    return taken * before.f_frsize
 
 
-def prepare(asked: argparse.Namespace, folder: Path, held: ExitStack) -> dict[str, Arm]:
+def prepare(call: Call) -> Arms:
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
-    available = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    size = min(parse_size(asked.size), int(available[1]) * 1024 // 8 if available else 2**30)
-    elements, device = size // TENSORS // 2, "cuda" if torch.cuda.is_available() else "cpu"
-    state = {f"t{number}": torch.randn(elements, device=device).bfloat16() for number in range(TENSORS)}
+    files, size = call.asked.files, min(parse_size(call.asked.size), bytes_left() // 8)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    state = {f"t{number}": torch.randn(size // TENSORS // 2, device=device).bfloat16() for number in range(TENSORS)}
 
-    def turn(policy: str) -> Iterable[Sample]:
-        here = folder / policy
-        fio(here, "write", asked.files, size)
-        for path in here.glob("data.*"):
+    def turn(policy: str) -> Samples:
+        here, about = call.folder / policy, partial(sample, memory=policy)
+        (large := here / "large").mkdir()
+        fio(large, "write", files, size)
+        for path in large.iterdir():
             path.unlink()
         for direction in ("write", "read"):
-            yield sample("bandwidth", fio(here, direction, asked.files, size), memory=policy, direction=direction)
-        for figure, part, value in mapped(here):
-            yield sample(figure, max(value, 1e-6), memory=policy, part=part)
-        for path in here.glob("data.*"):
-            path.unlink()
-        yield sample("bandwidth", save(state, here / "save"), memory=policy, engine="direct")
-        yield sample("memory", small_files(here), memory=policy, part="500 files of 100 bytes")
+            yield about("bandwidth", fio(large, direction, files, size), direction=direction)
+        with ExitStack() as held:
+            paths = [*large.iterdir()]
+            maps, seconds, _ = timed(lambda: [held.enter_context(closing(mapped(path))) for path in paths])
+            yield about("time", seconds, part="map")
+            yield about("share", max(on_huge_pages(large) / sum(map(len, maps)), 1e-6), part="on huge pages")
+            if torch.cuda.is_available():
+                yield about("time", sum(map(register, maps)), part="register")
+        shutil.rmtree(large)
+        yield about("bandwidth", save(state, here / "save"), engine="direct")
+        yield about("memory", small_files(here), part="500 files of 100 bytes")
 
     for policy in MOUNTS:
-        (folder / policy).mkdir()
+        (call.folder / policy).mkdir()
         limit = f"huge={policy},size={2 * size + 2**30 + SMALL_FILES * 2**21}"
-        output("mount", "-t", "tmpfs", "-o", limit, "none", folder / policy)
-        held.callback(output, "umount", folder / policy)
+        output("mount", "-t", "tmpfs", "-o", limit, "none", call.folder / policy)
+        call.held.callback(output, "umount", call.folder / policy)
     return {policy: partial(turn, policy) for policy in MOUNTS}
 
 

@@ -13,16 +13,13 @@ copy.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import logging
 import shutil
 import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -31,13 +28,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from rounds import Arm, Sample, program, sample
+from rounds import Arms, Call, Samples, program, sample, timed
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, planner, rank_layout
 from tunetool.measure.rounds import drawn_order
 from tunetool.node.units import parse_size
 
 PINNED_BYTES = 1 << 30
 Spent = dict[str, tuple[float, float]]
+"""Seconds, and those of the CPU, of each thing in a turn."""
 
 
 class Shape:
@@ -57,41 +55,40 @@ class Shape:
 
     def timed(self, act: Callable[[], object]) -> tuple[float, float]:
         """Seconds, and those of the CPU, of all threads."""
+
+        def acted() -> None:
+            act()
+            self.wait()
+
         gc.collect()
         self.wait()
-        began, worked = time.perf_counter(), time.process_time()
-        act()
-        self.wait()
-        spent = time.perf_counter() - began, time.process_time() - worked
+        _, *spent = timed(acted)
         shutil.rmtree(self.path, ignore_errors=True)  # planning alone writes nothing
-        return spent
+        return spent[0], spent[1]
 
     def wait(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def turn(self) -> tuple[Spent, float]:
-        """What was spent on each thing, and the seconds of the stall."""
+    def turn(self) -> Spent:
         planner.forget_plans()
         rank_layout.forget_layouts()
         spent = {"first": self.timed(self.save)}
         later = [self.timed(self.save), self.timed(self.save)]
         spent["later"] = (statistics.fmean(each[0] for each in later), statistics.fmean(each[1] for each in later))
-        stall = [0.0]
-        spent["async"] = self.timed(lambda: self.save_behind(stall))
+        stalls: list[float] = []
+        spent["async"] = self.timed(partial(self.save_behind, stalls))
         spent["planning"] = self.timed(self.plan)
-        return spent, stall[0]
+        return {**spent, "stall": (stalls[0], 0.0)}
 
     def save(self) -> None:
         dcp.save(self.state, storage_writer=DirectWriter(self.path), planner=DirectSavePlanner(), no_dist=True)
 
-    def save_behind(self, stall: list[float]) -> None:
+    def save_behind(self, stalls: list[float]) -> None:
         writer, made = DirectWriter(self.path), DirectSavePlanner()
-        began = time.perf_counter()
-        future = dcp.async_save(
-            self.state, storage_writer=writer, planner=made, async_stager=writer.stager(), no_dist=True
-        )
-        stall[0] = time.perf_counter() - began
+        begin = partial(dcp.async_save, self.state, storage_writer=writer, planner=made, no_dist=True)
+        future, stall, _ = timed(partial(begin, async_stager=writer.stager()))
+        stalls.append(stall)
         future.result()
 
     def plan(self) -> None:
@@ -110,29 +107,27 @@ class Shape:
         return statistics.median(spent[1:]) * self.total / size
 
 
-def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, Arm]:
+def prepare(call: Call) -> Arms:
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
-    counts = sorted(map(int, asked.tensors.split(",")))
-    shapes = [Shape(count, parse_size(asked.bytes), asked.device, folder / "turn") for count in counts]
+    size, place = parse_size(call.asked.bytes), call.asked.device
+    counts = sorted(map(int, call.asked.tensors.split(",")))
+    shapes = [Shape(count, size, place, call.folder / "turn") for count in counts]
     numbers = itertools.count()
 
-    def all_shapes() -> Iterable[Sample]:
-        found = {shape.count: shape.turn() for shape in drawn_order(shapes, asked.seed, next(numbers))}
-        few, device = found[counts[0]][0], asked.device
+    def all_shapes() -> Samples:
+        found = {shape.count: shape.turn() for shape in drawn_order(shapes, call.asked.seed, next(numbers))}
+        few = found[counts[0]]
         for shape in shapes:
-            spent, stall = found[shape.count]
-            for name, (seconds, _) in spent.items():
-                yield sample("time", seconds, block=shape.count, state=name, place=device)
-            yield sample("stall", stall, block=shape.count, place=device)
-            if device == "cuda":
-                yield sample("time", shape.copy(), block=shape.count, state="pinned copy", place=device)
-            for name in ("first", "later") if shape.count > counts[0] else ():
-                more = (spent[name][1] - few[name][1]) / (shape.count - counts[0])
-                yield sample(
-                    "cpu", more - spent["planning"][1] / shape.count, block=shape.count, state=name, place=device
-                )
-                yield sample("share", spent[name][0] / few[name][0], block=shape.count, state=name, place=device)
+            spent, about = found[shape.count], partial(sample, block=shape.count, place=place)
+            yield about("stall", spent.pop("stall")[0])
+            for state, (seconds, _) in spent.items():
+                yield about("time", seconds, state=state)
+            if place == "cuda":
+                yield about("time", shape.copy(), state="pinned copy")
+            for state in ("first", "later") if shape.count > counts[0] else ():
+                more = (spent[state][1] - few[state][1]) / (shape.count - counts[0])
+                yield about("cpu", more - spent["planning"][1] / shape.count, state=state)
 
     for shape in shapes:  # buffers are made and modules are imported outside of the rounds
         shape.turn()

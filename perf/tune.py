@@ -11,18 +11,14 @@ default transfer. The time is a single sample, which decides nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from against_ds_io import WAYS, bench_ds_io, ds_io, of_deepspeed
-from rounds import Arm, Sample, program, sample, tunetool
+from rounds import Arms, Call, Samples, program, sample, timed, tunetool
 from tunetool.tune.settings import DEFAULTS, SWEEP, AioSettings, from_block, read_space
 
 THEIRS = "400M"
@@ -41,54 +37,48 @@ def sweep(folder: Path, space: Mapping[str, Any], gpu: bool) -> tuple[AioSetting
     # DeepSpeed's loader compiles anew where the op was built by another checkout: minutes that are not the sweep's.
     ds_io(folder, "--io_size", "16M")
     words = ["--nvme_dir", folder / "data", "--log_dir", folder / "logs", "--sweep_config", path, *["--gpu"] * gpu]
-    began = time.monotonic()
-    printed = of_deepspeed("ds_nvme_tune", *words)
-    seconds = time.monotonic() - began
-    match = re.search(r"^\{.*^\}", printed, re.MULTILINE | re.DOTALL)
-    if not match:
-        raise RuntimeError(f"`ds_nvme_tune` chose nothing\n{printed[-1000:]}")
-    best = json.loads(match[0])["aio"]
+    printed, seconds, _ = timed(partial(of_deepspeed, "ds_nvme_tune", r"^\{.*^\}", *words))
+    best = json.loads(printed[0])["aio"]
     single, overlap = (best[name] == "true" for name in ("single_submit", "overlap_events"))
     return AioSettings(best["block_size"], best["queue_depth"], best["num_threads"], single, overlap), seconds
 
 
-def prepare(asked: argparse.Namespace, folder: Path, _: ExitStack) -> dict[str, Arm]:
+def block(measurement: dict[str, Any]) -> AioSettings:
+    return from_block({name: measurement["parameters"][name] for name in DEFAULTS.block()})
+
+
+def prepare(call: Call) -> Arms:
+    asked, folder, gpu = call.asked, call.folder, call.asked.device == "cuda"
     (folder / "data").mkdir()
     space: dict[str, Any] = {name: [value] for name, value in DEFAULTS.block().items()}
     space |= read_space(Path(asked.space)) if asked.space else SWEEP
-    where = ["--target", asked.target, "--runs-dir", folder / "runs", "-o", folder / "aio.json", "--allow-busy"]
-    where += ["--device", asked.device, "--mix", "read=1,write=1", *(["--space", asked.space] if asked.space else [])]
-
-    def block(measurement: dict[str, Any]) -> AioSettings:
-        return from_block({name: measurement["parameters"][name] for name in DEFAULTS.block()})
-
-    began = time.monotonic()
-    found = tunetool("tune", *where, "--budget", asked.budget)["measurements"]
-    ours = time.monotonic() - began
-    chosen = {f"tune, {each['labels']['goal']}": block(each) for each in found if each["figure"] == "gain"}
-    chosen["ds_nvme_tune"], theirs = sweep(folder, space, asked.device == "cuda")
-    found = tunetool("tune", *where, "--exhaustive", "--io-size", THEIRS)["measurements"]
+    tune = ["tune", "--target", asked.target, "--runs-dir", folder / "runs", "-o", folder / "aio.json", "--allow-busy"]
+    tune += ["--device", asked.device, "--mix", "read=1,write=1", *(["--space", asked.space] if asked.space else [])]
+    found, ours, _ = timed(partial(tunetool, *tune, "--budget", asked.budget))
+    chosen = {
+        f"tune, {each['labels']['goal']}": block(each) for each in found["measurements"] if each["figure"] == "gain"
+    }
+    chosen["ds_nvme_tune"], theirs = sweep(folder, space, gpu)
+    tried = tunetool(*tune, "--exhaustive", "--io-size", THEIRS)["measurements"]
     for way in WAYS:
-        tried = [each for each in found if each["labels"].get("block") and each["labels"]["direction"] == way]
-        chosen[f"exhaustive, {way}"] = block(max(tried, key=lambda each: float(each["value"])))
+        blocks = [each for each in tried if each["labels"].get("block") and each["labels"]["direction"] == way]
+        chosen[f"exhaustive, {way}"] = block(max(blocks, key=lambda each: float(each["value"])))
     chosen["default"] = DEFAULTS
     print("\n".join(f"{name}: {settings}" for name, settings in chosen.items()), flush=True)
-    taken = sample("share", ours / theirs, part="seconds, of ds_nvme_tune's")._replace(once=True)
 
-    def turn(settings: AioSettings, way: str) -> Iterable[Sample]:
+    def turn(settings: AioSettings, way: str) -> Samples:
         shape: list[object] = ["--io_size", THEIRS, "--block_size", settings.block_size, *WAYS[way]]
         shape += ["--queue_depth", settings.queue_depth, "--io_parallel", settings.intra_op_parallelism]
-        shape += ["--single_submit"] * settings.single_submit + ["--gpu"] * (asked.device == "cuda")
-        shape += ["--sequential_requests"] * (not settings.overlap_events)
-        speed = bench_ds_io(folder, *shape)
+        shape += ["--single_submit"] * settings.single_submit + ["--gpu"] * gpu
+        speed = bench_ds_io(folder, *shape, *["--sequential_requests"] * (not settings.overlap_events))
         # The same settings are measured once, whoever chose them.
         for name in [name for name, each in chosen.items() if each == settings]:
             yield sample("bandwidth", speed, engine=name, direction=way)
 
+    once = iter([sample("share", ours / theirs, part="seconds, of ds_nvme_tune's")])
     different = dict.fromkeys(chosen.values())
-    return {"time": lambda: [taken]} | {
-        f"{each}, {way}": partial(turn, each, way) for each in different for way in WAYS
-    }
+    arms = {f"{each}, {way}": partial(turn, each, way) for each in different for way in WAYS}
+    return {"time": lambda: list(once), **arms}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""`tunetool bench strategies` between two nodes, namespaces of this machine joined by a link, judged by
-two_nodes.toml.
+"""`tunetool bench strategies` between two nodes, judged by two_nodes.toml.
 
-    sudo .venv/bin/python perf/two_nodes.py [--rate 1gbit] [--rounds 6] [what else `bench strategies` takes]
+    sudo .venv/bin/python perf/two_nodes.py [--rounds 6] [what else `bench strategies` takes]
 
-A model of 24 million parameters with LoRA, gloo, one rank and two under ZeRO-2 and ZeRO-3; docs/concepts/fine-tune.md.
+They are namespaces of this machine, joined by a link of 1 Gbit/s. A model of 24 million parameters with LoRA, gloo, one
+rank and two under ZeRO-2 and ZeRO-3; docs/concepts/fine-tune.md.
 """
 
 from __future__ import annotations
@@ -23,25 +23,21 @@ import pytest  # noqa: E402
 import wide_model  # noqa: E402
 from cluster import cluster_of_two  # noqa: E402
 
-TUNETOOL = [sys.executable, "-m", "tunetool"]
-
 
 def main() -> int:
     """The exit status of the benchmark where that failed, else of its goals."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    reader.add_argument("--rate", default="1gbit")
-    reader.add_argument("--rounds", default="6", help="the first, of cold cells, is not judged")
-    asked, more = reader.parse_known_args()
+    _, more = reader.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="tunetool-cluster-") as folder, cluster_of_two(Path(folder)) as cluster:
-        cluster.limit_network(asked.rate)
+        cluster.limit_network("1gbit")
         bench = ["bench", "strategies", "-i", str(cluster.inventory), "--target", str(cluster.shared / "bulk")]
         bench += ["--model", str(wide_model.write(cluster.shared / "wide")), "--images", "16", "--device", "cpu"]
-        bench += ["--matrix", "1x1:z2,1x1:z3,2x1:z2,2x1:z3", "--rounds", asked.rounds, "--steps", "8"]
-        bench += ["--allow-busy", "--python", sys.executable]
-        record = f"{folder}/record.json"
-        code = subprocess.run([*TUNETOOL, *bench, "--json", record, *more], check=False).returncode
-        judge = ["report", "judge", record, str(HERE / "two_nodes.toml")]
-        return code or subprocess.run([*TUNETOOL, *judge], check=False).returncode
+        bench += ["--matrix", "1x1:z2,1x1:z3,2x1:z2,2x1:z3", "--rounds", "6", "--steps", "8", "--allow-busy"]
+        bench += ["--python", sys.executable, "--json", f"{folder}/record.json", *more]
+        judge = ["report", "judge", f"{folder}/record.json", str(HERE / "two_nodes.toml")]
+        tunetool = [sys.executable, "-m", "tunetool"]
+        codes = (subprocess.run([*tunetool, *words], check=False).returncode for words in (bench, judge))
+        return next(filter(None, codes), 0)
 
 
 if __name__ == "__main__":

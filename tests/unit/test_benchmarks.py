@@ -16,6 +16,7 @@ from benchmarks import BROKE, HELD, MISSED, OPEN, Program, judge, programs
 from waiting import gone
 
 ROOT = Path(__file__).parents[2]
+FAULT = "error: a fault of tunetool itself: `KeyError`: 'x'"
 GOOD, BAD, WIDE = (f"cpu part=x: 1.5; goal: at most 2: {word}" for word in (HELD, MISSED, OPEN))
 
 
@@ -31,6 +32,7 @@ GOOD, BAD, WIDE = (f"cpu part=x: 1.5; goal: at most 2: {word}" for word in (HELD
         (1, [GOOD, "Traceback ...", "KeyError: 'x'"], BROKE, ["ended with 1", "KeyError: 'x'"]),
         (1, [], BROKE, ["ended with 1"]),
         (2, ["usage: ..."], BROKE, ["ended with 2", "usage: ..."]),
+        (3, [FAULT, "hint: report it"], BROKE, ["ended with 3", FAULT]),
         (-11, [GOOD], BROKE, ["ended with -11", GOOD]),
         (124, ["round 1"], BROKE, ["stopped after 90 s", "round 1"]),
     ],

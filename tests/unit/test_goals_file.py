@@ -43,6 +43,13 @@ def refused(text: str, *settings: str) -> UsageProblem:
     return caught.value
 
 
+def lines_of(text: str) -> list[str]:
+    """The problems, however many."""
+    problem = refused(text)
+    assert isinstance(problem, Problems)
+    return problem.lines or [problem.message]
+
+
 def test_a_goal_has_its_values_in_their_places() -> None:
     made = read(HEAD + goal(), "target=/mnt/other")
     assert " ".join(made.goals[0].run) == "bench checkpoint --model tiny --target /mnt/other --rounds 6"
@@ -114,6 +121,31 @@ def test_a_problem_has_its_line_and_a_near_name(
 )
 def test_the_file_itself_is_checked(text: str, said: str) -> None:
     assert said in refused(text).message
+
+
+LINE = '[runs]\nsave = "bench checkpoint --model tiny --target {target} --rounds 6"\n'
+
+
+def test_a_line_of_several_goals_is_said_once() -> None:
+    made = read(HEAD + LINE + goal(run='"save"') + goal(run='"save"', at_least='"6GBps"'), "target=/mnt/other")
+    assert [" ".join(each.run) for each in made.goals] == [
+        " ".join(read(HEAD + goal(), "target=/mnt/other").runs[0])
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("runs", "run", "said"),
+    [
+        (LINE, "svae", "line 8: `svae` is not a command that measures"),
+        (LINE.replace("--model", "--modl"), "save", "line 6: `--modl` is not an option"),
+        (LINE.replace("--target", "--python x --target"), "save", "line 6: `--python` in `run` starts what the file"),
+        (LINE.replace("save", "verify"), "verify", "line 5: `verify` in `runs` is a command"),
+        ("[runs]\nsave = 3\n", "save", "line 5: `runs` is no table of texts"),
+    ],
+)
+def test_a_wrong_line_of_several_goals_has_its_own_line(runs: str, run: str, said: str) -> None:
+    (first, *_) = [*(lines_of(HEAD + runs + goal(run=f'"{run}"')))]
+    assert said in first
 
 
 def test_a_setting_that_the_file_lacks_is_refused() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import rounds
-from rounds import Again, Sample, goals_of, measured, read_goals, sample
+from rounds import Samples, figure_of, goals_of, measured, read_goals, sample
 from tunetool.cli.accept import read_goals as goals_of_tunetool
 
 PERF = Path(rounds.__file__).parent
@@ -20,7 +19,7 @@ PERF = Path(rounds.__file__).parent
 def test_every_arm_has_its_turn_in_every_round_in_orders_drawn() -> None:
     order: list[str] = []
 
-    def arm(name: str) -> Iterable[Sample]:
+    def arm(name: str) -> Samples:
         order.append(name)
         yield sample("time", len(order), engine=name)
 
@@ -30,24 +29,8 @@ def test_every_arm_has_its_turn_in_every_round_in_orders_drawn() -> None:
     assert [len(values) for values in taken.values()] == [20, 20, 20]
 
 
-def test_a_round_with_other_io_is_taken_again_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "PAUSE", 0)
-    turns = iter(range(100))
-
-    def arm() -> Iterable[Sample]:
-        yield sample("time", number := next(turns))
-        if number == 1:
-            raise Again("busy")
-
-    assert [*measured({"arm": arm}, 3, 1).values()] == [[0, 2, 3]]
-    once = [sample("share", 1.0)._replace(once=True)]
-    assert [*measured({"arm": lambda: once}, 3, 1).values()] == [[1.0]]
-    with pytest.raises(Again):
-        measured({"arm": lambda: (_ for _ in ()).throw(Again("busy"))}, 1, 1)
-
-
 def test_every_line_of_goals_names_a_program_and_its_figures() -> None:
-    programs = {path.stem for path in PERF.glob("*.py")} - {"rounds", "io_settings", "two_nodes"}
+    programs = {path.stem for path in PERF.glob("*.py")} - {"rounds", "two_nodes"}
     assert {goal.run[0] for goal in read_goals({}).goals} == programs
 
 
@@ -58,22 +41,22 @@ def test_tunetool_takes_the_goals_of_its_own_commands(name: str, tmp_path: Path)
 
 
 def test_only_the_goals_of_what_was_measured_are_judged() -> None:
-    figures = [
-        rounds._figure("shapes", "tmpfs", ("cpu", (("block", "1344"), ("place", "cpu"), ("state", "first"))), [1e-6])
-    ]
-    judged = goals_of("shapes", figures)
-    assert {goal.pick.labels["place"] for goal in judged} == {"cpu"}
-    assert len(goals_of("export", [rounds._figure("export", "disk", ("bandwidth", (("way", "export"),)), [1.0])])) == 1
+    cpu = figure_of("shapes", "tmpfs", ("cpu", (("block", "1344"), ("place", "cpu"), ("state", "first"))), [1e-6])
+    assert {goal.pick.labels["place"] for goal in goals_of("shapes", [cpu])} == {"cpu"}
+    assert len(goals_of("export", [figure_of("export", "disk", ("bandwidth", (("way", "export"),)), [1.0])])) == 1
+    engine, part = ("engine", "tunetool stage"), ("part", "small files")
+    small = figure_of("stage", "disk", ("time", (engine, part)), [1.0])
+    assert {goal.pick.labels["part"] for goal in goals_of("stage", [small])} == {"small files"}
 
 
 PROGRAM = """
 import time
 from rounds import program, sample
-def prepare(asked, folder, held):
-    (folder / "data").touch()
+def prepare(call):
+    (call.folder / "data").touch()
     print(flush=True)
-    time.sleep(asked.seconds)
-    return {"arm": lambda: [sample("cpu", asked.value, part="checks of an hour")]}
+    time.sleep(call.asked.seconds)
+    return {"arm": lambda: [sample("cpu", call.asked.value, part="checks of an hour")]}
 program(prepare, seconds=600, value=1.0)
 """
 
@@ -92,6 +75,7 @@ def test_a_program_ends_as_its_goals_say(tmp_path: Path, value: str, rounds: str
         printed, _ = process.communicate()
     assert process.returncode == code
     assert ("cpu part=checks of an hour" in printed) == (code != 2)
+    assert not list((tmp_path / "target").iterdir())
     assert len(list(tmp_path.glob("runs/*/record.json"))) == (code != 2)
 
 

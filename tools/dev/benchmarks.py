@@ -4,8 +4,8 @@
 
 First `tunetool accept perf/goals.toml`, then each line of perf/programs.toml. At the end a line for each: `held`,
 `missed`, `not decided` or `broke`, and below it the goals that are not held. It broke where it ended in another way
-than with 0, 1 or 3, with 1 and no missed goal, or not within its time. Ends with 1 where one missed a goal or broke,
-else with 0.
+than with 0, 1 or 3, with 1 and no missed goal, with 3 by a fault of its own, or not within its time. Ends with 1 where
+one missed a goal or broke, else with 0.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rounds import read_goals
 
 HELD, MISSED, OPEN, BROKE = "held", "missed", "not decided", "broke"
 NOT_HELD = re.compile(rf"\b({MISSED}|{OPEN})\b")
+FAULT = "error: a fault of tunetool itself"
 SECONDS = 3 * 3600.0
 """After which one is stopped: `tune` takes an hour."""
 ACCEPT = "tunetool accept perf/goals.toml"
@@ -75,10 +76,11 @@ def judge(code: int, lines: Sequence[str], limit: float) -> tuple[str, list[str]
         return HELD, []
     if code == 1 and any(MISSED in line for line in reasons):
         return MISSED, reasons
-    if code == 3:
+    faults = [line for line in lines if line.startswith(FAULT)]
+    if code == 3 and not faults:
         # Without such a line: this machine lacks what it needs, and its last line says so.
         return OPEN, reasons or last
-    return BROKE, [f"stopped after {limit:.0f} s" if code == steps.STOPPED else f"ended with {code}", *last]
+    return BROKE, [f"stopped after {limit:.0f} s" if code == steps.STOPPED else f"ended with {code}", *(faults or last)]
 
 
 async def run(program: Program, show: Callable[[str], None]) -> Outcome:

@@ -1,4 +1,4 @@
-"""The I/O settings: one table, a row each. What sets, keeps, checks, compares, records and measures them reads it.
+"""The I/O settings: one table, a row each. What sets, keeps, checks, compares and records them reads it.
 
 A row ``NAME`` is the variable ``io_tuning_NAME``. The normal form is the manifest's ``tuning``: only what is asked for
 is in it.
@@ -158,10 +158,6 @@ class Setting:
     """The kernel's file that names a driver where CPUs have it."""
     skipped: str = ""
     """Why a machine without any target skips it."""
-    page_cache: str = ""
-    """``read`` or ``write``: the buffered I/O that it changes; empty: it changes direct I/O."""
-    tried: tuple[str, ...] = ()
-    """Values whose worth perf/io_settings.py measures."""
 
     @property
     def keeper(self) -> str:
@@ -199,18 +195,15 @@ _TABLE = (
         Word(),
         resets=("nr_requests",),
         tuned=("disk", "elevator"),
-        tried=("none", "mq-deadline", "kyber"),
     ),
-    Setting("nr_requests", DRIVE, _QUEUE + "nr_requests", Whole(4, 65535), tried=("64",)),
-    Setting("nomerges", DRIVE, _QUEUE + "nomerges", Whole(0, 2), tried=("2",)),
+    Setting("nr_requests", DRIVE, _QUEUE + "nr_requests", Whole(4, 65535)),
+    Setting("nomerges", DRIVE, _QUEUE + "nomerges", Whole(0, 2)),
     Setting(
         "read_ahead",
         ARRAY,
         _QUEUE + "read_ahead_kb",
         Size(),
         tuned=("disk", "readahead"),
-        page_cache="read",
-        tried=("128KiB", "4MiB", "16MiB"),
     ),
     Setting(
         "transparent_hugepages",
@@ -218,7 +211,6 @@ _TABLE = (
         _THP,
         Word(offered=_THP, refused="transparent huge pages `%s` are not offered"),
         tuned=("vm", "transparent_hugepages", "transparent_hugepage"),
-        tried=("always", "never"),
     ),
     Setting(
         "cpu_governor",
@@ -230,7 +222,6 @@ _TABLE = (
         ),
         tuned=("cpu", "governor"),
         skipped="no CPU here has frequency scaling (cpufreq), so it is skipped",
-        tried=("performance",),
     ),
     Setting(
         "cpu_latency_us",
@@ -240,23 +231,18 @@ _TABLE = (
         tuned=("cpu", "pm_qos_resume_latency_us", "force_latency"),
         cpus_need="sys/devices/system/cpu/cpuidle/current_driver",
         skipped="the CPUs here have no idle states (cpuidle), so it is skipped",
-        tried=("1",),
     ),
     Setting(
         "dirty_background",
         MACHINE,
         "proc/sys/vm/dirty_background_bytes",
         ShareOrSize("proc/sys/vm/dirty_background_ratio"),
-        page_cache="write",
-        tried=("16MiB",),
     ),
     Setting(
         "dirty",
         MACHINE,
         "proc/sys/vm/dirty_bytes",
         ShareOrSize("proc/sys/vm/dirty_ratio"),
-        page_cache="write",
-        tried=("64MiB",),
     ),
     Setting("fstrim_timer", SERVICE, "", Word(choices=("enabled", "disabled"))),
 )

@@ -18,7 +18,7 @@ from tunetool.errors import UsageProblem
 from tunetool.record import Unit
 
 SCHEMA = "tunetool.goals/1"
-_KEYS = ("schema", "title", "values", "goal")
+_KEYS = ("schema", "title", "values", "runs", "goal")
 _OF_A_GOAL = ("name", "run", "figure", "of", "at_least", "at_most", "why", "needs")
 _NEEDS = ("gpu", "gpus:N", "root", "package:NAME", "program:NAME")
 OURS = ("--json", "--runs-dir", "--dry-run", "-i", "--inventory", "--expect", "-o", "--output", "--store-vars")
@@ -106,6 +106,8 @@ class _Reader:
         ]
         self._check_call, self._figures = check_call, figures
         self._settings: Mapping[str, str] = {}
+        self._named: Mapping[str, str] = {}
+        """Command lines by the names of the file for them."""
         self._calls: dict[tuple[str, ...], UsageProblem | None] = {}
 
     def read(self, document: Mapping[str, Any], settings: Mapping[str, str]) -> list[Goal]:
@@ -118,6 +120,7 @@ class _Reader:
         if not _is_text(document.get("title")):
             self._say(self._line(r"\s*title\b"), UsageProblem("`title` is no text", 'write `title = "..."`'))
         values = self._values(document.get("values", {}), settings)
+        self._named = self._runs(document.get("runs", {}))
         goals = document.get("goal")
         if not isinstance(goals, list) or not goals or not all(isinstance(each, dict) for each in goals):
             self._say(1, UsageProblem("it has no goal", "write each below a line `[[goal]]`"))
@@ -134,6 +137,16 @@ class _Reader:
             if name not in values:
                 self._say(self._line(r"\s*\[\s*values"), unknown("a value of this file (`--set`)", name, list(values)))
         return {**values, **settings}
+
+    def _runs(self, runs: Any) -> dict[str, str]:
+        line = self._line(r"\s*\[?\s*runs\b")
+        if not isinstance(runs, dict) or not all(_is_text(each) for each in runs.values()):
+            problem = UsageProblem("`runs` is no table of texts", 'write `NAME = "verify --target {target}"`')
+            self._say(line, problem)
+            return {}
+        for name in {"bench", *_OTHERS} & runs.keys():
+            self._say(line, UsageProblem(f"`{name}` in `runs` is a command", "give the line another name"))
+        return runs
 
     def _goal(self, number: int, goal: Mapping[str, Any], values: Mapping[str, str]) -> Goal | None:
         before = len(self.found)
@@ -169,6 +182,8 @@ class _Reader:
         if not _is_text(run):
             self._say(line, UsageProblem("`run` is no command line", 'such as `run = "verify --target {target}"`'))
             return ()
+        if run in self._named:
+            line, run = self._line(rf"\s*(runs\s*\.\s*)?{re.escape(run)}\s*="), self._named[run]
         try:
             parts = shlex.split(run)
             words = [self._filled(each, values) for each in parts]
@@ -179,7 +194,7 @@ class _Reader:
             self._say(line, wrong)
             return ()
         if self._figures(words) is None and (words[:1] != ["bench"]):
-            commands = ("bench", *_OTHERS)
+            commands = ("bench", *_OTHERS, *self._named)
             self._say(line, unknown("a command that measures", words[0] if words else "", commands))
             return ()
         ours = next((each for each in words if each.partition("=")[0] in OURS), None)

@@ -81,7 +81,7 @@ class _LazyGroup(Group):
         return ended
 
 
-@click.command(cls=_LazyGroup, context_settings={"help_option_names": HELP_OPTIONS})
+@click.command("tunetool", cls=_LazyGroup, context_settings={"help_option_names": HELP_OPTIONS})
 @click.version_option(__version__, prog_name="tunetool")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
@@ -99,8 +99,8 @@ def cli(ctx: click.Context, debug: bool) -> None:
         )
 
 
-def main() -> NoReturn:
-    """Entry point of the ``tunetool`` program."""
+def main(command: click.Command = cli) -> NoReturn:
+    """Entry point of the ``tunetool`` program, and of those in perf/, each of which is one ``command``."""
     debug = "--debug" in sys.argv
     # SIGTERM unwinds through the same `finally` blocks as Ctrl-C.
     signal.signal(signal.SIGTERM, as_interrupt)
@@ -109,7 +109,7 @@ def main() -> NoReturn:
     os.environ.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     _name_output()
     try:
-        ended = cli.main(prog_name="tunetool", standalone_mode=False)
+        ended = command.main(prog_name=command.name, standalone_mode=False)
         sys.exit(ended if isinstance(ended, int) else ExitCode.OK)
     except click.exceptions.Abort:
         _leave("interrupted", None, ExitCode.INTERRUPTED)
