@@ -6,14 +6,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import TypeVar
 
 from tunetool.node.common.waiting import wait_for
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 _AGAIN_SECONDS = 0.05
 
 
@@ -79,6 +83,21 @@ def uninterrupted(act: Callable[[], T], undo: Callable[[T], None]) -> T:
                 undo(made)
             raise
     return done[0]
+
+
+def in_threads(pool: Executor, act: Callable[[Item], T], items: Iterable[Item], at_once: int) -> Iterator[T]:
+    """What ``act`` gives for each item, in their order, by the threads of ``pool``, ``at_once`` items at a time.
+
+    Ctrl-C counts between those: while a pool takes one of its locks it would leave it locked, and a thread that needs
+    it would never end (the locks of ``threading`` are not safe against an exception at every moment).
+    """
+    rest = iter(items)
+    while some := list(islice(rest, at_once)):
+        yield from uninterrupted(partial(_all, pool, act, some), lambda made: None)
+
+
+def _all(pool: Executor, act: Callable[[Item], T], items: list[Item]) -> list[T]:
+    return list(pool.map(act, items))
 
 
 def never_lost() -> None:

@@ -21,12 +21,15 @@ from typing import Any
 import numpy as np
 
 from tunetool.advise.shapes import Tensor
+from tunetool.ctrl_c import in_threads
 from tunetool.loading.safetensors_files import INDEX, SINGLE
 
 BYTES_PER_ELEMENT = 2
 """Of bfloat16, the dtype in which Qwen2.5-VL is published."""
 PIECE = 4 << 20
 """Elements that one thread generates at a time."""
+_AT_ONCE = 8
+"""Pieces for each core between two moments at which Ctrl-C counts."""
 _EMBEDDING_STD = 0.02
 """As Qwen2.5-VL's ``initializer_range``; a tied output layer then has logits of about 1 too."""
 
@@ -113,14 +116,16 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
     shards = lay_out(tensors, shard_bytes)
     layers = layers_of(tensors)
 
-    def write_piece(handle: int, tensor: Tensor, at: int, first: int, count: int) -> int:
+    def write_piece(piece: tuple[int, Tensor, int, int, int]) -> int:
+        handle, tensor, at, first, count = piece
         data = memoryview(draw(tensor, seed, spread(tensor, layers), first, count)).cast("B")
         done = 0
         while done < len(data):
             done += os.pwrite(handle, data[done:], at + first * BYTES_PER_ELEMENT + done)
         return done
 
-    with ExitStack() as stack, ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tunetool-weights") as threads:
+    cores = len(os.sched_getaffinity(0))
+    with ExitStack() as stack, ThreadPoolExecutor(cores, "tunetool-weights") as threads:
         queues = []
         for shard in shards:
             handle = os.open(directory / shard.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -130,15 +135,11 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
             os.pwrite(handle, shard.header, 0)
             queues.append([(handle, *piece) for piece in _pieces(shard)])
         # The files in turn: one inode of a tmpfs takes 3.5 GB/s, several take several times that.
-        futures = [threads.submit(write_piece, *piece) for piece in chain(*zip_longest(*queues)) if piece is not None]
-        try:
-            written = 0
-            for future in futures:
-                written += future.result()
-                tick(written)
-        except BaseException:
-            threads.shutdown(wait=True, cancel_futures=True)
-            raise
+        pieces = (piece for piece in chain(*zip_longest(*queues)) if piece is not None)
+        written = 0
+        for count in in_threads(threads, write_piece, pieces, cores * _AT_ONCE):
+            written += count
+            tick(written)
     if len(shards) > 1:
         _write_index(directory, shards)
 

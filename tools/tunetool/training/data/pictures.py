@@ -8,9 +8,11 @@ import os
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tunetool.ctrl_c import in_threads
 from tunetool.errors import UsageProblem
 from tunetool.stage.destination import making
 from tunetool.stage.room import need_room
@@ -29,6 +31,8 @@ COLOURS = {
 """Colours with distinct initial letters, which the first token identifies; each channel leaves room for noise."""
 QUESTIONS = ("What colour is this picture?", "Which colour do you see?", "Name the colour of the picture.")
 _NOISE = 60
+_AT_ONCE = 8
+"""Pictures for each core between two moments at which Ctrl-C counts."""
 _QUALITY = 95
 BYTES_PER_PIXEL = 1.45
 """Upper estimate for a JPEG of such noise without chroma subsampling: 3.2 MB at 1928x1208."""
@@ -68,19 +72,14 @@ def write(
 
     (directory / "images").mkdir()
     noise = np.random.default_rng(seed).integers(0, _NOISE, (height, width, 3), dtype=np.uint8)
-    written, samples = 0, []
+    written, samples, cores = 0, list[dict[str, object]](), len(os.sched_getaffinity(0))
     # Pillow releases the GIL while it encodes a JPEG.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tunetool-pictures") as threads:
-        asked = [threads.submit(_write_sample, directory, number, seed, noise) for number in range(images)]
-        try:
-            for future in asked:
-                sample, size = future.result()
-                samples.append(sample)
-                written += size
-                tick(written)
-        except BaseException:
-            threads.shutdown(wait=True, cancel_futures=True)
-            raise
+    with ThreadPoolExecutor(cores, "tunetool-pictures") as threads:
+        make_one = partial(_write_sample, directory, seed, noise)
+        for sample, size in in_threads(threads, make_one, range(images), cores * _AT_ONCE):
+            samples.append(sample)
+            written += size
+            tick(written)
     (directory / "data.json").write_text(json.dumps(samples, indent=1) + "\n")
     entry = {
         "file_name": "data.json",
@@ -91,7 +90,7 @@ def write(
     (directory / "dataset_info.json").write_text(json.dumps({NAME: entry}, indent=2) + "\n")
 
 
-def _write_sample(directory: Path, number: int, seed: int, noise: Any) -> tuple[dict[str, object], int]:
+def _write_sample(directory: Path, seed: int, noise: Any, number: int) -> tuple[dict[str, object], int]:
     import numpy as np
     from PIL import Image
 
