@@ -17,6 +17,8 @@ description:
   - A drive without any signature is refused when it carries a btrfs or XFS whose first superblock is gone, or when a
     block in its first or last MiB, or one of some thousand blocks between, is neither zeros nor a pattern of discarded
     blocks. Data elsewhere on it is not seen.
+  - Where each NUMA node has an array (C(groups=numa)), a drive of which sysfs names no node is refused, and so is one
+    that the array of its node was made without.
   - Fails with a table of all drives unless exactly C(count) alike drives are usable. Never changes anything.
   - Refuses drives with metadata bytes, or with another logical block than the rest, and prints the C(nvme format) line
     that would mend them. Never runs that line.
@@ -494,6 +496,9 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int, se
         if wishes.get("filesystem"):
             wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=BUILT_LEVELS[wanted["level"]].chunk(chunk))
         point = wanted["mount_point"] or ""
+        if several.problems:
+            # Which volumes there would be, and so what is in their way, is not known.
+            wishes, point = {**wishes, "filesystem": None}, ""
         return obstacles(point, wishes, serials, level=wanted["level"], volumes=several.parts)
     running = [array for array in read_arrays() if kept & set(array.members) and complete(array) and array.serves]
     array = running[0] if running else None
@@ -521,6 +526,8 @@ class Several:
 def several_of(selection: Selection, wanted: dict[str, Any], known: Mapping[str, AnyVolume], chunk: int) -> Several:
     """``known``: those that are there, or that were noted."""
     groups, drives = wanted["array"]["groups"], {drive.serial: drive for drive in selection.selected}
+    if selection.problem:
+        return Several(groups)
     kept = {row.drive.serial for row in selection.decisions if row.verdict == KEEP}
     volumes: Sequence[AnyVolume]
     problems: list[str] = []

@@ -509,6 +509,74 @@ def test_a_run_cut_between_two_arrays_makes_the_second(monkeypatch: pytest.Monke
     assert steps == []
 
 
+class Ended(Exception):
+    """The module's end, with its answer."""
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, drives: Sequence[Drive], *, plan: bool = False, there: Any = None) -> Any:
+    """The answer of nvme_drives on a node with these drives; ``there``: what lies on them."""
+    pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    module = importlib.import_module("plugins.modules.nvme_drives")
+    known = {serial: module.ArrayVolume(**vars(each)) for serial, each in KNOWN.items()}
+    for name, stand_in in {
+        "read_drives": lambda: list(drives),
+        "read_contents": lambda drives, deep: (there or {}, {}),
+        "contents_hash": lambda drive: drive.serial,
+        "examine": lambda names: {},
+        "read_arrays": lambda: [],
+        "devices_of": lambda drive: {},
+        "built_manifest": lambda: None,
+        "obstacles": lambda *_, **__: [],
+        "overview": lambda *_: [],
+        "read_text": lambda path: None,
+        "known_volumes": lambda groups: known if there else {},
+        "anything_of_ours": lambda: False,
+    }.items():
+        monkeypatch.setattr(module, name, stand_in)
+    said: list[str] = []
+
+    def end(**answer: Any) -> None:
+        raise Ended({**answer, "warned": said})
+
+    array = {"name": NAME, "adopt": False, "groups": "numa"}
+    params = {"count": 8, "plan": plan, "wipes": [], "array": array, "level": "raid0", "mount_point": "", "wishes": {}}
+    fake = SimpleNamespace(params=params, exit_json=end, fail_json=end, warn=said.append)
+    with pytest.raises(Ended) as caught:
+        module.report(fake, Criteria(count=8), CHUNK)
+    return caught.value.args[0]
+
+
+def test_the_choice_says_the_groups_and_refuses_a_stray(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = chosen(monkeypatch, DRIVES)
+    assert len(answer["selected"]) == 8
+    assert answer["warned"] == ["drives of each volume: `numa0` 4, `numa1` 4"]
+    part = chosen(monkeypatch, DRIVES, plan=True)["plan"]
+    assert part["array_action"] == "create"
+    assert part["array_reason"] == "RAID0 for each NUMA node; drives of each volume: `numa0` 4, `numa1` 4"
+    stray = [replace(DRIVES[0], numa_node=None), *DRIVES[1:]]
+    refused = chosen(monkeypatch, stray)
+    assert refused["msg"] == (
+        "`S001`: the firmware names no NUMA node, so `raid_array_groups: numa` has no place for it. hint: "
+        "`raid_array_groups: all`; nothing was changed"
+    )
+    assert "selected" not in refused
+    assert chosen(monkeypatch, stray, plan=True)["plan"]["array_action"] == "refuse"
+
+
+def test_a_torn_array_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = chosen(monkeypatch, DRIVES, plan=True, there=labels(0, 1))["plan"]
+    assert part["array_action"] == "keep"
+    there = labels(0)
+    assert chosen(monkeypatch, DRIVES, there=there)["warned"] == ["drives of each volume: `numa0` 4, `numa1` 4"]
+    torn = {**there, **{name: each for name, each in labels(1).items() if name != "nvme4n1"}}
+    refused = chosen(monkeypatch, DRIVES, there=torn)["msg"]
+    assert refused.startswith(f"array `{NAME}_numa1` is on `S002`, `S006`, `S008` and not on `S004`, which are blank.")
+    # Of too few drives only that is said.
+    (problem, *_rest) = chosen(monkeypatch, DRIVES[:7], there=there)["msg"].splitlines()
+    assert problem.startswith("8 drives asked for, 7 usable")
+
+
 def test_volumes_on_drives_are_no_arrays() -> None:
     """Notes of the other kind are not taken for groups."""
     known: dict[str, AnyVolume] = {"S001": DriveVolume("drive0", "S001", "u")}
