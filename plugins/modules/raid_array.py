@@ -224,7 +224,7 @@ def converge_several(module: AnsibleModule) -> dict[str, object]:
     stale = remember(module, ledger, named_arrays) if arrays else []
     differences = [difference for *_, of_it in arrays for difference in of_it]
     if manifest and groups == NUMA:
-        differences += moved(known, members)
+        differences += moved(in_order(known), {drive.serial: drive.numa_node for drive in members})
     return {
         "changed": bool(ledger.diff),
         "differences": as_results(differences),

@@ -27,6 +27,7 @@ from tunetool.node.array.drive_volumes import (
     DriveVolume,
     by_serial_of,
     groups_of,
+    in_order,
     known_volumes,
     note,
 )
@@ -127,10 +128,10 @@ def test_a_drive_in_another_slot_stays_in_its_array() -> None:
     for kept in (OF[0] + OF[1], OF[0], []):
         answer = of_nodes(away, KNOWN, kept)
         assert (answer.problems, [list(each.serials) for each in answer.volumes]) == ((), OF)
-    first, second = moved(KNOWN, away)
+    first, second = moved(in_order(KNOWN), {each.serial: each.numa_node for each in away})
     assert (first.name, second.name, first.mended) == ("array.numa[numa0]", "array.numa[numa1]", False)
     assert first.found == "`S001` on an unknown one, `S003` on 1, `S005` on 1, `S007` on 1"
-    assert moved(KNOWN, DRIVES) == []
+    assert moved(in_order(KNOWN), {each.serial: each.numa_node for each in DRIVES[1:]}) == []
 
 
 def test_an_array_gets_no_drive_that_it_was_made_without() -> None:

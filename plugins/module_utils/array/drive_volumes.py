@@ -98,10 +98,15 @@ def known_volumes(root: str = "/", groups: str = "") -> dict[str, AnyVolume]:
     return by_serial_of([volume for volume in _known(root) if isinstance(volume, kind)])
 
 
+def volumes_of(manifest: Mapping[str, Any]) -> list[AnyVolume]:
+    """The several volumes of a manifest; none where it has the only one."""
+    return [_of_manifest(name, each["array"]) for name, each in each_volume(manifest) if name]
+
+
 def _known(root: str) -> list[AnyVolume]:
     manifest = known_manifest(root.rstrip("/") + MANIFEST_PATH)
     if manifest is not None:
-        return [_of_manifest(name, each["array"]) for name, each in each_volume(manifest) if name]
+        return volumes_of(manifest)
     try:
         return [_of_note(row) for row in json.loads(content(_path(root)) or "[]")]
     except (ValueError, TypeError, KeyError):

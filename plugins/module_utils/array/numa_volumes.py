@@ -117,21 +117,24 @@ def found_volumes(superblocks: Mapping[str, Superblock], serials: Mapping[str, s
     return by_serial_of(volumes)
 
 
-def belongs(drive: Drive, volume: AnyVolume) -> bool:
-    """Whether the drive is on the NUMA node of the volume's name."""
+def belongs(numa_node: int | None, volume: AnyVolume) -> bool:
+    """Whether a drive on this NUMA node is where the volume's name says."""
     match = _VOLUME.fullmatch(volume.name)
-    return match is None or drive.numa_node == int(match.group(1))
+    return match is None or numa_node == int(match.group(1))
 
 
-def moved(volumes: Mapping[str, AnyVolume], drives: Sequence[Drive]) -> list[Difference]:
-    """Drives that are in a slot of another NUMA node than their volume's. The data is whole: only its way is longer."""
+def moved(volumes: Sequence[AnyVolume], nodes: Mapping[str, int | None]) -> list[Difference]:
+    """Drives in a slot of another NUMA node than their volume's. The data is whole: only its way is longer.
+
+    ``nodes``: the NUMA node of each drive that is there, by serial; None where the firmware names none.
+    """
     hint = "nothing is rebuilt, since the array keeps its drives; put them back into slots of that node"
     differences = []
-    for volume in in_order(volumes):
+    for volume in volumes:
         away = [
-            "`%s` %s" % (drive.serial, "on an unknown one" if drive.numa_node is None else "on %d" % drive.numa_node)
-            for drive in drives
-            if volumes.get(drive.serial) == volume and not belongs(drive, volume)
+            "`%s` %s" % (serial, "on an unknown one" if nodes[serial] is None else "on %s" % nodes[serial])
+            for serial in volume.serials
+            if serial in nodes and not belongs(nodes[serial], volume)
         ]
         if away:
             expected = "all drives on the NUMA node of its name"

@@ -65,7 +65,7 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
         "drive `%s` is not on the NUMA node of volume `%s`. hint: put it into a slot of that node"
         % (drive.serial, volume.name)
         for drive in machine.drives
-        if isinstance(volume, ArrayVolume) and drive.serial == swap.new and not belongs(drive, volume)
+        if isinstance(volume, ArrayVolume) and drive.serial == swap.new and not belongs(drive.numa_node, volume)
     ]
     if problems:
         return replace(removal, problems=tuple(problems))
