@@ -64,3 +64,58 @@ def lay_out_drives(root: Path) -> dict[str, Any]:
     del manifest["offload_dir"]
     (root / "proc/self/mountinfo").write_text("\n".join(kept) + "\n")
     return manifest
+
+
+def lay_out_numa(root: Path) -> dict[str, Any]:
+    """The machine `built` with an array of its own over the drives of each of two NUMA nodes; returns its manifest."""
+    lay_out("built", root)
+    manifest: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
+    array, filesystem = manifest.pop("array"), manifest.pop("filesystem")
+    manifest["schema"], manifest["volumes"] = "tunetool.manifest/2", []
+    shutil.copytree(root / "sys/devices/virtual/block/md127", root / "sys/devices/virtual/block/md126", symlinks=True)
+    for path in (*root.glob("dev/disk/by-id/md-*"), *root.glob("dev/disk/by-uuid/44aa7403-*")):
+        path.unlink()
+    (root / "etc/tunetool").mkdir(parents=True, exist_ok=True)
+    kept = [line for line in (root / "proc/self/mountinfo").read_text().splitlines() if "md127" not in line]
+    for node, device in enumerate(("md127", "md126")):
+        name, uuid = f"numa{node}", f"{node:08d}-402a-4a1f-b255-742e748c22f3"
+        own = f"{node:08d}:a7b73bbf:d9e19d4e:8dcddec7"
+        members = [{**member, "numa_node": node} for member in array["members"][node::2]]
+        drives = [f"nvme{number}n1" for number in range(node + 1, 9, 2)]
+        block = root / "sys/devices/virtual/block" / device
+        for path in (*block.glob("md/rd*"), *block.glob("slaves/*")):
+            if path.readlink().name.removeprefix("dev-") not in drives:
+                path.unlink()
+        for slot, drive in enumerate(drives):
+            (block / "md" / f"rd{2 * slot + node}").unlink()
+            (block / "md" / f"rd{slot}").symlink_to(f"dev-{drive}")
+            (holder,) = root.glob(f"sys/devices/pci*/**/{drive}/holders/md127")
+            holder.unlink()
+            (holder.parent / device).symlink_to(block)
+            (holder.parents[2] / "numa_node").write_text(f"{node}\n")
+        (block / "md/raid_disks").write_text("4\n")
+        (block / "dev").write_text(f"9:{device[2:]}\n")
+        for place in ("sys/block", "sys/class/block"):
+            (root / place / device).unlink(missing_ok=True)
+            (root / place / device).symlink_to(block)
+        (root / "sys/dev/block" / f"9:{device[2:]}").unlink(missing_ok=True)
+        (root / "sys/dev/block" / f"9:{device[2:]}").symlink_to(block)
+        for link in (f"by-id/md-name-node1:nvme_raid0_{name}", f"by-id/md-uuid-{own}", f"by-uuid/{uuid}"):
+            (root / "dev/disk" / link).symlink_to(f"../../{device}")
+        point = f"{filesystem['mount_point']}/{name}"
+        options = ",".join(filesystem["mount_options"])
+        shown = f"rw,{options},sunit=2048,swidth=8192"
+        kept.append(f"{300 + node} 27 9:{device[2:]} / {point} rw,noatime - xfs /dev/{device} {shown}")
+        (root / point.lstrip("/") / "deepspeed_offload").mkdir(parents=True)
+        one = {**array, "uuid": own, "name": f"nvme_raid0_{name}", "members": members}
+        manifest["volumes"].append(
+            {
+                "name": name,
+                "array": one,
+                "filesystem": {**filesystem, "uuid": uuid, "data_sw": 4, "mount_point": point},
+                "offload_dir": f"{point}/deepspeed_offload",
+            }
+        )
+    del manifest["offload_dir"]
+    (root / "proc/self/mountinfo").write_text("\n".join(kept) + "\n")
+    return manifest

@@ -40,7 +40,7 @@ msg:
   type: str
 """
 
-from ..module_utils.array.drive_volumes import DRIVE, groups_of  # noqa: E402  (Ansible wants the documentation first)
+from ..module_utils.array.drive_volumes import ALL, groups_of  # noqa: E402  (Ansible wants the documentation first)
 from ..module_utils.array.md_arrays import find, read_arrays  # noqa: E402
 from ..module_utils.common.drift import built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
@@ -53,8 +53,8 @@ def main() -> None:
     module = AnsibleModule(argument_spec={"seconds": {"type": "float", "default": 0}}, supports_check_mode=True)
     with in_one_line(module, READING):
         manifest = built_manifest()
-        if manifest and groups_of(manifest) == DRIVE:
-            module.exit_json(changed=False, done=True, msg="each drive has a volume of its own, and nothing is rebuilt")
+        if manifest and groups_of(manifest) != ALL:
+            module.exit_json(changed=False, done=True, msg="the node has several volumes, and nothing is rebuilt")
         uuid = manifest["array"]["uuid"] if manifest else None
 
         def over() -> bool:

@@ -26,10 +26,13 @@ options:
     description: UUID of the array; empty where it is not made yet.
     type: str
     default: ""
-  each_drive:
-    description: Whether each drive has a volume and there is no array. What is set of the array is set of each drive.
-    type: bool
-    default: false
+  volumes:
+    description:
+      - Where there are several, RV(volumes) as tunetool.node.raid_array returned it, in place of O(array_uuid). What is
+        set of the array is set of the array of each. Where they have none, it is set of each drive.
+    type: list
+    elements: dict
+    default: []
   settings:
     description:
       - The variables of the role P(tunetool.node.io_tuning#role) without its name, such as C(read_ahead). One that is
@@ -76,7 +79,7 @@ def main() -> None:
         argument_spec={
             "serials": {"type": "list", "elements": "str", "default": []},
             "array_uuid": {"type": "str", "default": ""},
-            "each_drive": {"type": "bool", "default": False},
+            "volumes": {"type": "list", "elements": "dict", "default": []},
             "settings": {"type": "dict", "default": {}, "options": ARGUMENTS},
         },
         supports_check_mode=True,

@@ -17,6 +17,8 @@ description:
   - A drive without any signature is refused when it carries a btrfs or XFS whose first superblock is gone, or when a
     block in its first or last MiB, or one of some thousand blocks between, is neither zeros nor a pattern of discarded
     blocks. Data elsewhere on it is not seen.
+  - Where each NUMA node has an array (C(groups=numa)), a drive of which sysfs names no node is refused, and so is one
+    that the array of its node was made without.
   - Fails with a table of all drives unless exactly C(count) alike drives are usable. Never changes anything.
   - Refuses drives with metadata bytes, or with another logical block than the rest, and prints the C(nvme format) line
     that would mend them. Never runs that line.
@@ -128,7 +130,8 @@ table:
   type: str
 """
 
-from typing import Any  # noqa: E402  (Ansible wants the documentation first)
+from dataclasses import dataclass  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any, Mapping, Sequence  # noqa: E402
 
 from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
     Consent,
@@ -136,7 +139,6 @@ from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
     array_mates,
     cut_off,
     is_foreign,
-    plain_uuid,
 )
 from ..module_utils.array.drift import GIVE_UP, Asked, complete, layout_difference  # noqa: E402
 from ..module_utils.array.drive_decisions import (  # noqa: E402
@@ -147,6 +149,7 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
     TAKE,
     WIPE,
     Criteria,
+    Decision,
     chunk_problem,
     criteria_of,
     drives_problems,
@@ -157,14 +160,25 @@ from ..module_utils.array.drive_decisions import (  # noqa: E402
     wipeable,
 )
 from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
-from ..module_utils.array.drive_volumes import ALL, DRIVE, groups_of, known_volumes, named  # noqa: E402
+from ..module_utils.array.drive_volumes import (  # noqa: E402
+    ALL,
+    DRIVE,
+    NUMA,
+    AnyVolume,
+    ArrayVolume,
+    groups_of,
+    in_order,
+    known_volumes,
+    named,
+)
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
+from ..module_utils.array.numa_volumes import found_volumes, grouped  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import read_text  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH  # noqa: E402
-from ..module_utils.common.raid_levels import BUILT_LEVELS, LEVELS, SINGLE, canonical, data_members  # noqa: E402
+from ..module_utils.common.raid_levels import BUILT_LEVELS, LEVELS, RAID0, SINGLE, canonical, data_members  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import BEGUN_PATH  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
@@ -177,6 +191,7 @@ from ..module_utils.machine.drive_contents import (  # noqa: E402
     UnreadableDevice,
     contents_hash,
     devices_of,
+    plain_uuid,
     read_contents,
     read_signatures,
 )
@@ -238,6 +253,40 @@ def cut_off_arrays(contents: Contents, array_name: str, level: str, count: int) 
     return cut_off(array_name, count, superblocks, read_arrays(), known, level)
 
 
+def several_known(drives: list[Drive], contents: Contents, array: Mapping[str, Any]) -> dict[str, AnyVolume]:
+    """Volumes that are there or were begun, by serial, where several are asked for."""
+    if array["groups"] == ALL:
+        return {}
+    known = known_volumes(groups=array["groups"])
+    if known or array["groups"] == DRIVE:
+        return known
+    serials = {drive.name: drive.serial for drive in drives}
+    try:
+        return found_volumes(examine(_labelled(contents)), serials, array["name"])
+    except CommandError:
+        return {}  # their drives hold something, and are refused
+
+
+def _labelled(contents: Contents) -> list[str]:
+    """The drives that carry the label of an array's member."""
+    return [
+        name
+        for name, signatures in contents.items()
+        for signature in signatures
+        if signature.type == RAID_MEMBER and signature.device == name
+    ]
+
+
+def cut_off_volumes(contents: Contents, known: Mapping[str, AnyVolume]) -> dict[str, str]:
+    """As ``cut_off_arrays``, of the arrays of several volumes."""
+    return {
+        uuid: what
+        for volume in in_order(known)
+        if isinstance(volume, ArrayVolume)
+        for uuid, what in cut_off_arrays(contents, volume.array, volume.level, len(volume.serials)).items()
+    }
+
+
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:
     """Hashes of the readable idle drives that hold something."""
     hashes = {}
@@ -278,11 +327,16 @@ def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     return {name: list(dict.fromkeys(lines)) for name, lines in contents_of.items()}
 
 
-def drives_action(selection: Selection) -> tuple[str, str]:
-    """What raid_array would do where each drive has a volume, and why."""
+def several_action(selection: Selection, several: Several) -> tuple[str, str]:
+    """What raid_array would do where there are several volumes, and why."""
     if selection.problem:
         return "refuse", "%s. hint: %s" % (selection.problem, selection.hint)
     kept = sum(row.verdict == KEEP for row in selection.decisions)
+    if several.problems:
+        return "refuse", "; ".join(several.problems)
+    if several.groups == NUMA:
+        action = "keep" if kept == len(selection.selected) else "create"
+        return action, "%s for each NUMA node; %s" % (RAID0, several.shown)
     new = len(selection.selected) - kept
     return ("create", "%s: %d new, %d kept" % (SINGLE, new, kept)) if new else ("keep", "%s is as asked" % SINGLE)
 
@@ -349,14 +403,15 @@ def main() -> None:
 def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     """Read the node, select, and end the module."""
     wanted: dict[str, Any] = module.params
-    one_each = wanted["array"]["groups"] == DRIVE
-    # Without an array none is ours by its name.
-    name, adopt = "" if one_each else wanted["array"]["name"], wanted["array"]["adopt"]
+    groups, adopt = wanted["array"]["groups"], wanted["array"]["adopt"]
+    # Of several volumes none is ours by the array's name.
+    name = wanted["array"]["name"] if groups == ALL else ""
     drives = read_drives()
     formats = read_formats(drives)
     contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes], deep=True)
     drives = [with_capacity(drive, formats.get(drive.name)) for drive in drives]
     allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
+    known = several_known(drives, contents, wanted["array"])
     consent = Consent(
         plan=wanted["plan"],
         wipes=allowed,
@@ -364,11 +419,14 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         adopt=adopt,
         chunk_bytes=BUILT_LEVELS[wanted["level"]].chunk(chunk),
         level=wanted["level"],
-        volumes=known_volumes() if one_each else {},
-        foreign=foreign_arrays(drives, contents, name),
+        volumes=known,
+        # Several volumes are never adopted.
+        foreign=foreign_arrays(drives, contents, name) if groups == ALL else (),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
         mates=array_mates(contents),
-        cut_off=cut_off_arrays(contents, name, wanted["level"], criteria.count),
+        cut_off=cut_off_arrays(contents, name, wanted["level"], criteria.count)
+        if groups == ALL
+        else cut_off_volumes(contents, known),
     )
     selection = select(drives, contents, criteria, name, unreadable, consent, formats)
     answer: dict[str, Any] = {
@@ -387,10 +445,13 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     }
     built = built_manifest()
     unlike = layout_difference(built, wanted["array"]["groups"]) if built else None
-    blockers = [str(unlike)] if unlike else build_obstacles(wanted, selection, chunk)
+    several = several_of(selection, wanted, known, chunk) if groups != ALL else Several(ALL)
+    blockers = [str(unlike)] if unlike else [*several.problems, *build_obstacles(wanted, selection, chunk, several)]
     if wanted["plan"]:
         action, reason = (
-            drives_action(selection) if one_each else array_action(selection, name, wanted["level"], chunk, adopt)
+            array_action(selection, name, wanted["level"], chunk, adopt)
+            if groups == ALL
+            else several_action(selection, several)
         )
         if blockers and action in ("create", "adopt"):
             action, reason = "refuse", "; ".join(blockers)
@@ -403,12 +464,14 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     fail_over_drift(module, selection, chunk, answer)
     if selection.problem:
         blockers = ["%s. hint: %s" % (selection.problem, selection.hint), *blockers]
-    torn = None if one_each else torn_array(selection, name)
+    torn = torn_array(selection.decisions, name) if groups == ALL and not selection.problem else None
     if torn:
         blockers = [torn, *blockers]
     if blockers:
         shown = "\n" + answer["table"] if selection.problem or torn else ""
         module.fail_json(msg=refusal(blockers) + shown, changed=False, **answer)
+    if groups == NUMA and any(part["new"] for part in several.parts):
+        module.warn(several.shown)
     module.exit_json(
         changed=False,
         boot_unit=bool(boot_unit.changes({})),
@@ -422,15 +485,21 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     )
 
 
-def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) -> list[str]:
+def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int, several: Several) -> list[str]:
     """Everything else that would stop a node that is to be built, or whose build was interrupted."""
     kept = {row.drive.name for row in selection.decisions if row.verdict in (KEEP, ADOPT)}
     if kept and built_manifest() is not None:
         return []  # a built node: its differences are reported
     serials = [drive.serial for drive in selection.selected]
-    if wanted["array"]["groups"] == DRIVE:
-        volumes = volume_parts(selection)
-        return obstacles(wanted["mount_point"] or "", wanted["wishes"], serials, level=wanted["level"], volumes=volumes)
+    if several.groups != ALL:
+        wishes = dict(wanted["wishes"])
+        if wishes.get("filesystem"):
+            wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=BUILT_LEVELS[wanted["level"]].chunk(chunk))
+        point = wanted["mount_point"] or ""
+        if several.problems:
+            # Which volumes there would be, and so what is in their way, is not known.
+            wishes, point = {**wishes, "filesystem": None}, ""
+        return obstacles(point, wishes, serials, level=wanted["level"], volumes=several.parts)
     running = [array for array in read_arrays() if kept & set(array.members) and complete(array) and array.serves]
     array = running[0] if running else None
     wishes, mount_point = dict(wanted["wishes"]), wanted["mount_point"] or ""
@@ -442,19 +511,49 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) ->
     return obstacles(mount_point, wishes, serials, array, level=wanted["level"])
 
 
-def volume_parts(selection: Selection) -> list[dict[str, Any]]:
-    """The volumes that the chosen drives have, or will have, as M(tunetool.node.raid_array) returns them."""
-    drives = {drive.serial: drive for drive in selection.selected}
+@dataclass(frozen=True)
+class Several:
+    """The volumes that the chosen drives have, or will have, where there are several."""
+
+    groups: str
+    parts: Sequence[Mapping[str, Any]] = ()
+    """As M(tunetool.node.raid_array) returns them."""
+    problems: Sequence[str] = ()
+    shown: str = ""
+    """How many drives each has, for people."""
+
+
+def several_of(selection: Selection, wanted: dict[str, Any], known: Mapping[str, AnyVolume], chunk: int) -> Several:
+    """``known``: those that are there, or that were noted."""
+    groups, drives = wanted["array"]["groups"], {drive.serial: drive for drive in selection.selected}
+    if selection.problem:
+        return Several(groups)
     kept = {row.drive.serial for row in selection.decisions if row.verdict == KEEP}
-    return [each.part(drives[each.serial], each.serial not in kept) for each in named(list(drives), known_volumes())]
+    volumes: Sequence[AnyVolume]
+    problems: list[str] = []
+    shown = ""
+    if groups == DRIVE:
+        volumes = named(list(drives), known)
+    else:
+        of_nodes = grouped(selection.selected, known, kept, wanted["array"]["name"], chunk)
+        volumes, shown = of_nodes.volumes, str(of_nodes)
+        problems = [*of_nodes.problems]
+        for each in of_nodes.volumes:
+            torn = torn_array([row for row in selection.decisions if row.drive.serial in each.serials], each.array)
+            problems += [torn] if torn else []
+    parts = []
+    for volume in [] if problems else volumes:
+        new = not kept.issuperset(volume.serials)
+        parts.append(volume.part([drives[serial] for serial in volume.serials], new, made=not new))
+    return Several(groups, parts, problems, shown)
 
 
-def torn_array(selection: Selection, array_name: str) -> str | None:
+def torn_array(rows: Sequence[Decision], array_name: str) -> str | None:
     """The refusal of an array of ours that some chosen drives carry and others do not."""
     serials: dict[str, list[str]] = {KEEP: [], TAKE: []}
-    for row in selection.decisions:
+    for row in rows:
         serials.setdefault(row.verdict, []).append("`%s`" % row.drive.serial)
-    if not (serials[KEEP] and serials[TAKE]) or selection.problem:
+    if not (serials[KEEP] and serials[TAKE]):
         return None
     return (
         "array `%s` is on %s and not on %s, which are blank. hint: put back what is missing; nothing was changed. %s"

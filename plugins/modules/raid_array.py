@@ -15,6 +15,9 @@ description:
     when it runs as asked. Refuses everything between, and names each difference; never rebuilds anything.
   - With C(groups=drive) there is no array. It makes sure that each drive is blank, or carries the volume that was made
     on it, and notes which volumes there are in C(/etc/tunetool/drives.json).
+  - With C(groups=numa) there is one array over the drives of each NUMA node, as sysfs names it when the array is made,
+    and each is made, assembled and kept as if it were alone. Which drives are whose is noted in that file, too. A drive
+    whose node is not known is refused.
   - Looks for signatures on the members again in the same step in which it creates the array.
   - Drives in O(wipes) lose what they hold, directly before the array is created over them, if their contents still
     have the hash given there and nothing uses them. If one drive fails this test, none is touched.
@@ -73,7 +76,7 @@ array:
   type: dict
 volumes:
   description:
-    - Where each drive has a volume, every one with its C(name), its C(array) as the manifest holds it, and C(new) where
+    - Where there are several, every one with its C(name), its C(array) as the manifest holds it, and C(new) where
       it is yet to be made; else empty.
   returned: success
   type: list
@@ -94,27 +97,43 @@ initramfs_rebuilt:
   elements: str
 """
 
+from dataclasses import replace  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any, Mapping, Sequence  # noqa: E402
+
 from ..module_utils.array.build import ArrayRefusal, Facts, decide_build  # noqa: E402
-from ..module_utils.array.create import (  # noqa: E402  (Ansible wants the documentation first)  # noqa: E402
+from ..module_utils.array.create import (  # noqa: E402
     assemble,
     begin,
     create,
+    drawn_uuid,
     members_by_serial,
     note_as_made,
     refuse_unless_blank,
     settled,
 )
-from ..module_utils.array.drift import Asked, array_differences, layout_difference  # noqa: E402
+from ..module_utils.array.drift import Asked, array_differences, layout_difference, of_volume  # noqa: E402
 from ..module_utils.array.drive_decisions import ARRAY, by_serial, chunk_problem, name_problem  # noqa: E402
-from ..module_utils.array.drive_volumes import ALL, DRIVE, kept_volumes, known_volumes, named, note  # noqa: E402
+from ..module_utils.array.drive_volumes import (  # noqa: E402
+    ALL,
+    NUMA,
+    AnyVolume,
+    ArrayVolume,
+    in_order,
+    kept_volumes,
+    known_volumes,
+    named,
+    note,
+)
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
-from ..module_utils.array.md_arrays import Array, Step, Wanted, adopted, examine, read_arrays  # noqa: E402
+from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
+from ..module_utils.array.numa_volumes import array_name, found_volumes, grouped, moved  # noqa: E402
 from ..module_utils.audit.before_changes import not_writable  # noqa: E402
 from ..module_utils.common.commands import run  # noqa: E402
-from ..module_utils.common.drift import Drifted, Ledger, as_results, built_manifest  # noqa: E402
+from ..module_utils.common.drift import Difference, Drifted, Ledger, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
-from ..module_utils.common.raid_levels import LEVELS, SINGLE, canonical, data_members  # noqa: E402
+from ..module_utils.common.manifest import each_volume  # noqa: E402
+from ..module_utils.common.raid_levels import DEFAULT, LEVELS, canonical, data_members  # noqa: E402
 from ..module_utils.common.refusal import Expected, Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import read_signatures  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
@@ -146,64 +165,146 @@ def main() -> None:
         Expected: lambda error: "array `%s`: %s" % (name, error),
         OSError: lambda error: "array `%s`: %s" % (name, line_of(error)),
     }
-    work = converge if module.params["groups"] == ALL else converge_drives
+    work = converge if module.params["groups"] == ALL else converge_several
     module.exit_json(**change(module, lambda: work(module), words))
 
 
-def converge_drives(module: AnsibleModule) -> dict[str, object]:
-    """Make sure that each drive may take its volume, and note the volumes, which M(tunetool.node.scratch_filesystem)
-    makes. Returns the module's result."""
+def converge_several(module: AnsibleModule) -> dict[str, object]:
+    """Make sure that each drive may take its volume, note the volumes, and make the arrays of those that have one.
+    M(tunetool.node.scratch_filesystem) makes what is on them. Returns the module's result."""
+    groups = module.params["groups"]
     hashes = {entry["serial"]: entry["hash"] for entry in module.params["wipes"]}
-    members = members_by_serial(module.params["serials"])
-    known, manifest = known_volumes(), built_manifest()
-    unlike = layout_difference(manifest, DRIVE) if manifest else None
+    members, manifest = members_by_serial(module.params["serials"]), built_manifest()
+    unlike = layout_difference(manifest, groups) if manifest else None
     if unlike is not None:
         raise Drifted([unlike])
-    volumes = named([drive.serial for drive in members], known)
-    signatures = read_signatures([drive.name for drive in members])
-    kept = kept_volumes(volumes, {drive.name: drive.serial for drive in members}, signatures)
+    serials = {drive.name: drive.serial for drive in members}
+    signatures = read_signatures(list(serials))
+    known = known_volumes(groups=groups)
+    if groups == NUMA and not known:
+        known = found_volumes(_examined(module, list(serials)), serials, module.params["name"])
+    # What the plan gives up is kept by nobody, whoever made it.
+    kept = kept_volumes(in_order(known), serials, signatures) - set(hashes)
+    volumes = named(list(serials.values()), known)
+    if groups == NUMA:
+        of_nodes = grouped(members, known, kept, module.params["name"], parse_size(module.params["chunk"]))
+        if of_nodes.problems:
+            raise Refusal("; ".join(of_nodes.problems))
+        volumes = [*of_nodes.volumes]
     new = [drive for drive in members if drive.serial not in kept]
     if manifest and new:
         # Looked at by nvme_drives, which names every difference; whatever happened since is not built over.
         raise Refusal(
             "%s carry no volume of this built node. hint: nothing was changed; run `tunetool provision` again"
-            % by_serial([drive.name for drive in new], {drive.name: drive.serial for drive in new})
+            % by_serial([drive.name for drive in new], serials)
         )
+    arrays = [_planned(module, each, members, hashes, manifest) for each in volumes if isinstance(each, ArrayVolume)]
     doomed = [drive for drive in new if drive.serial in hashes]
     before = contents_text(doomed)
     if module.check_mode:
         _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
     elif new:
-        with held(new):
-            _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
-            module.change_begins()
-            if not kept:
-                # A manifest that is left is of no drive here: an owner's volume, or one that cannot be read.
-                forget_volume()
-            # First: after an interruption the file systems are ours by their UUIDs.
-            note(volumes)
-            if doomed:
-                refuse_unless_wipeable(doomed, hashes)
-                wipe(doomed)
-            refuse_unless_blank(members_by_serial([drive.serial for drive in new]), deep=True)
-    ledger = Ledger(None, not module.check_mode)
+        _begin_several(module, volumes, kept, new, hashes)
+    if not module.check_mode:
+        for on_array, facts, step, _ in arrays:
+            _settle(module, facts, step, on_array)
+    ledger = Ledger(None, not module.check_mode, module.change_begins)
     ledger.note("drives that are wiped", before, "".join("%s: blank\n" % drive.serial for drive in doomed))
     drives = {drive.serial: drive for drive in members}
-    parts = [each.part(drives[each.serial], each.serial not in kept) for each in volumes]
-    added = ["%s: %s\n" % (each.name, each.serial) for each in volumes if each.serial not in kept]
+    parts = []
+    for each in volumes:
+        is_new = not kept.issuperset(each.serials)
+        made = not (is_new and module.check_mode)
+        parts.append(each.part([drives[serial] for serial in each.serials], is_new, made))
+    added = ["%s: %s\n" % (each["name"], _shown(each)) for each in parts if each["new"]]
     ledger.note("volumes", "", "".join(added))
+    assembled = ["%s\n" % each.name for each, _, step, _ in arrays if step.action == "assemble"]
+    ledger.note("arrays that are assembled", "", "".join(assembled))
+    named_arrays = [(each["array"]["name"], each["array"]["uuid"] or "(new)") for each in parts]
+    stale = remember(module, ledger, named_arrays) if arrays else []
+    differences = [difference for *_, of_it in arrays for difference in of_it]
+    if manifest and groups == NUMA:
+        differences += moved(in_order(known), {drive.serial: drive.numa_node for drive in members})
     return {
         "changed": bool(ledger.diff),
-        "differences": [],
-        "action": "create" if new else "keep",
+        "differences": as_results(differences),
+        "action": "create" if new else "assemble" if assembled else "keep",
         "made": bool(new),
         "wiped": [drive.serial for drive in doomed],
-        "initramfs_rebuilt": [],
-        "array": {"uuid": None, "name": module.params["name"], "level": SINGLE.name, "chunk_bytes": 0},
+        "initramfs_rebuilt": [image.path for image in stale],
+        "array": {
+            "uuid": None,
+            "name": module.params["name"],
+            "level": parts[0]["array"]["level"],
+            "chunk_bytes": parts[0]["array"]["chunk_bytes"],
+        },
         "volumes": parts,
-        "data_members": 1,
+        "data_members": len(parts[0]["array"]["members"]),
         "diff": ledger.diff,
     }
+
+
+def _begin_several(
+    module: AnsibleModule, volumes: Sequence[AnyVolume], kept: set[str], new: list[Drive], hashes: dict[str, str]
+) -> None:
+    """Note the volumes, wipe what the plan names, and create the arrays over the ``new`` drives."""
+    doomed = [drive for drive in new if drive.serial in hashes]
+    with held(new):
+        _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
+        module.change_begins()
+        if not kept:
+            # A manifest that is left is of no drive here: an owner's volume, or one that cannot be read.
+            forget_volume()
+        # First: after an interruption the file systems and the arrays are ours by their UUIDs.
+        note(volumes)
+        if doomed:
+            refuse_unless_wipeable(doomed, hashes)
+            wipe(doomed)
+        refuse_unless_blank(members_by_serial([drive.serial for drive in new]), deep=True)
+        for each in volumes:
+            if isinstance(each, ArrayVolume) and kept.isdisjoint(each.serials):
+                drives = members_by_serial(list(each.serials))
+                # The array before it took its time.
+                refuse_unless_blank(drives, deep=True)
+                create(each.array, each.chunk_bytes, drives, begin(each.uuid, each.name), each.level)
+                wanted = Wanted(each.array, each.level, each.chunk_bytes, tuple(drive.name for drive in drives))
+                array = _there(each.uuid, wanted)
+                clear_beginning_of(array, wiped=bool(set(each.serials) & set(hashes)))
+                note_as_made(each.uuid, array.device, volume=each.name)
+
+
+def _planned(
+    module: AnsibleModule,
+    volume: ArrayVolume,
+    members: Sequence[Drive],
+    hashes: dict[str, str],
+    manifest: Mapping[str, Any] | None,
+) -> tuple[ArrayVolume, Facts, Step, list[Difference]]:
+    """What is to be done about the array of one of several volumes. Raises as ``decide_build``; changes nothing."""
+    drives = {drive.serial: drive for drive in members}
+    mine = [drives[serial] for serial in volume.serials]
+    asked = module.params
+    wanted = Wanted(
+        array_name(asked["name"], volume.name), DEFAULT, parse_size(asked["chunk"]), tuple(drive.name for drive in mine)
+    )
+    own = dict(each_volume(manifest)).get(volume.name) if manifest else None
+    facts = _facts(module, wanted, mine, hashes, own)
+    if facts.differences is not None:
+        facts = replace(facts, differences=of_volume(facts.differences, volume.name))
+    return (volume, facts, *decide_build(facts))
+
+
+def _settle(module: AnsibleModule, facts: Facts, step: Step, volume: ArrayVolume) -> None:
+    """Assemble an array that is whole and does not run, and see that each is as wanted."""
+    if step.action == "assemble":
+        module.change_begins()
+        assemble(facts.wanted.name, str(step.uuid), list(facts.members))
+    if step.action != "create":
+        _there(volume.uuid, facts.wanted)
+
+
+def _shown(part: Mapping[str, Any]) -> str:
+    return ", ".join(member["serial"] for member in part["array"]["members"])
 
 
 def _refuse_unless_ready(doomed: list[Drive], spared: list[Drive], hashes: dict[str, str]) -> None:
@@ -234,7 +335,7 @@ def converge(module: AnsibleModule) -> dict[str, object]:
     described = describe(facts)
     ledger.note("drives that are wiped", facts.held, "".join("%s: blank\n" % drive.serial for drive in facts.doomed))
     ledger.note("array %s" % facts.wanted.name, "" if step.action == "create" else described, described)
-    stale = remember(module, ledger, facts.wanted.name, uuid)
+    stale = remember(module, ledger, [(facts.wanted.name, uuid)])
     changed = step.action != "keep" or bool(ledger.diff)
     return {
         "changed": changed,
@@ -262,19 +363,35 @@ def read(module: AnsibleModule, hashes: dict[str, str]) -> Facts:
     members = members_by_serial(asked["serials"])
     chunk = level.chunk(parse_size(asked["chunk"]))
     wanted = Wanted(asked["name"], level.name, chunk, tuple(drive.name for drive in members))
+    return _facts(module, wanted, members, hashes, built_manifest(), asked["adopt"])
+
+
+def _facts(
+    module: AnsibleModule,
+    wanted: Wanted,
+    members: list[Drive],
+    hashes: dict[str, str],
+    manifest: Mapping[str, Any] | None,
+    adopt: bool = False,
+) -> Facts:
+    """``manifest``: of a node that has this array alone."""
+    superblocks = _examined(module, list(wanted.members))
+    wanted = adopted(wanted, superblocks) if adopt else wanted
+    arrays, known = read_arrays(), _serials()
+    doomed = tuple(drive for drive in members if drive.serial in hashes)
+    differences = None
+    if manifest is not None and not doomed:
+        serials = tuple(drive.serial for drive in members)
+        expected = Asked(wanted.name, wanted.level, wanted.chunk_bytes, serials, len(members), adopt)
+        differences = array_differences(manifest, expected, arrays, superblocks, known)
+    held_there = contents_text(list(doomed))
+    return Facts(wanted, tuple(members), doomed, superblocks, arrays, known, differences, held_there)
+
+
+def _examined(module: AnsibleModule, names: Sequence[str]) -> dict[str, Superblock]:
     # In check mode on a new node mdadm is not installed yet; wipefs shows before the end that the members are blank.
     missing = module.check_mode and module.get_bin_path("mdadm") is None
-    superblocks = {} if missing else examine(wanted.members)
-    wanted = adopted(wanted, superblocks) if asked["adopt"] else wanted
-    arrays, serials = read_arrays(), _serials()
-    doomed = tuple(drive for drive in members if drive.serial in hashes)
-    manifest = None if doomed else built_manifest()
-    differences = None
-    if manifest is not None:
-        expected = Asked(wanted.name, level.name, chunk, tuple(asked["serials"]), len(members), asked["adopt"])
-        differences = array_differences(manifest, expected, arrays, superblocks, serials)
-    held_there = contents_text(list(doomed))
-    return Facts(wanted, tuple(members), doomed, superblocks, arrays, serials, differences, held_there)
+    return {} if missing else examine(names)
 
 
 def refuse_unless_ready(facts: Facts, hashes: dict[str, str]) -> None:
@@ -290,14 +407,20 @@ def act(module: AnsibleModule, facts: Facts, step: Step, hashes: dict[str, str])
     elif step.action == "assemble":
         module.change_begins()
         assemble(facts.wanted.name, str(step.uuid), list(facts.members))
-    array = settled(step.uuid or facts.wanted.members[0])
-    if array is None or array.uuid is None:
-        raise ArrayRefusal("array `%s` did not appear. hint: see `dmesg | grep md`" % facts.wanted.name)
-    refuse_unless_as_wanted(array, facts.wanted)
+    array = _there(step.uuid or facts.wanted.members[0], facts.wanted)
     if step.action == "create":
         clear_beginning_of(array, wiped=bool(facts.doomed))
-        note_as_made(array.uuid, array.device)
-    return array.uuid
+        note_as_made(str(array.uuid), array.device)
+    return str(array.uuid)
+
+
+def _there(uuid_or_member: str, wanted: Wanted) -> Array:
+    """The array that runs now, as wanted. Raises ``ArrayRefusal``."""
+    array = settled(uuid_or_member)
+    if array is None or array.uuid is None:
+        raise ArrayRefusal("array `%s` did not appear. hint: see `dmesg | grep md`" % wanted.name)
+    refuse_unless_as_wanted(array, wanted)
+    return array
 
 
 def make(module: AnsibleModule, facts: Facts, hashes: dict[str, str]) -> None:
@@ -316,7 +439,7 @@ def make(module: AnsibleModule, facts: Facts, hashes: dict[str, str]) -> None:
             wipe(list(facts.doomed))
             members = members_by_serial([drive.serial for drive in members])
         refuse_unless_blank(members, deep=True)
-        create(wanted.name, wanted.chunk_bytes, members, begin(), wanted.level)
+        create(wanted.name, wanted.chunk_bytes, members, begin(drawn_uuid()), wanted.level)
 
 
 def refuse_unless_as_wanted(array: Array, wanted: Wanted) -> None:
@@ -337,14 +460,17 @@ def clear_beginning_of(array: Array, wiped: bool) -> None:
         written(clear_ends, array.path)
 
 
-def remember(module: AnsibleModule, ledger: Ledger, name: str, uuid: str) -> list[Image]:
-    """Write the array into mdadm.conf, then rebuild the images that do not carry it. Returns these."""
+def remember(module: AnsibleModule, ledger: Ledger, arrays: Sequence[tuple[str, str]]) -> list[Image]:
+    """Write the arrays, by name and UUID, into mdadm.conf, then rebuild the images that do not carry them. Returns
+    these."""
     conf = mdadm_conf_path()
-    before = content(conf)
-    after = conf_with_array(before, name, uuid)
+    before = after = content(conf)
+    for name, uuid in arrays:
+        after = conf_with_array(after, name, uuid)
     if ledger.note(conf, before, after):
         replace_file(conf, after)
-    renewed = renew(conf, before != after, acting=ledger.acting, ours=uuid, begins=module.change_begins)
+    ours = [uuid for _, uuid in arrays]
+    renewed = renew(conf, before != after, acting=ledger.acting, ours=ours, begins=module.change_begins)
     if renewed.left:
         raise ArrayRefusal(
             "the initramfs does not carry `%s` after it was rebuilt: %s. hint: rebuild it by hand"

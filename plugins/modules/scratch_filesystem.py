@@ -115,10 +115,10 @@ offload:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.array.adopt_or_wipe import plain_uuid  # noqa: E402
 from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.machine.drive_contents import plain_uuid  # noqa: E402
 from ..module_utils.machine.file_system import BUILT  # noqa: E402
 from ..module_utils.play.convergence import AnsibleModule, converge  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402

@@ -137,6 +137,8 @@ from dataclasses import replace  # noqa: E402  (Ansible wants the documentation 
 from typing import Any, Mapping  # noqa: E402
 
 from ..module_utils.array.drive_decisions import ARRAY, DRIVES, criteria_of, table  # noqa: E402
+from ..module_utils.array.drive_volumes import NUMA  # noqa: E402
+from ..module_utils.array.numa_volumes import found_volumes  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, not_writable, obstacles  # noqa: E402
 from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
@@ -146,12 +148,13 @@ from ..module_utils.play.convergence import AnsibleModule, Words, change, line_o
 from ..module_utils.removal import erasure  # noqa: E402
 from ..module_utils.removal.apply import Job, names_of_remains, remove_remains  # noqa: E402
 from ..module_utils.removal.decision import (  # noqa: E402
+    Machine,
     Removal,
     consent_problem,
     plan_removal,
     removal_part,
 )
-from ..module_utils.removal.drives import plan_drives  # noqa: E402
+from ..module_utils.removal.drives import plan_several  # noqa: E402
 from ..module_utils.removal.exchange import Exchange, carry_out, exchange_part, plan_exchange  # noqa: E402
 from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
@@ -181,16 +184,25 @@ def with_erasure(removal: Removal, wish: str) -> Removal:
     return replace(removal, erase=wish, ways=tuple(ways), problems=(*removal.problems, *problems))
 
 
+def with_found(machine: Machine, array: Mapping[str, Any]) -> Machine:
+    """With the several volumes that only their arrays' names tell: nothing is known of them on this system."""
+    if machine.manifest is not None or machine.volumes or array["groups"] != NUMA:
+        return machine
+    serials = {drive.name: drive.serial for drive in machine.drives}
+    return replace(machine, volumes=found_volumes(machine.superblocks, serials, array["name"]))
+
+
 def converge(module: AnsibleModule) -> dict[str, Any]:
     """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
     name, point = wanted["array"]["name"], wanted["mount_point"]
     if wanted["job"] == TEARDOWN:
         erasure.await_sanitizing(wanted["erase"], [entry["serial"] for entry in wanted["wipes"]])
-        machine = look()[0]
-        removal = plan_drives(machine, point) if machine.volumes else plan_removal(machine, name, point)
+        machine = with_found(look()[0], wanted["array"])
+        removal = plan_several(machine, point) if machine.volumes else plan_removal(machine, name, point)
         return remove(module, with_erasure(removal, wanted["erase"]))
     machine, hashes = look(wanted["new_serial"])
+    machine = with_found(machine, wanted["array"])
     swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted["drives"]), hashes)
     kept = plan_exchange(machine, swap)
     if kept is not None:

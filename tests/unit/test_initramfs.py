@@ -84,10 +84,10 @@ def test_a_run_cut_between_the_two_writes_is_found_by_the_next(root: Path) -> No
 def test_an_image_that_still_knows_a_removed_array_is_rebuilt(root: Path) -> None:
     put(root, image(CONF))
     (root / PATH[1:]).write_text(conf_without_array(CONF, UUID))
-    assert problems(root, gone=UUID) == [f"it still has `{line_for(NAME, UUID)}`"]
+    assert problems(root, gone=[UUID]) == [f"it still has `{line_for(NAME, UUID)}`"]
     # Without an ARRAY line in the file, initramfs-tools adds the arrays on the drives.
     put(root, image(HEAD + line_for("theirs", OLD) + "\n"))
-    assert problems(root, gone=UUID) == [""]
+    assert problems(root, gone=[UUID]) == [""]
 
 
 @pytest.mark.parametrize(
@@ -200,20 +200,20 @@ def rebuilt(root: Path) -> int:
 def test_an_image_is_rebuilt_once_and_never_in_check_mode(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(root, monkeypatch)
     path = str(root / f"boot/initrd.img-{KERNEL}")
-    looked = renew(PATH, changed=False, acting=False, root=str(root), ours=UUID)
+    looked = renew(PATH, changed=False, acting=False, root=str(root), ours=[UUID])
     assert ([image.path for image in looked.stale], rebuilt(root)) == ([path], 0)
-    assert renew(PATH, changed=False, acting=True, root=str(root), ours=UUID) == looked
+    assert renew(PATH, changed=False, acting=True, root=str(root), ours=[UUID]) == looked
     assert rebuilt(root) == 1
-    assert renew(PATH, changed=False, acting=True, root=str(root), ours=UUID) == Renewal(())
+    assert renew(PATH, changed=False, acting=True, root=str(root), ours=[UUID]) == Renewal(())
     assert rebuilt(root) == 1
     # This run has changed the file: the image is rebuilt, whatever it has.
-    assert renew(PATH, changed=True, acting=True, root=str(root), ours=UUID).left == ()
+    assert renew(PATH, changed=True, acting=True, root=str(root), ours=[UUID]).left == ()
     assert rebuilt(root) == 2
 
 
 def test_an_image_that_comes_out_without_the_array_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(root, monkeypatch, conf=repr(HEAD))
-    (left,) = renew(PATH, changed=False, acting=True, root=str(root), ours=UUID).left
+    (left,) = renew(PATH, changed=False, acting=True, root=str(root), ours=[UUID]).left
     assert left.problem == f"it lacks `{line_for(NAME, UUID)}`"
 
 
@@ -222,16 +222,16 @@ def test_an_image_that_lost_its_array_is_rebuilt_once(root: Path, monkeypatch: p
     put(root, image(CONF))
     (root / PATH[1:]).write_text(HEAD)
     for _ in range(2):
-        assert renew(PATH, changed=False, acting=True, root=str(root), gone=UUID).left == ()
+        assert renew(PATH, changed=False, acting=True, root=str(root), gone=[UUID]).left == ()
     assert rebuilt(root) == 1
 
 
 def test_an_image_of_unknown_form_is_rebuilt_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(root, monkeypatch)
     put(root, b"\x7fELF" * 100)
-    renewed = renew(PATH, changed=False, acting=True, root=str(root), ours=UUID)
+    renewed = renew(PATH, changed=False, acting=True, root=str(root), ours=[UUID])
     assert (renewed.stale, len(renewed.unknown), rebuilt(root)) == ((), 1, 0)
-    renewed = renew(PATH, changed=True, acting=True, root=str(root), ours=UUID)
+    renewed = renew(PATH, changed=True, acting=True, root=str(root), ours=[UUID])
     assert (len(renewed.stale), renewed.unknown, rebuilt(root)) == (1, (), 1)
 
 

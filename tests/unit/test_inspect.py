@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calls import imported_by
-from machines import RECORDED, lay_out, lay_out_drives
+from machines import RECORDED, lay_out, lay_out_drives, lay_out_numa
 from tunetool.cli.main import cli
 from tunetool.inspect import model
 from tunetool.inspect.capture import capture
@@ -411,6 +411,22 @@ def test_a_node_with_several_volumes_shows_each(tmp_path: Path) -> None:
     assert findings_of(tmp_path)["filesystem.mounted"]["found"] == (
         "`/mnt/nvme_raid0/drive3`, `/mnt/nvme_raid0/drive5` were built on this node, but are not mounted"
     )
+
+
+def test_a_drive_away_from_its_numa_array_is_a_finding(tmp_path: Path) -> None:
+    put(tmp_path, "etc/tunetool/node.json", "")
+    manifests.write(lay_out_numa(tmp_path), str(tmp_path / "etc/tunetool/node.json"))
+    shown = seen(tmp_path)
+    built = {drive["serial"]: drive["use"] for drive in shown["drives"] if drive["data"]}
+    assert built == {f"LAB1NV{at + 1}": f"nvme_raid0_numa{at % 2}" for at in range(8)}
+    assert shown["findings"] == []
+    (node,) = tmp_path.glob("sys/devices/pci*/**/nvme/nvme3/numa_node")
+    node.write_text("1\n")
+    finding = findings_of(tmp_path)["array.numa"]
+    assert finding["found"] == (
+        "volume `numa0`: all drives on the NUMA node of its name expected, found `LAB1NV3` on 1"
+    )
+    assert "nothing is rebuilt" in finding["remedy"]
 
 
 def test_a_key_that_cufile_ignores_is_a_finding(tmp_path: Path) -> None:

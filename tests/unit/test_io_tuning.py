@@ -210,18 +210,18 @@ def test_a_scheduler_that_is_a_module_may_be_asked_for(node: Node) -> None:
 
 def test_rules_name_drives_by_serial_and_the_array_by_uuid() -> None:
     tuning = normal_form(asked(scheduler="none", nr_requests="512", read_ahead="4MiB"))
-    assert udev_rules(tuning, ["S6 A*1"], UUID).splitlines()[1:] == [
+    assert udev_rules(tuning, ["S6 A*1"], [UUID]).splitlines()[1:] == [
         'ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", KERNEL=="nvme*", ATTRS{serial}=="S6 A?1", '
         'ATTR{queue/scheduler}="none", ATTR{queue/nr_requests}="512"',
         f'ACTION=="add|change", SUBSYSTEM=="block", ENV{{DEVTYPE}}=="disk", KERNEL=="md*", ENV{{MD_UUID}}=="{UUID}", '
         'ATTR{queue/read_ahead_kb}="4096"',
     ]
-    assert udev_rules(normal_form(asked(dirty="10%")), ["S"], UUID) == ""
+    assert udev_rules(normal_form(asked(dirty="10%")), ["S"], [UUID]) == ""
 
 
 def test_names_that_moved_to_other_drives_leave_the_rules() -> None:
     tuning = normal_form(asked(scheduler="none", read_ahead="4MiB"))
-    assert udev_rules(tuning, ["S1", "S2", "S3"], UUID) == udev_rules(tuning, ["S3", "S1", "S2"], UUID)
+    assert udev_rules(tuning, ["S1", "S2", "S3"], [UUID]) == udev_rules(tuning, ["S3", "S1", "S2"], [UUID])
 
 
 def test_a_run_of_this_part_keeps_to_the_manifests_members(node: Node) -> None:
@@ -470,7 +470,7 @@ def test_a_file_in_etc_hides_its_namesake_and_ours_is_no_rival(tmp_path: Path) -
         (tmp_path / folder / "udev/rules.d").mkdir(parents=True)
         (tmp_path / folder / "udev/rules.d/99-site.rules").write_text(line + "\n")
     tuning = normal_form(asked(**ALL))
-    (tmp_path / UDEV_PATH.lstrip("/")).write_text(udev_rules(tuning, SERIALS, UUID))
+    (tmp_path / UDEV_PATH.lstrip("/")).write_text(udev_rules(tuning, SERIALS, [UUID]))
     assert rivals(tuning, DEVICES, str(tmp_path)) == []
 
 

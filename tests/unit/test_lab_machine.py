@@ -136,6 +136,17 @@ def test_each_processor_has_a_numa_node_with_its_memory():
     ]
 
 
+def test_slots_are_of_both_numa_nodes_where_it_is_asked_for():
+    assert devices(MACHINE.arguments(), "pxb-pcie") == []
+    arguments = replace(MACHINE, numa=True).arguments()
+    bridges = devices(arguments, "pxb-pcie")
+    assert [(bridge["id"], bridge["numa_node"]) for bridge in bridges] == [("numa0", 0), ("numa1", 1)]
+    ports = devices(arguments, "pcie-root-port")
+    assert [port["id"] for port in ports] == [port["id"] for port in devices(MACHINE.arguments(), "pcie-root-port")]
+    assert [port["bus"] for port in ports[:4]] == ["numa0", "numa1", "numa0", "numa1"]
+    assert len({(port["bus"], port["addr"]) for port in ports}) == len(ports)
+
+
 def test_only_loopback_leads_in_and_the_terminal_is_not_shared():
     arguments = MACHINE.arguments()
     assert values(arguments, "-netdev")[0] == "user,id=net,hostfwd=tcp:127.0.0.1:2201-:22"

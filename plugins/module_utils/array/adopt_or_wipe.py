@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Mapping, Sequence
+from typing import Collection, Mapping, Sequence
 
 from ..common.raid_levels import DEFAULT, LEVELS, needs_every_member
-from ..machine.drive_contents import RAID_MEMBER, Contents, Signature
+from ..machine.drive_contents import RAID_MEMBER, Contents, Signature, plain_uuid
 from ..machine.drives import Drive
 from ..machine.unlabelled import PROBE, probes, written
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, by_serial
-from .drive_volumes import DriveVolume
+from .drive_volumes import AnyVolume
 from .md_arrays import Array, Superblock
 
 
@@ -51,8 +51,8 @@ class Consent:
     """Kernel names of the disks under each idle array."""
     mates: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By kernel name, the drives that carry members of the same array, assembled or not."""
-    volumes: Mapping[str, DriveVolume] = field(default_factory=dict)
-    """Volumes of ours on one drive each, by serial: a drive that carries its file system is kept."""
+    volumes: Mapping[str, AnyVolume] = field(default_factory=dict)
+    """Several volumes of ours by the serials of their drives: one that carries what is its volume's is kept."""
     cut_off: Mapping[str, str] = field(default_factory=dict)
     """Arrays of ours whose creation was cut off, by plain UUID, with what to say of each: they may be wiped."""
 
@@ -131,11 +131,6 @@ def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:
     return any(signature.type == RAID_MEMBER and plain_uuid(signature.uuid) == array.uuid for signature in signatures)
 
 
-def plain_uuid(uuid: str | None) -> str:
-    """The hexadecimal digits of a UUID."""
-    return "".join(letter for letter in (uuid or "").lower() if letter in "0123456789abcdef")
-
-
 def array_mates(contents: Contents) -> dict[str, frozenset[str]]:
     """By kernel name, the drives that carry members of the same array as it, by their superblocks' UUIDs."""
     of_array: dict[str, set[str]] = {}
@@ -150,14 +145,19 @@ def array_mates(contents: Contents) -> dict[str, frozenset[str]]:
     return {drive: frozenset(together) for drive, together in mates.items()}
 
 
-def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
+def wipe(
+    rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent, cut_off: Collection[str] = ()
+) -> list[Decision]:
     """Rows with the drives to wipe: for a plan those that are needed, otherwise those that the applied plan names.
 
-    Never more than the count needs, never a guess among several, and never to mend an array that lost a member.
+    Never more than the count needs, never a guess among several, and never to mend an array that lost a member. Beside
+    volumes that are kept, only drives whose own array was ``cut_off`` while it was made: their kernel names.
     """
-    needed = criteria.count - sum(row.verdict == TAKE for row in rows)
-    if needed <= 0 or any(row.verdict == KEEP for row in rows):
+    kept = sum(row.verdict == KEEP for row in rows)
+    needed = criteria.count - kept - sum(row.verdict == TAKE for row in rows)
+    if needed <= 0 or (kept and not consent.volumes):
         return rows
+    holding = holding & set(cut_off) if kept else holding
     if consent.plan:
         names = holding
     else:

@@ -92,7 +92,7 @@ def settled(uuid_or_member: str) -> Array | None:
     return find(arrays, uuid_or_member) or next((array for array in arrays if uuid_or_member in array.members), None)
 
 
-BEGUN_PATH = "/etc/tunetool/array.begun"
+_BEGUN_PATH = "/etc/tunetool/array%s.begun"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LAY, _WRITTEN, _FORMATTING = "lay", "written", "formatting"
 
@@ -124,29 +124,34 @@ class Begun:
         return None if fingerprint(path) == self.lay else "does not hold what it held when it was made"
 
 
-def begin() -> str:
-    """The UUID for a new array, as mdadm writes it, noted before the array exists. Raises ``OSError``."""
+def drawn_uuid() -> str:
+    """A UUID for a new array, as mdadm writes it."""
     digits = uuid.uuid4().hex
-    drawn = ":".join(digits[start : start + 8] for start in range(0, 32, 8))
-    replace_file(BEGUN_PATH, drawn + "\n")
+    return ":".join(digits[start : start + 8] for start in range(0, 32, 8))
+
+
+def begin(drawn: str, volume: str = "") -> str:
+    """Note the UUID for a new array before the array exists, and return it. ``volume``: the name of the volume on it,
+    where it is one of several. Raises ``OSError``."""
+    replace_file(begun_path(volume), drawn + "\n")
     return drawn
 
 
-def note_as_made(array_uuid: str, device: str, root: str = "/") -> None:
+def note_as_made(array_uuid: str, device: str, root: str = "/", volume: str = "") -> None:
     """Note what lies on the array ``/dev/DEVICE``, on which nobody can have written yet. Raises ``OSError``."""
     lay = fingerprint(os.path.join(root, "dev", device))
     words = [(_LAY, lay), (_WRITTEN, "%s %s" % (read_text(_BOOT_ID), sectors_written(device)))]
-    replace_file(_path(root), "\n".join([array_uuid, *("%s %s" % pair for pair in words)]) + "\n")
+    replace_file(_path(root, volume), "\n".join([array_uuid, *("%s %s" % pair for pair in words)]) + "\n")
 
 
-def note_formatting(array_uuid: str, root: str = "/") -> None:
+def note_formatting(array_uuid: str, root: str = "/", volume: str = "") -> None:
     """Note that mkfs begins on it: if it is cut off, the next run does it again. Raises ``OSError``."""
-    replace_file(_path(root), "%s\n%s\n" % (array_uuid, _FORMATTING))
+    replace_file(_path(root, volume), "%s\n%s\n" % (array_uuid, _FORMATTING))
 
 
-def begun(root: str = "/") -> Begun | None:
+def begun(root: str = "/", volume: str = "") -> Begun | None:
     """The array noted by ``begin`` that no file system was made on since, or None."""
-    lines = (read_text(_path(root)) or "").splitlines()
+    lines = (read_text(_path(root, volume)) or "").splitlines()
     if not lines:
         return None
     words = {word: rest for word, _, rest in (line.partition(" ") for line in lines[1:])}
@@ -154,5 +159,10 @@ def begun(root: str = "/") -> Begun | None:
     return Begun(lines[0], words.get(_LAY, ""), boot, sectors, _FORMATTING in words)
 
 
-def _path(root: str) -> str:
-    return os.path.join(root, BEGUN_PATH.lstrip("/"))
+def begun_path(volume: str = "") -> str:
+    """The file with that note, one for the array of each volume."""
+    return _BEGUN_PATH % ("-" + volume if volume else "")
+
+
+def _path(root: str, volume: str) -> str:
+    return os.path.join(root, begun_path(volume).lstrip("/"))

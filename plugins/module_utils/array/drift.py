@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
 from ..common.drift import Difference, lines_only_in
@@ -29,6 +29,11 @@ def layout_difference(manifest: Mapping[str, Any], groups: str) -> Difference | 
         return None
     hint = "what is one volume of the drives cannot be changed in place: " + ANEW
     return Difference("array.groups", groups, built, mended=False, hint=hint)
+
+
+def of_volume(differences: Sequence[Difference], name: str) -> list[Difference]:
+    """Differences of the array of one of several volumes, which their names say."""
+    return [replace(each, name="%s[%s]" % (each.name, name)) for each in differences]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Mapping, Sequence
 from ..common.raid_levels import ACCEPTED, BUILT_LEVELS, DEFAULT, canonical
 from ..machine.drives import Drive
 from ..units import UnitError, format_size, format_size_binary, parse_size
-from .drive_volumes import ALL, DRIVE, GROUPS
+from .drive_volumes import ALL, DRIVE, GROUPS, NUMA
 
 TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
 WIPE, ADOPT = "wipe", "adopt"
@@ -124,14 +124,26 @@ def chunk_problem(text: str) -> str | None:
     return None
 
 
+LONGEST_OF_SEVERAL = 24
+"""Of the array's name in characters where there are several: md keeps 32, and each adds the name of its volume."""
+
+
 def groups_problem(array: Mapping[str, Any]) -> str | None:
-    """The problem of ``ARRAY`` where each drive has a volume, with its hint, or None."""
-    if array["groups"] != DRIVE:
+    """The problem of ``ARRAY`` where there are several volumes, with its hint, or None."""
+    groups = array["groups"]
+    if groups == ALL:
         return None
     if array["adopt"]:
-        return "`raid_array_adopt` and `raid_array_groups: drive`: several volumes are not adopted. hint: leave out one"
+        why = "several volumes are not adopted"
+        return "`raid_array_adopt` and `raid_array_groups: %s`: %s. hint: leave out one" % (groups, why)
     if canonical(array["level"]) != DEFAULT:
-        return "`raid_array_level` and `raid_array_groups: drive`: without an array there is none. hint: leave out one"
+        why = "without an array there is none" if groups == DRIVE else "each array is a RAID0"
+        return "`raid_array_level` and `raid_array_groups: %s`: %s. hint: leave out one" % (groups, why)
+    if groups == NUMA and len(array["name"]) > LONGEST_OF_SEVERAL:
+        return (
+            "`raid_array_name: %s` is too long for `raid_array_groups: numa`, which adds `_numa0`. hint: %d letters "
+            "at most" % (array["name"], LONGEST_OF_SEVERAL)
+        )
     return None
 
 

@@ -8,13 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Collection, Iterable, Mapping, Sequence
 
 from ..common.raid_levels import BUILT_LEVELS
-from ..machine.drive_contents import RAID_MEMBER, Signature
+from ..machine.drive_contents import RAID_MEMBER, Signature, plain_uuid
 from ..machine.drives import Drive
-from ..machine.file_system import BUILT
 from ..machine.nvme_admin import Formats, mending
-from .adopt_or_wipe import Consent, adopt, plain_uuid, wipe
+from .adopt_or_wipe import Consent, adopt, wipe
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, shown_size
-from .drive_volumes import DriveVolume
+from .drive_volumes import AnyVolume
 
 SIZE_TOLERANCE = 0.01
 """A "3.84 TB" drive has 3,840,755,982,336 bytes (IDEMA LBA1-03): within 1 % of its name, and so is its neighbour."""
@@ -59,7 +58,7 @@ def select(
     # Arrays of that name that are not ours, or were never finished.
     strangers = frozenset(array.uuid for array in consent.foreign if array.name == array_name) | set(consent.cut_off)
     rows = []
-    holding = set()
+    holding, unfinished = set(), set()
     for drive in drives:
         mismatch = _mismatch(drive, criteria)
         if mismatch:
@@ -67,16 +66,13 @@ def select(
             continue
         labels = signatures.get(drive.name, ())
         volume = consent.volumes.get(drive.serial)
-        others = [
-            signature
-            for signature in labels
-            if not (_is_its(signature, drive, volume) if volume else _is_ours(signature, array_name, strangers))
-        ]
+        others = [signature for signature in labels if not _is_ours(signature, drive, volume or array_name, strangers)]
         ours = len(others) < len(labels)
         contents = _contents(drive, others, ours)
         begun = {plain_uuid(signature.uuid) for signature in others} & set(consent.cut_off)
         if contents and begun:
             contents = "; ".join([contents, *(consent.cut_off[uuid] for uuid in sorted(begun))])
+            unfinished.add(drive.name)
         # Our own array may hold its member, and its file system may be mounted.
         fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, contents is None and ours)
         if fault is None and drive.metadata_bytes:
@@ -97,7 +93,7 @@ def select(
             rows.append(Decision(drive, TAKE, "blank"))
     rows, adoptable = adopt(rows, signatures, unreadable or {}, criteria, consent)
     if not adoptable:
-        rows = wipe(rows, holding, criteria, consent)
+        rows = wipe(rows, holding, criteria, consent, unfinished)
     rows = _spare_the_rest(rows, criteria)
     return _settle(rows, criteria, holding, adoptable and not consent.adopt, consent, formats)
 
@@ -163,16 +159,13 @@ def _contents(drive: Drive, others: Sequence[Signature], ours: bool) -> str | No
     return "; ".join(parts) or None
 
 
-def _is_ours(signature: Signature, array_name: str, strangers: Collection[str]) -> bool:
-    return (
-        signature.type == RAID_MEMBER
-        and _named(signature.label, array_name)
-        and plain_uuid(signature.uuid) not in strangers
-    )
-
-
-def _is_its(signature: Signature, drive: Drive, volume: DriveVolume) -> bool:
-    return (signature.device, signature.type, signature.uuid) == (drive.name, BUILT.type, volume.uuid)
+def _is_ours(signature: Signature, drive: Drive, whose: AnyVolume | str, strangers: Collection[str]) -> bool:
+    """``whose``: the drive's own volume of several, else the array's name."""
+    if isinstance(whose, str):
+        its = signature.type == RAID_MEMBER and _named(signature.label, whose)
+    else:
+        its = whose.carried_by(drive.name, signature)
+    return its and plain_uuid(signature.uuid) not in strangers
 
 
 def _named(label: str | None, array_name: str) -> bool:

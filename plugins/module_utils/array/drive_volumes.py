@@ -1,7 +1,8 @@
-"""Volumes on one drive each, without md: which there are, by serial and UUID, and how each is called.
+"""A node's several volumes, each on one drive or on an array of some: which there are, by serial and UUID, and names.
 
-They are noted before the first of them is made, and until they are removed: the UUID of a file system is drawn here,
-and by it a drive that a cut-off run left, or whose manifest is damaged, is told from one with somebody else's.
+They are noted before the first of them is made, and until they are removed: the UUID of a file system on a drive, or
+of an array, is drawn here, and by it a drive that a cut-off run left, or whose manifest is damaged, is told from one
+with somebody else's.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ import json
 import os
 import uuid
 from dataclasses import asdict, dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, ClassVar, Mapping, Sequence, Union
 
 from ..common.drift import known_manifest
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH, each_volume
 from ..common.raid_levels import SINGLE
-from ..machine.drive_contents import Signature
+from ..machine.drive_contents import RAID_MEMBER, Signature, plain_uuid
 from ..machine.drives import Drive
 from ..machine.file_system import BUILT
 
-GROUPS = (ALL, DRIVE) = ("all", "drive")
-"""What of a node's drives is one volume: all of them, or each."""
+GROUPS = (ALL, DRIVE, NUMA) = ("all", "drive", "numa")
+"""What of a node's drives is one volume: all of them, each, or those of each NUMA node."""
 NOTES_PATH = "/etc/tunetool/drives.json"
 
 
@@ -33,36 +34,111 @@ class DriveVolume:
     serial: str
     uuid: str
     """Of its file system."""
+    level: ClassVar[str] = SINGLE.name
 
-    def part(self, drive: Drive, new: bool) -> dict[str, Any]:
-        """For the modules after this one; ``array`` as the manifest holds it."""
-        array = {"uuid": self.uuid, "name": self.name, "level": SINGLE.name, "chunk_bytes": 0}
-        return {"name": self.name, "new": new, "array": {**array, "members": [drive.member]}}
+    @property
+    def serials(self) -> tuple[str, ...]:
+        """Of its drives: the one."""
+        return (self.serial,)
+
+    def carried_by(self, drive: str, signature: Signature) -> bool:
+        """Whether what lies on the drive of this kernel name is the volume's."""
+        return (signature.device, signature.type, signature.uuid) == (drive, BUILT.type, self.uuid)
+
+    def part(self, members: Sequence[Drive], new: bool, made: bool = True) -> dict[str, Any]:
+        """For the modules after this one; ``array`` as the manifest holds it. The UUID is kept when it is ``made``."""
+        array = {"uuid": self.uuid, "name": self.name, "level": self.level, "chunk_bytes": 0}
+        return {"name": self.name, "new": new, "array": {**array, "members": [drive.member for drive in members]}}
+
+
+@dataclass(frozen=True)
+class ArrayVolume:
+    """A volume that is on an array of some of the drives, or will be."""
+
+    name: str
+    serials: tuple[str, ...]
+    """By slot."""
+    uuid: str
+    """Of the array, as mdadm writes it."""
+    array: str
+    """The array's name."""
+    level: str
+    chunk_bytes: int
+
+    def carried_by(self, drive: str, signature: Signature) -> bool:
+        """Whether what lies on the drive of this kernel name is the label of the volume's array."""
+        ours = (signature.device, signature.type) == (drive, RAID_MEMBER)
+        return ours and plain_uuid(signature.uuid) == plain_uuid(self.uuid)
+
+    def part(self, members: Sequence[Drive], new: bool, made: bool = True) -> dict[str, Any]:
+        """As that of a ``DriveVolume``; an array that is not ``made`` yet has no UUID."""
+        array = {
+            "uuid": self.uuid if made else None,
+            "name": self.array,
+            "level": self.level,
+            "chunk_bytes": self.chunk_bytes,
+        }
+        return {"name": self.name, "new": new, "array": {**array, "members": [drive.member for drive in members]}}
+
+
+AnyVolume = Union[DriveVolume, ArrayVolume]
 
 
 def groups_of(manifest: Mapping[str, Any]) -> str:
     """What of the drives is one volume on a node with this manifest."""
-    return DRIVE if "volumes" in manifest else ALL
+    if "volumes" not in manifest:
+        return ALL
+    return DRIVE if manifest["volumes"][0]["array"]["level"] == SINGLE.name else NUMA
 
 
-def known_volumes(root: str = "/") -> dict[str, DriveVolume]:
-    """The volumes on drives by serial: those of the manifest, else those that were noted."""
+def known_volumes(root: str = "/", groups: str = "") -> dict[str, AnyVolume]:
+    """The several volumes by the serials of their drives: those of the manifest, else those that were noted.
+    ``groups``: only volumes that are made of drives in this way."""
+    kind = {DRIVE: DriveVolume, NUMA: ArrayVolume}.get(groups, object)
+    return by_serial_of([volume for volume in _known(root) if isinstance(volume, kind)])
+
+
+def volumes_of(manifest: Mapping[str, Any]) -> list[AnyVolume]:
+    """The several volumes of a manifest; none where it has the only one."""
+    return [_of_manifest(name, each["array"]) for name, each in each_volume(manifest) if name]
+
+
+def _known(root: str) -> list[AnyVolume]:
     manifest = known_manifest(root.rstrip("/") + MANIFEST_PATH)
     if manifest is not None:
-        volumes = [(name, each["array"]) for name, each in each_volume(manifest)]
-        return {
-            array["members"][0]["serial"]: DriveVolume(name, array["members"][0]["serial"], array["uuid"])
-            for name, array in volumes
-            if array is not None and array["level"] == SINGLE.name
-        }
+        return volumes_of(manifest)
     try:
-        rows = json.loads(content(_path(root)) or "[]")
-        return {row["serial"]: DriveVolume(str(row["name"]), str(row["serial"]), str(row["uuid"])) for row in rows}
+        return [_of_note(row) for row in json.loads(content(_path(root)) or "[]")]
     except (ValueError, TypeError, KeyError):
-        return {}  # their drives count as somebody else's
+        return []  # their drives count as somebody else's
 
 
-def named(serials: Sequence[str], known: Mapping[str, DriveVolume]) -> list[DriveVolume]:
+def by_serial_of(volumes: Sequence[AnyVolume]) -> dict[str, AnyVolume]:
+    """The volumes by the serial of each of their drives."""
+    return {serial: volume for volume in volumes for serial in volume.serials}
+
+
+def in_order(volumes: Mapping[str, AnyVolume]) -> list[AnyVolume]:
+    """Each of the volumes once, by name."""
+    return sorted(dict.fromkeys(volumes.values()), key=lambda volume: (len(volume.name), volume.name))
+
+
+def _of_manifest(name: str, array: Mapping[str, Any]) -> AnyVolume:
+    serials = tuple(member["serial"] for member in array["members"])
+    if array["level"] == SINGLE.name:
+        return DriveVolume(name, serials[0], array["uuid"])
+    return ArrayVolume(name, serials, array["uuid"], array["name"], array["level"], array["chunk_bytes"])
+
+
+def _of_note(row: Mapping[str, Any]) -> AnyVolume:
+    name, drawn = str(row["name"]), str(row["uuid"])
+    if "serials" not in row:
+        return DriveVolume(name, str(row["serial"]), drawn)
+    serials = tuple(str(serial) for serial in row["serials"])
+    return ArrayVolume(name, serials, drawn, str(row["array"]), str(row["level"]), int(row["chunk_bytes"]))
+
+
+def named(serials: Sequence[str], known: Mapping[str, AnyVolume]) -> list[AnyVolume]:
     """A volume for each drive, in the order of their names. Drives that are not known get the names that are free,
     lowest first, in the order of ``serials``."""
     volumes = {serial: known[serial] for serial in serials if serial in known}
@@ -71,21 +147,21 @@ def named(serials: Sequence[str], known: Mapping[str, DriveVolume]) -> list[Driv
     for serial in serials:
         if serial not in volumes:
             volumes[serial] = DriveVolume(next(free), serial, str(uuid.uuid4()))
-    return sorted(volumes.values(), key=lambda volume: (len(volume.name), volume.name))
+    return in_order(volumes)
 
 
-def kept_volumes(
-    volumes: Sequence[DriveVolume], serials: Mapping[str, str], signatures: Sequence[Signature]
-) -> set[str]:
-    """Serials of the drives that carry the file system of their volume, and nothing else. ``serials``: of the drives
-    by kernel name; ``signatures``: what lies on them."""
-    held: dict[str, list[tuple[str, str | None]]] = {}
-    for signature in signatures:
-        held.setdefault(serials.get(signature.device, ""), []).append((signature.type, signature.uuid))
-    return {each.serial for each in volumes if held.get(each.serial) == [(BUILT.type, each.uuid)]}
+def kept_volumes(volumes: Sequence[AnyVolume], serials: Mapping[str, str], signatures: Sequence[Signature]) -> set[str]:
+    """Serials of the drives that carry what is their volume's, and nothing else. ``serials``: of the drives by kernel
+    name; ``signatures``: what lies on them."""
+    of, kept = by_serial_of(volumes), set()
+    for name, serial in serials.items():
+        there = [signature for signature in signatures if signature.device == name]
+        if serial in of and len(there) == 1 and of[serial].carried_by(name, there[0]):
+            kept.add(serial)
+    return kept
 
 
-def note(volumes: Sequence[DriveVolume], root: str = "/") -> None:
+def note(volumes: Sequence[AnyVolume], root: str = "/") -> None:
     """Write which volumes there are, or remove that where there are none. Raises ``OSError``."""
     if volumes:
         replace_file(_path(root), json.dumps([asdict(volume) for volume in volumes], indent=2) + "\n")

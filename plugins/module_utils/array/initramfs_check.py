@@ -68,15 +68,17 @@ class Image:
         return "%s: %s" % (self.path, self.problem or self.unknown or "as mdadm.conf")
 
 
-def judge_images(conf: str, root: str = "/", changed: bool = False, gone: str = "", only: str = "") -> list[Image]:
+def judge_images(
+    conf: str, root: str = "/", changed: bool = False, gone: Sequence[str] = (), only: Sequence[str] = ()
+) -> list[Image]:
     """Every image against the file ``conf`` (``/etc/mdadm/mdadm.conf``).
 
-    ``changed``: this run has changed, or would change, that file, so that no image has it yet. ``gone`` is the UUID of
-    an array that is no more; with ``only``, nothing but the array of that UUID is asked about. A run that was cut
+    ``changed``: this run has changed, or would change, that file, so that no image has it yet. ``gone``: UUIDs of
+    arrays that are no more; with ``only``, nothing but the arrays of those is asked about. A run that was cut
     between the two writes is found by the next one, from the image alone.
     """
     wanted = array_lines(exact_text(os.path.join(root, conf.lstrip("/"))))
-    wanted = [array for array in wanted if array.names(only)] if only else wanted
+    wanted = [array for array in wanted if any(map(array.names, only))] if only else wanted
     judged = []
     for path in images(root):
         if changed:
@@ -96,7 +98,7 @@ def judge_images(conf: str, root: str = "/", changed: bool = False, gone: str = 
 _NAMES = (DEBIAN_CONF.lstrip("/"), OTHERS_CONF.lstrip("/"))
 
 
-def apart(carried: Carried, wanted: Sequence[ArrayLine], gone: str = "") -> str:
+def apart(carried: Carried, wanted: Sequence[ArrayLine], gone: Sequence[str] = ()) -> str:
     """How an image differs from the lines ``wanted`` of mdadm.conf; empty if it is equivalent.
 
     Other lines do no harm, unless they are about the same array: initramfs-tools puts in what it finds on the drives
@@ -115,7 +117,7 @@ def apart(carried: Carried, wanted: Sequence[ArrayLine], gone: str = "") -> str:
             set(line.uuids) & set(carried_line.uuids) or set(line.devices) & set(carried_line.devices)
             for line in wanted
         )
-        if carried_line.words not in known and (same or carried_line.names(gone)):
+        if carried_line.words not in known and (same or any(map(carried_line.names, gone))):
             return "it still has `%s`" % carried_line
     return ""
 
@@ -130,7 +132,7 @@ def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
         return Check(
             CHECK_ID, FAIL, expected, found, "; ".join(dict.fromkeys(_made_again(each, root) for each in gone))
         )
-    judged = judge_images(conf, root, only=array["uuid"])
+    judged = judge_images(conf, root, only=[array["uuid"]])
     if not judged:
         return Check(CHECK_ID, SKIP, expected, "no initramfs")
     text = exact_text(os.path.join(root, conf.lstrip("/")))
@@ -202,14 +204,14 @@ def renew(
     changed: bool,
     acting: bool,
     root: str = "/",
-    ours: str = "",
-    gone: str = "",
+    ours: Sequence[str] = (),
+    gone: Sequence[str] = (),
     begins: Callable[[], None] = lambda: None,
 ) -> Renewal:
     """Rebuild the images that do not carry the arrays of ``conf``, where ``acting`` and where there is a tool for it.
 
     Minutes on a slow node; raises ``CommandError`` when the tool fails. ``changed`` and ``gone`` are those of
-    ``judge_images``. Afterwards only the array ``ours`` is checked. ``begins`` is called before a rebuild.
+    ``judge_images``. Afterwards only the arrays ``ours`` are checked. ``begins`` is called before a rebuild.
     """
     judged = judge_images(conf, root, changed=changed, gone=gone)
     command = rebuild_command(root)

@@ -7,22 +7,24 @@ compares everything: the owner reads every difference, or every obstacle, in one
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, Callable, Mapping, Sequence
 
-from ..array.drift import ANEW, Asked, array_differences, built_array, complete
-from ..array.drive_volumes import DRIVE, groups_of
+from ..array.drift import ANEW, Asked, array_differences, built_array, complete, of_volume
+from ..array.drive_volumes import ALL, NUMA, groups_of
 from ..array.initramfs_check import images, mdadm_conf_path, rebuild_command
-from ..array.md_arrays import Array, examine, read_arrays
+from ..array.md_arrays import Array, Superblock, examine, read_arrays
+from ..array.numa_volumes import array_name
 from ..common.commands import CommandError, NotInstalled
 from ..common.drift import Collector, Difference, Ledger, built_manifest
 from ..common.files import content
 from ..common.io_settings import ARGUMENTS as TUNING
 from ..common.manifest import MANIFEST_PATH, built_members, each_volume
-from ..common.raid_levels import DEFAULT, SINGLE, data_members
+from ..common.raid_levels import BUILT_LEVELS, DEFAULT, data_members
 from ..common.refusal import Refusal
 from ..gds import apply as gds_apply
 from ..machine.drive_contents import UnreadableDevice
-from ..machine.drives import read_drives
+from ..machine.drives import Drive, read_drives
 from ..machine.file_system import BUILT
 from ..machine.fstab import FSTAB, foreign_entry
 from ..machine.writable import Later, unwritable
@@ -63,8 +65,8 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     if manifest is None:
         return []
     drives = read_drives(root)
-    if groups_of(manifest) == DRIVE:
-        return _overview_of_drives(manifest, asked, wishes, root)
+    if groups_of(manifest) != ALL:
+        return _overview_of_several(manifest, asked, wishes, root)
     serials = {drive.name: drive.serial for drive in drives}
     arrays = read_arrays(root)
     superblocks, no_answer = {}, ""
@@ -87,16 +89,20 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     return differences
 
 
-def _overview_of_drives(
+def _overview_of_several(
     manifest: Mapping[str, Any], asked: Asked, wishes: Mapping[str, Any], root: str
 ) -> list[Difference]:
     built = [member["serial"] for member in built_members(manifest)]
-    present = {drive.serial for drive in read_drives(root)}
+    drives, arrays = read_drives(root), read_arrays(root)
+    present = {drive.serial for drive in drives}
+    absent = [serial for serial in built if serial not in present]
+    of_md = groups_of(manifest) == NUMA
     differences = []
     parts = [
         "%s %s" % (word, ", ".join("`%s`" % serial for serial in some))
         for word, some in (
-            ("absent:", [serial for serial in built if serial not in present]),
+            # Of an array its own difference has it.
+            ("absent:", [] if of_md else absent),
             ("asked for and without a volume:", [serial for serial in asked.members if serial not in built]),
             ("with a volume and not asked for:", sorted(set(built) & present - set(asked.members or built))),
         )
@@ -104,15 +110,45 @@ def _overview_of_drives(
     ]
     if parts or asked.count != len(built):
         found = "; ".join(["%d" % len(built), *parts])
-        hint = SINGLE.remedy if parts else "ask for these %d, or %s" % (len(built), ANEW)
-        differences.append(Difference("array.members", "%d volumes by serial" % asked.count, found, False, hint))
+        hint = BUILT_LEVELS[asked.level].remedy if parts else "ask for these %d, or %s" % (len(built), ANEW)
+        expected = "%d %s by serial" % (asked.count, "members" if of_md else "volumes")
+        differences.append(Difference("array.members", expected, found, False, hint))
+    if of_md:
+        differences += _overview_of_arrays(manifest, asked, drives, arrays, root)
     volume, memory = wishes.get("filesystem"), wishes.get("memory")
-    if volume and not parts:
-        parts_of = [{"name": name, "array": each["array"]} for name, each in each_volume(manifest)]
+    if volume and not parts and not absent:
+        whole = {array.uuid for array in arrays if complete(array)}
+        parts_of = [
+            # What is on an array that is not assembled yet is compared once it is.
+            {"name": name, "array": each["array"], "later": of_md and each["array"]["uuid"] not in whole}
+            for name, each in each_volume(manifest)
+        ]
         wanted = dict(volume, volumes=parts_of)
         differences += _look(manifest, "filesystem", lambda ledger: Volumes(wanted, ledger, root).all())
     if memory:
         differences += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
+    return differences
+
+
+def _overview_of_arrays(
+    manifest: Mapping[str, Any], asked: Asked, drives: Sequence[Drive], arrays: Sequence[Array], root: str
+) -> list[Difference]:
+    """What differs of the arrays of several volumes, each with its volume's name."""
+    serials = {drive.name: drive.serial for drive in drives}
+    running = {array.uuid for array in arrays}
+    superblocks: dict[str, Superblock] = {}
+    differences: list[Difference] = []
+    volumes = each_volume(manifest)
+    try:
+        if not all(volume["array"]["uuid"] in running for _, volume in volumes):
+            superblocks = examine([drive.name for drive in drives])
+    except CommandError as error:
+        unknown = [(name, _unknown_array(volume, str(error))) for name, volume in volumes]
+        return [difference for name, each in unknown for difference in of_volume([each], name)]
+    for name, volume in volumes:
+        members = tuple(member["serial"] for member in volume["array"]["members"])
+        own = replace(asked, name=array_name(asked.name, name), members=members, count=len(members))
+        differences += of_volume(array_differences(volume, own, arrays, superblocks, serials, root), name)
     return differences
 
 
@@ -160,7 +196,7 @@ def obstacles(
     ``wishes`` is as for ``overview``, with ``tuning`` for M(tunetool.node.io_tuning), and with ``gds`` (``mode``,
     ``packages``, ``cufile``) for M(tunetool.node.gpudirect_storage). ``serials``: the drives that are
     chosen, for an array of this ``level``; ``array``: the running array over them, if it is to be kept; ``removed``:
-    the volume that is there now is gone by then; ``volumes``: those of a node that has one on each drive.
+    the volume that is there now is gone by then; ``volumes``: those of a node that has several.
     """
     found = Collector()
     found.refusals += not_writable(root)
@@ -182,7 +218,7 @@ def obstacles(
         names = tuple(drive.name for drive in read_drives(root) if drive.serial in serials)
         _collect(found, lambda: found.refusals.extend(gds_apply.early_refusals(gds, names, root, level)))
     if tuning and serials:
-        asked = dict(tuning, serials=list(serials), array_uuid="", each_drive=bool(volumes))
+        asked = dict(tuning, serials=list(serials), array_uuid="", volumes=volumes)
         _collect(found, lambda: TuningJob(asked, found, root).all())
     return list(dict.fromkeys(found.refusals))
 
@@ -233,6 +269,8 @@ def _obstacles_of_several(
     _collect(found, several.around)
     for each in volumes:
         volume = several.volume(each)
+        if volume.array is None and not each["new"]:
+            continue  # what is on an array, and so which line in fstab is its own, is known once it is assembled
         _volume_obstacles(found, volume.point, volume.wanted, None if each["new"] else volume.array, root, False)
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
-from ..array.adopt_or_wipe import Consent, Foreign, plain_uuid
+from ..array.adopt_or_wipe import Consent, Foreign
 from ..array.drive_decisions import KEEP, REFUSE, Criteria, Decision
 from ..array.drive_selection import select
 from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, Wanted, find
@@ -16,7 +16,7 @@ from ..common import documents
 from ..common.manifest import validate
 from ..common.raid_levels import LEVELS, needs_every_member
 from ..common.refusal import Expected, on_one_line
-from ..machine.drive_contents import RAID_MEMBER, Signature
+from ..machine.drive_contents import RAID_MEMBER, Signature, plain_uuid
 from ..machine.drives import Drive
 
 CONFIG_PATH = "/etc/tunetool/ephemeral.json"

@@ -46,6 +46,11 @@ class Signature:
         return " ".join(parts)
 
 
+def plain_uuid(uuid: str | None) -> str:
+    """The hexadecimal digits of a UUID: wipefs, mdadm and sysfs group them differently."""
+    return "".join(letter for letter in (uuid or "").lower() if letter in "0123456789abcdef")
+
+
 Contents = dict[str, list[Signature]]
 """Signatures by a drive's kernel name, those on its partitions included."""
 

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Mapping, Sequence
 
-from ..array.create import members_by_serial
+from ..array.create import begun_path, members_by_serial
 from ..array.drive_volumes import note
 from ..array.initramfs_check import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
@@ -74,8 +74,14 @@ class Job:
     @property
     def places(self) -> Sequence[Place]:
         """Where what goes is mounted."""
-        whole = Place(self.volume.mount_point, self.volume.filesystem_uuid, self.removal.arrays)
+        volume = self.volume
+        whole = Place(volume.mount_point, volume.filesystem_uuid, self.removal.arrays, array_uuid=volume.uuid)
         return self.removal.places or [whole]
+
+    @property
+    def array_uuids(self) -> list[str]:
+        """Of the arrays that go."""
+        return [place.array_uuid for place in self.places if place.array_uuid]
 
     def occupants(self) -> list[str]:
         """What uses the volume, a line each."""
@@ -220,10 +226,9 @@ class Job:
         if self.ledger.note(FSTAB, before, after):
             replace_file(FSTAB, after)
             reload_systemd()
-        if self.removal.places:
-            return
-        before = content(conf)
-        after = conf_without_array(before, self.volume.uuid)
+        before = after = content(conf)
+        for uuid in self.array_uuids:
+            after = conf_without_array(after, uuid)
         if self.ledger.note(conf, before, after):
             replace_file(conf, after)
 
@@ -277,11 +282,11 @@ class Job:
 
     def rebuild_initramfs(self) -> None:
         """Rebuild the images if this run changed mdadm.conf, or if an image still has the array."""
-        if self.removal.places:
+        if not self.array_uuids:
             return
         conf = mdadm_conf_path()
         changed = any(entry["before_header"] == conf for entry in self.ledger.diff)
-        renewed = renew(conf, changed, acting=self.ledger.acting, gone=self.volume.uuid)
+        renewed = renew(conf, changed, acting=self.ledger.acting, gone=self.array_uuids)
         self.ledger.note(
             "initramfs",
             "".join("%s\n" % image for image in renewed.stale),
@@ -317,6 +322,8 @@ class Job:
         self.ledger.note(MANIFEST_PATH, content(MANIFEST_PATH), "")
         if self.removal.places and self.ledger.acting:
             note(())
+            for place in self.removal.places:
+                forget(begun_path(place.name))
         if not self.ledger.acting or not os.path.exists(MANIFEST_PATH):
             return
         os.unlink(MANIFEST_PATH)

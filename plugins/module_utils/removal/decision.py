@@ -7,17 +7,18 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
-from ..array.adopt_or_wipe import plain_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
-from ..array.drive_volumes import DriveVolume
+from ..array.drive_volumes import AnyVolume, in_order
 from ..array.md_arrays import HALTED_STATES, Array, Superblock
 from ..common.manifest import each_volume
-from ..common.raid_levels import DEFAULT, SINGLE
-from ..machine.drive_contents import RAID_MEMBER, Signature
+from ..common.raid_levels import DEFAULT
+from ..machine.drive_contents import RAID_MEMBER, Signature, plain_uuid
 from ..machine.drives import Drive
 from ..machine.file_system import BUILT
 from ..plan.plan_file import drive_part
 from .erasure import NONE, Way
+
+NOT_A_MEMBER = "not a member"
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Machine:
     """The labels in each md device that can be read, by kernel name."""
     manifest: Mapping[str, Any] | None
     unreadable: Mapping[str, str]
-    volumes: Mapping[str, DriveVolume] = field(default_factory=dict)
-    """The volumes by serial, where there is one on each drive."""
+    volumes: Mapping[str, AnyVolume] = field(default_factory=dict)
+    """The volumes by the serials of their drives, where there are several."""
 
     @property
     def level(self) -> str:
         """Of the array that was built, and will be again."""
         if self.volumes:
-            return SINGLE.name
+            return in_order(self.volumes)[0].level
         return str(self.manifest["array"]["level"]) if self.manifest else DEFAULT
 
     @property
@@ -62,6 +63,10 @@ class Place:
     """The md devices, or the drive; none where that is gone."""
     name: str = ""
     """The volume's, where it is one of several."""
+    array_uuid: str = ""
+    """Of the array that mdadm.conf names; empty where there is none."""
+    serials: tuple[str, ...] = ()
+    """Of the drives that lose something, where it is one of several."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,8 @@ class Removal:
     done: bool = False
     """True if there is nothing to do: no volume, or the drive is replaced already."""
     places: tuple[Place, ...] = ()
-    """Where there is a volume on each drive, those that go."""
-    noted: tuple[DriveVolume, ...] = ()
+    """Where there are several volumes, those that go."""
+    noted: tuple[AnyVolume, ...] = ()
     """For a replacement there: the volumes as they will be."""
     note: str = "nothing to remove"
     """The message in that case."""
@@ -154,7 +159,7 @@ def plan_removal(machine: Machine, name: str, mount_point: str) -> Removal:
     """Decide about every drive."""
     volume, problems = find_volume(machine, name, mount_point)
     if volume is None:
-        return Removal(None, tuple(Decision(drive, IGNORE, "not a member") for drive in machine.drives), done=True)
+        return Removal(None, tuple(Decision(drive, IGNORE, NOT_A_MEMBER) for drive in machine.drives), done=True)
     rows, members = [], []
     for drive in machine.drives:
         row = _row(drive, volume, machine)
@@ -186,7 +191,7 @@ def _row(drive: Drive, volume: Volume, machine: Machine) -> Decision:
     """The decision for one drive: a member to wipe, a blank one, an obstacle, or not a member."""
     carries = _carries(machine.superblocks.get(drive.name), volume)
     if not carries and drive.serial not in volume.serials:
-        return Decision(drive, IGNORE, "not a member")
+        return Decision(drive, IGNORE, NOT_A_MEMBER)
     if drive.name in machine.unreadable:
         return Decision(drive, REFUSE, machine.unreadable[drive.name])
     if carries:

@@ -1,22 +1,84 @@
-"""Removing volumes that are on one drive each: all of them, or the one whose drive is replaced. Only reads."""
+"""Removing the several volumes of a node: all of them, or the one whose drive is replaced. Only reads."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from typing import Sequence
 
+from ..array.create import drawn_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
-from ..array.drive_volumes import DriveVolume
+from ..array.drive_volumes import ArrayVolume, DriveVolume, in_order
+from ..array.md_arrays import Superblock
 from ..array.present import as_array
-from ..machine.drive_contents import Signature
+from ..common.manifest import each_volume
+from ..machine.drive_contents import plain_uuid
 from ..machine.drives import Drive
-from ..machine.file_system import BUILT
-from .decision import Machine, Place, Removal, Volume, digest
+from .decision import NOT_A_MEMBER, Machine, Place, Removal, Volume, digest, plan_removal
 
 
-def plan_drives(machine: Machine, mount_point: str, only: str | None = None) -> Removal:
-    """Decide about every drive. ``only``: the serial of the one drive whose volume goes."""
-    volumes = sorted(machine.volumes.values(), key=lambda each: (len(each.name), each.name))
+def plan_several(machine: Machine, mount_point: str, only: str | None = None) -> Removal:
+    """Decide about every drive. ``only``: the serial of a drive; the volume that it belongs to goes alone."""
+    if any(isinstance(volume, ArrayVolume) for volume in machine.volumes.values()):
+        return _plan_arrays(machine, mount_point, only)
+    return _plan_drives(machine, mount_point, only)
+
+
+def _plan_arrays(machine: Machine, mount_point: str, only: str | None) -> Removal:
+    """Each array as if it were alone."""
+    volumes = [volume for volume in in_order(machine.volumes) if isinstance(volume, ArrayVolume)]
+    doomed = [volume for volume in volumes if only is None or only in volume.serials]
+    manifests = dict(each_volume(machine.manifest)) if machine.manifest else {}
+    parts, places = [], []
+    for volume in doomed:
+        ours = {name: block for name, block in machine.superblocks.items() if _is_of(block, volume)}
+        alone = replace(machine, manifest=manifests.get(volume.name), superblocks=ours, volumes={})
+        point = machine.points.get(volume.name) or "%s/%s" % (mount_point, volume.name)
+        part = plan_removal(alone, volume.array, point)
+        parts.append(part)
+        uuid = part.volume.filesystem_uuid if part.volume else None
+        serials = tuple(drive.serial for drive in part.members)
+        places.append(Place(point, uuid, part.arrays, volume.name, volume.uuid, serials))
+    holds = [(part, "%s: %s" % (volume.name, what)) for volume, part in zip(doomed, parts) for what in part.holds]
+    insides = sorted({str(part.inside) for part, _ in holds})
+    present = {drive.serial for drive in machine.drives}
+    return Removal(
+        volume=Volume(
+            ", ".join(volume.array for volume in doomed),
+            digest(["arrays", *(volume.uuid for volume in doomed)]),
+            None,
+            mount_point,
+            tuple(serial for volume in volumes for serial in volume.serials),
+        ),
+        decisions=tuple(_of_arrays(drive, parts, machine, only) for drive in machine.drives),
+        problems=tuple(dict.fromkeys(problem for part in parts for problem in part.problems)),
+        members=tuple(drive for drive in machine.drives if any(drive in part.members for part in parts)),
+        absent=tuple(serial for volume in volumes for serial in volume.serials if serial not in present),
+        arrays=tuple(array for part in parts for array in part.arrays),
+        hashes={serial: value for part in parts for serial, value in (part.hashes or {}).items()},
+        # After a cut between two arrays a new plan is needed: what is left is no longer what the old one saw.
+        inside=digest(["insides", *insides]) if insides else None,
+        holds=tuple(what for _, what in holds),
+        places=tuple(places),
+    )
+
+
+def _is_of(block: Superblock, volume: ArrayVolume) -> bool:
+    return plain_uuid(block.uuid) == plain_uuid(volume.uuid)
+
+
+def _of_arrays(drive: Drive, parts: Sequence[Removal], machine: Machine, only: str | None) -> Decision:
+    """The drive's decision of those about each array: a reason against it, else the one that is about it."""
+    rows = [row for part in parts for row in part.decisions if row.drive is drive and row.reason != NOT_A_MEMBER]
+    volume = machine.volumes.get(drive.serial)
+    if not rows and volume is not None and only is not None:
+        return Decision(drive, IGNORE, "keeps volume `%s`" % volume.name)
+    ranked = sorted(rows, key=lambda row: (row.verdict != REFUSE, row.verdict != WIPE))
+    return ranked[0] if ranked else Decision(drive, IGNORE, NOT_A_MEMBER)
+
+
+def _plan_drives(machine: Machine, mount_point: str, only: str | None) -> Removal:
+    volumes = [volume for volume in in_order(machine.volumes) if isinstance(volume, DriveVolume)]
     doomed = [volume for volume in volumes if only in (None, volume.serial)]
     rows, members, problems, places = [], [], [], []
     for drive in machine.drives:
@@ -34,7 +96,8 @@ def plan_drives(machine: Machine, mount_point: str, only: str | None = None) -> 
         point = machine.points.get(volume.name) or "%s/%s" % (mount_point, volume.name)
         there = present.get(volume.serial)
         arrays = (as_array(there, volume.name, volume.uuid),) if there else ()
-        places.append(Place(point, volume.uuid, arrays, volume.name))
+        serials = (volume.serial,) if there in members else ()
+        places.append(Place(point, volume.uuid, arrays, volume.name, serials=serials))
     return Removal(
         volume=Volume(
             "the drives" if only is None else doomed[0].name if doomed else "",
@@ -55,24 +118,19 @@ def plan_drives(machine: Machine, mount_point: str, only: str | None = None) -> 
 def _row(drive: Drive, machine: Machine, only: str | None) -> Decision:
     volume = machine.volumes.get(drive.serial)
     if volume is None:
-        return Decision(drive, IGNORE, "not a member")
+        return Decision(drive, IGNORE, NOT_A_MEMBER)
     if only not in (None, drive.serial):
         return Decision(drive, IGNORE, "keeps volume `%s`" % volume.name)
     if drive.name in machine.unreadable:
         return Decision(drive, REFUSE, machine.unreadable[drive.name])
     labels = machine.signatures.get(drive.name, ())
-    what = ["holds %s" % signature for signature in labels if not is_its(signature, drive, volume)]
+    what = ["holds %s" % signature for signature in labels if not volume.carried_by(drive.name, signature)]
     what += ["has partition %s" % name for name in drive.partitions]
     # The users of the mounted volume are looked at when it is unmounted.
     what += [use for use in drive.uses if not (labels and use.startswith("mounted at "))]
     if what:
         return Decision(drive, REFUSE, "%s, where volume `%s` was built" % ("; ".join(what), volume.name))
     return Decision(drive, WIPE, "volume `%s`" % volume.name) if labels else Decision(drive, IGNORE, "blank already")
-
-
-def is_its(signature: Signature, drive: Drive, volume: DriveVolume) -> bool:
-    """Whether it is the file system of the volume."""
-    return (signature.device, signature.type, signature.uuid) == (drive.name, BUILT.type, volume.uuid)
 
 
 def _hash(drive: Drive, machine: Machine) -> str:
@@ -82,8 +140,11 @@ def _hash(drive: Drive, machine: Machine) -> str:
 
 
 def after_swap(removal: Removal, machine: Machine, old: str, new: str) -> Removal:
-    """With the volumes as they will be noted: the new drive has the name of the old one's, and a UUID of its own. The
-    old one may come back to the node, and a line in fstab would then mount either."""
+    """With the volumes as they will be noted: the new drive has the place of the old one in its volume, which gets a
+    UUID of its own. The old one may come back to the node, and a line in fstab would then mount either."""
     gone = machine.volumes[old]
-    noted = [each for each in machine.volumes.values() if each.serial != old]
+    noted = [each for each in in_order(machine.volumes) if each != gone]
+    if isinstance(gone, ArrayVolume):
+        serials = tuple(new if serial == old else serial for serial in gone.serials)
+        return replace(removal, noted=(*noted, replace(gone, serials=serials, uuid=drawn_uuid())))
     return replace(removal, noted=(*noted, replace(gone, serial=new, uuid=str(uuid.uuid4()))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
-from ..array.adopt_or_wipe import Consent, plain_uuid
+from ..array.adopt_or_wipe import Consent
 from ..array.create import refuse_unless_blank
 from ..array.drive_decisions import IGNORE, KEEP, REFUSE, TAKE, WIPE, Decision
 from ..array.drive_selection import select
@@ -19,6 +19,7 @@ from ..common.manifest import MANIFEST_PATH, dump, write
 from ..common.raid_levels import LEVELS
 from ..common.refusal import Refusal
 from ..common.waiting import try_for, wait_for
+from ..machine.drive_contents import plain_uuid
 from ..machine.drives import Drive, disks_under, read_drives
 from ..machine.held_drives import held
 from ..plan.plan_file import drive_part

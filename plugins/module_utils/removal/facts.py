@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from ..array.drive_volumes import DRIVE, groups_of, known_volumes
+from ..array.drive_volumes import ALL, groups_of, known_volumes
 from ..array.md_arrays import examine, read_arrays
 from ..common.manifest import built_members, load
 from ..machine.drive_contents import (
@@ -71,7 +71,7 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
         inside=inside,
         manifest=manifest,
         unreadable=unreadable,
-        volumes=known_volumes() if manifest is None or groups_of(manifest) == DRIVE else {},
+        volumes=known_volumes() if manifest is None or groups_of(manifest) != ALL else {},
     )
     return machine, hashes
 
@@ -84,7 +84,7 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
         return removal.note
     volume = removal.volume
     if removal.places:
-        return "\n".join([*_of_drives(removal), *_ends(removal, in_the_way)])
+        return "\n".join([*_of_several(removal), *_ends(removal, in_the_way)])
     lines = ["would be lost: array `%s` UUID %s" % (volume.name, volume.uuid)]
     if removal.holds:
         lines += ["  with %s" % what for what in removal.holds]
@@ -113,17 +113,18 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
     return "\n".join([*lines, *_ends(removal, in_the_way)])
 
 
-def _of_drives(removal: Removal) -> list[str]:
-    drives = {drive.name: drive.serial for drive in removal.members}
+def _of_several(removal: Removal) -> list[str]:
     lines = []
     for place in removal.places:
-        there = [array for array in place.arrays if array.device in drives]
-        if not there:
-            lines.append("volume `%s`: nothing is left on its drive, or it is gone" % place.name)
+        on = "drive" if len(place.serials) == 1 else "drives"
+        if not place.serials:
+            of = "drives, or they are" if place.array_uuid else "drive, or it is"
+            lines.append("volume `%s`: nothing is left on its %s gone" % (place.name, of))
             continue
-        lines.append("would be lost: volume `%s` on drive `%s`" % (place.name, drives[there[0].device]))
+        serials = ", ".join("`%s`" % serial for serial in place.serials)
+        lines.append("would be lost: volume `%s` on %s %s" % (place.name, on, serials))
         mount = mount_at(place.mount_point, read_mounts())
-        if mount is not None and mount.device_number == there[0].device_number:
+        if mount is not None and any(mount.device_number == array.device_number for array in place.arrays):
             with contextlib.suppress(OSError):
                 numbers = os.statvfs(place.mount_point)
                 used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
-from ..array.adopt_or_wipe import Consent, plain_uuid
+from ..array.adopt_or_wipe import Consent
 from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
 from ..array.drive_selection import select
+from ..array.drive_volumes import ArrayVolume
+from ..array.numa_volumes import belongs
+from ..machine.drive_contents import plain_uuid
 from ..machine.drives import Drive
 from .decision import Machine, Removal, Volume, plan_removal
-from .drives import after_swap, plan_drives
+from .drives import after_swap, plan_several
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Swap:
 def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) -> Removal:
     """The removal with the new drive in the old one's slot, and every reason why the array could not be built."""
     if machine.volumes:
-        return _plan_for_a_drive(machine, mount_point, swap)
+        return _plan_for_one_of_several(machine, mount_point, swap)
     removal = plan_removal(machine, name, mount_point)
     if removal.volume is None or machine.manifest is None:
         return replace(
@@ -50,13 +53,20 @@ def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) 
     return _with_new(replace(removal, serials=wanted), machine, swap)
 
 
-def _plan_for_a_drive(machine: Machine, mount_point: str, swap: Swap) -> Removal:
+def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> Removal:
     """Only the volume of the old drive goes: all others keep their data."""
     serials = tuple(machine.volumes)
     if swap.old not in serials and swap.new in serials:
         return _done(machine, serials, "`%s` is no longer a member, `%s` is one" % (swap.old, swap.new))
-    removal = plan_drives(machine, mount_point, only=swap.old)
+    removal = plan_several(machine, mount_point, only=swap.old)
     problems = [*removal.problems, *wrong_serials(serials, swap), *_more_absent(removal, swap)]
+    volume = machine.volumes.get(swap.old)
+    problems += [
+        "drive `%s` is not on the NUMA node of volume `%s`. hint: put it into a slot of that node"
+        % (drive.serial, volume.name)
+        for drive in machine.drives
+        if isinstance(volume, ArrayVolume) and drive.serial == swap.new and not belongs(drive.numa_node, volume)
+    ]
     if problems:
         return replace(removal, problems=tuple(problems))
     wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)

@@ -90,15 +90,15 @@ class TuningJob(Job):
         super().__init__(ledger, root)
         self.tuning = normal_form({name: str(asked[name] or "") for name in ARGUMENTS})
         self.serials: Sequence[str] = asked["serials"]
-        array_uuid: str = asked["array_uuid"]
-        each_drive = bool(asked.get("each_drive"))
-        if ledger.manifest and not self.serials and not array_uuid:
+        volumes: Sequence[Mapping[str, Any]] = asked.get("volumes") or ()
+        arrays = [each["array"] for each in volumes] or [{"uuid": asked["array_uuid"], "level": ""}]
+        uuids = [str(array["uuid"] or NEW_ARRAY) for array in arrays if array["level"] != SINGLE.name]
+        self.array_uuids: Sequence[str] = list(dict.fromkeys(uuids))
+        """Empty where the volumes are on the drives themselves."""
+        if ledger.manifest and not self.serials and not volumes and not asked["array_uuid"]:
             # Run alone, the role has no answer of those that chose the drives and made the array.
-            self.serials, uuids = members_and_arrays(ledger.manifest)
-            array_uuid = "".join(uuids[:1])
-            each_drive = not uuids
-        self.array_uuid = "" if each_drive else array_uuid or NEW_ARRAY
-        self.machine = read_machine(self.serials, [] if each_drive else [self.array_uuid], root)
+            self.serials, self.array_uuids = members_and_arrays(ledger.manifest)
+        self.machine = read_machine(self.serials, self.array_uuids, root)
         self.state = State.load(self._path(STATE_PATH))
 
     def all(self) -> dict[str, Any]:
@@ -133,10 +133,11 @@ class TuningJob(Job):
             what = ", ".join("`%s`" % serial for serial in gone) or "no drive is known"
             raise Refusal("%s cannot be set: %s. hint: run `tunetool provision`" % (", ".join(asked_of_drives), what))
         asked_of_array = [name.replace("_", "-") for name in of_target(ARRAY) if wanted(self.tuning, name) is not None]
-        if asked_of_array and not self.machine.arrays and self.array_uuid != NEW_ARRAY:
+        still = [uuid for uuid in self.array_uuids if uuid not in (NEW_ARRAY, *self.machine.arrays)]
+        if asked_of_array and (still or not (self.array_uuids or self.machine.arrays)):
             raise Refusal(
                 "%s cannot be set: array %s does not run. hint: run `tunetool provision`"
-                % (", ".join(asked_of_array), self.array_uuid)
+                % (", ".join(asked_of_array), ", ".join(still))
             )
         if self.tuning.get(FSTRIM) and fstrim_state(self.root) == "absent":
             raise Refusal("there is no `fstrim.timer` here. hint: it is part of util-linux")
@@ -146,7 +147,7 @@ class TuningJob(Job):
 
     def _files(self) -> None:
         tuned = active_profile(self.root) is not None
-        rules = udev_rules(self.tuning, self.serials, self.array_uuid)
+        rules = udev_rules(self.tuning, self.serials, self.array_uuids)
         if self._put("io_tuning.udev", UDEV_PATH, rules) and os.path.exists("/run/udev/control"):
             run(["udevadm", "control", "--reload"])
         self._put("io_tuning.tmpfiles", TMPFILES_PATH, tmpfiles(done_here(self.tuning, self.machine), tuned))
@@ -278,7 +279,7 @@ def follow_members(manifest: Mapping[str, Any], root: str = "/") -> None:
         return
     serials = [member["serial"] for member in manifest["array"]["members"]]
     uuid = manifest["array"]["uuid"]
-    rules = udev_rules(tuning, serials, uuid)
+    rules = udev_rules(tuning, serials, [uuid])
     if rules != before:
         replace_file(path, rules)
         if os.path.exists(os.path.join(root, "run/udev/control")):

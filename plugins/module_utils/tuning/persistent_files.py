@@ -27,21 +27,21 @@ def anything_of_ours(root: str = "/") -> bool:
     return any(os.path.exists(os.path.join(root, path.lstrip("/"))) for path in paths)
 
 
-def udev_rules(tuning: Tuning, serials: Sequence[str], array_uuid: str) -> str:
-    """One rule for each drive by its serial and one for the array by its UUID; empty where nothing is asked for.
-    Without an array (no UUID) what is asked of it is in the drives' rules.
+def udev_rules(tuning: Tuning, serials: Sequence[str], array_uuids: Sequence[str]) -> str:
+    """One rule for each drive by its serial and one for each array by its UUID; empty where nothing is asked for.
+    Without an array what is asked of it is in the drives' rules.
 
     They hold for a drive that comes back in another slot under another name, and at every boot. So their order says
     nothing: drives are chosen in the order of their names, which a boot may change.
     """
     lines = []
     queue, ahead = _assignments(tuning, DRIVE), _assignments(tuning, ARRAY)
-    if not array_uuid:
+    if not array_uuids:
         queue, ahead = queue + ahead, ""
     if queue:
         lines += [_rule(_drive(serial), queue) for serial in sorted(serials)]
     if ahead:
-        lines.append(_rule('KERNEL=="md*", ENV{MD_UUID}=="%s"' % array_uuid, ahead))
+        lines += [_rule('KERNEL=="md*", ENV{MD_UUID}=="%s"' % uuid, ahead) for uuid in sorted(array_uuids)]
     return HEADER + "".join(lines) if lines else ""
 
 

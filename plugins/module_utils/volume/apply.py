@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping
 
-from ..array.adopt_or_wipe import plain_uuid
-from ..array.create import BEGUN_PATH, Begun, begun, members_by_serial, note_formatting, refuse_unless_blank
+from ..array.create import Begun, begun, begun_path, members_by_serial, note_formatting, refuse_unless_blank
 from ..array.md_arrays import Array
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget
@@ -15,7 +14,7 @@ from ..common.manifest import MANIFEST_PATH, each_volume
 from ..common.raid_levels import SINGLE
 from ..common.refusal import Refusal
 from ..machine.device_users import users_of
-from ..machine.drive_contents import UnreadableDevice, read_signatures
+from ..machine.drive_contents import UnreadableDevice, plain_uuid, read_signatures
 from ..machine.drives import Drive
 from ..machine.file_system import BUILT, Geometry, wipe_half_made
 from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry, without_entry
@@ -101,9 +100,9 @@ class Volume(MountPoint):
             if not self.ledger.note("file system on %s" % name, before, BUILT.described(self.geometry)):
                 return None
             if self._noted(self.array) is not None:
-                note_formatting(str(self.array.uuid), self.root)
+                note_formatting(str(self.array.uuid), self.root, self.volume)
             self._mkfs(self.array, half)
-            forget(self._path(BEGUN_PATH))
+            forget(self._path(begun_path(self.volume)))
             signatures = read_signatures([self.array.device])
         elif kinds != {BUILT.type}:
             shown = ", ".join(str(signature) for signature in signatures)
@@ -169,7 +168,7 @@ class Volume(MountPoint):
             raise Refusal(
                 "array `%s` %s, before it had a file system. hint: nothing was made over it; save what is there, then "
                 "`blkdiscard %s` makes it blank, and `rm %s` forgets what it held"
-                % (self.wanted["array"], problem, array.path, BEGUN_PATH)
+                % (self.wanted["array"], problem, array.path, begun_path(self.volume))
             )
         if piece is not None:
             raise Refusal(
@@ -185,7 +184,7 @@ class Volume(MountPoint):
 
     def _noted(self, array: Array) -> Begun | None:
         """What is noted of this array, if it was made here and got no file system yet."""
-        noted = begun(self.root)
+        noted = begun(self.root, self.volume)
         return noted if noted is not None and plain_uuid(noted.uuid) == plain_uuid(array.uuid) else None
 
     def _compare_geometry(self, array: Array) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Mapping, Sequence
 from ..array.present import present
 from ..common.drift import Job, Ledger
 from ..common.manifest import each_volume
+from ..common.raid_levels import SINGLE
 from ..machine.file_system import BUILT, Geometry
 from ..machine.mounts import described, hidden_by, mount_at, plain_path, read_mounts
 from .apply import Volume
@@ -19,7 +20,7 @@ from .volume_values import options_of
 
 
 class Volumes(Job):
-    """The volumes of a node that has one on each drive: each as if it were alone, in a directory of its name.
+    """The volumes of a node that has several: each as if it were alone, in a directory of its name.
 
     The directory around them is made immutable too: what is written there, beside them, would land on the root file
     system.
@@ -39,9 +40,11 @@ class Volumes(Job):
         present = dict(each_volume(self.ledger.manifest)) if self.ledger.manifest else {}
         answers = []
         for each in self.volumes:
+            if each.get("later"):
+                continue
             with self.ledger.about(each["name"], present.get(each["name"])):
                 volume = self.volume(each)
-                self._refuse_without_drive(each, volume)
+                self._refuse_if_gone(each, volume)
                 uuid, offload_dir = volume.all()
                 answers.append(
                     {
@@ -62,7 +65,7 @@ class Volumes(Job):
             self.wanted,
             volume=name,
             serial=array["members"][0]["serial"],
-            array=name,
+            array=array["name"],
             chunk_bytes=array["chunk_bytes"],
             members=len(array["members"]),
             mount_point=point,
@@ -75,9 +78,15 @@ class Volumes(Job):
         volume.points = ["%s/%s" % (self.point, other["name"]) for other in self.volumes]
         return volume
 
-    def _refuse_without_drive(self, each: Mapping[str, Any], volume: Volume) -> None:
+    def _refuse_if_gone(self, each: Mapping[str, Any], volume: Volume) -> None:
         """Without it there is no UUID to write into fstab. It was there when the task before this one looked."""
-        if volume.array is not None or (each.get("new") and self.predicting):
+        of_md = each["array"]["level"] != SINGLE.name
+        if volume.array is not None or (self.predicting and (of_md or each.get("new"))):
+            return  # or it would be made, or assembled
+        if of_md:
+            what, hint = "array `%s`" % each["array"]["name"], "nothing was changed; run `tunetool provision` again"
+            refusal = "%s of volume `%s` is not assembled. hint: %s" % (what, each["name"], hint)
+            self.ledger.cannot("array", what, "not assembled", hint, refusal)
             return
         serial, hint = volume.wanted["serial"], "nothing was changed; see `lsblk -do NAME,SERIAL`, then run it again"
         refusal = "drive `%s` of volume `%s` is gone, or on several drives. hint: %s" % (serial, each["name"], hint)

@@ -77,6 +77,7 @@ class UpOptions:
     )
     fresh: bool = option("--fresh", is_flag=True, help="Build the image again.")
     offline: bool = option("--offline", is_flag=True, help="Let the nodes reach each other and nothing else.")
+    numa: bool = option("--numa", is_flag=True, help="Spread the drives over both NUMA nodes of each node.")
 
 
 @command.command()
@@ -99,6 +100,7 @@ def up(given: UpOptions) -> int:
         os_name=given.os_name,
         fresh=given.fresh,
         offline=given.offline,
+        numa=given.numa,
     )
     with _progress() as say:
         started_nodes = fleet.up(lab, settings, say)

@@ -9,7 +9,9 @@ from typing import Any
 from tunetool.inspect.ceilings import format_link, format_link_speed
 from tunetool.inspect.container_advice import container_findings
 from tunetool.inspect.model import Drive, Finding, Inspection, Link
+from tunetool.node.array.drive_volumes import volumes_of
 from tunetool.node.array.md_arrays import cure_of
+from tunetool.node.array.numa_volumes import moved
 from tunetool.node.common.check_result import FAIL, UNKNOWN, Check
 from tunetool.node.common.manifest import common_mount_point, each_volume
 from tunetool.node.common.raid_levels import LEVELS, needs_every_member
@@ -356,6 +358,11 @@ def _manifest(facts: Facts) -> Iterator[Finding]:
             id="node.reboot",
             found="changes of the last `tunetool provision` take effect at the next boot",
             remedy="reboot the node, then run `tunetool provision` again",
+        )
+    for away in moved(volumes_of(manifest), {drive.serial: drive.numa_node for drive in facts.shown.drives}):
+        found = f"{away.expected} expected, found {away.found}"
+        yield Finding(
+            id="array.numa", found=f"volume `{away.name[len('array.numa[') : -1]}`: {found}", remedy=away.hint
         )
     points = [volume["filesystem"]["mount_point"] for _, volume in each_volume(manifest)]
     mounted = {filesystem.mount_point for filesystem in facts.shown.filesystems}

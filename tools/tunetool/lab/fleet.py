@@ -45,6 +45,7 @@ class Settings:
     os_name: str
     fresh: bool = False
     offline: bool = False
+    numa: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
             source = Source(kept.snapshot, kept.node, kept)
         else:
             shape = (template.drive_count, template.drive_size, template.memory, template.os_name)
-            settings = Settings(1, *shape, offline=template.offline)
+            settings = Settings(1, *shape, offline=template.offline, numa=template.numa)
             source = _snapshot(lab, settings, say)
         started = _start(lab, source, [name], say, begun, port=(old or source.template).ssh_port)
         inventory.refresh(lab)
@@ -234,8 +235,9 @@ def _clean_cache() -> None:
 
 
 def _say_difference(running: NodeState, settings: Settings, say: Say) -> None:
-    asked = (settings.drives, settings.drive_size, settings.memory, settings.os_name, settings.offline)
-    if asked != (running.drive_count, running.drive_size, running.memory, running.os_name, running.offline):
+    asked = (settings.drives, settings.drive_size, settings.memory, settings.os_name, settings.offline, settings.numa)
+    shape = (running.drive_count, running.drive_size, running.memory, running.os_name, running.offline, running.numa)
+    if asked != shape:
         say(f"{running.name}: runs already with other settings; to change them: tunetool lab down {running.name}")
 
 
@@ -284,6 +286,7 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
                 drive_size=settings.drive_size,
                 ssh_port=0,
                 offline=settings.offline,
+                numa=settings.numa,
             )
             taken = snapshot.ensure_snapshot(lab, node_image, template, say)
     except BaseException:

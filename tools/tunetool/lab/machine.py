@@ -155,6 +155,8 @@ class Machine:
     """Multicast group and port on the loopback address that join the nodes of a lab; empty: this node is alone."""
     offline: bool = False
     """No way out: only ssh leads in, and the link to the other nodes stays."""
+    numa: bool = False
+    """The slots of drives are those of both NUMA nodes by turns; else of neither."""
     boot: Boot | None = None
     """What QEMU boots at power-on and at every reset."""
     restored: bool = False
@@ -186,8 +188,14 @@ class Machine:
         result += ["-device", "virtio-net-pci,netdev=net,addr=0x3.0x0,multifunction=on,romfile="]
         result += ["-device", "virtio-net-pci,netdev=link,addr=0x3.0x1,romfile="]
         result += ["-device", "virtio-rng-pci,addr=0x1"]
+        for node in range(CPUS) if self.numa else ():
+            result += _json("-device", _host_bridge(node))
         for port in range(self.ports):
-            result += _json("-device", _root_port(port))
+            slot = _root_port(port)
+            if self.numa:
+                # The bridges begin to count on their own buses.
+                slot.update(bus=_host_bridge(port % CPUS)["id"], addr=f"{port // CPUS:#x}")
+            result += _json("-device", slot)
         for drive in self.drives:
             result += _json("-blockdev", drive.blockdev()) + _json("-device", drive.device())
         result += self.boot.arguments() if self.boot else []
@@ -202,6 +210,18 @@ class Machine:
             "cache": {"no-flush": True},
             "file": {"driver": "file", "filename": str(self.disk), "discard": "unmap"},
         }
+
+
+def _host_bridge(node: int) -> dict[str, object]:
+    # A root of its own for each NUMA node, which the firmware's tables name; the bus numbers lie far apart.
+    return {
+        "driver": "pxb-pcie",
+        "id": f"numa{node}",
+        "bus": "pcie.0",
+        "bus_nr": 64 * (node + 1),
+        "numa_node": node,
+        "addr": f"{_FIRST_SLOT + node:#x}",
+    }
 
 
 def _root_port(index: int) -> dict[str, object]:

@@ -137,6 +137,7 @@ def _shape(node: NodeState) -> list[str]:
     # Everything except the paths of files and the ssh port, which differ from node to node.
     nowhere = Path("/")
     same = Machine("", node.memory, node.accel, node.ports, nowhere, "qcow2", 0, nowhere, nowhere, nowhere)
+    same = replace(same, numa=node.numa)
     return same.arguments()
 
 

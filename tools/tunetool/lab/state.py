@@ -67,6 +67,8 @@ class NodeState:
     booted_from: str = "snapshot"
     offline: bool = False
     """Whether its network ends at the other nodes."""
+    numa: bool = False
+    """Whether the slots of its drives are those of its NUMA nodes."""
     drives: list[Drive] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -167,6 +169,7 @@ class Lab:
             serial_log=self.node_dir(node.name) / "serial.log",
             link=self.link if qemu.has_multicast() else "",
             offline=node.offline,
+            numa=node.numa,
             boot=boot,
         )
 

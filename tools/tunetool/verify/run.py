@@ -220,7 +220,7 @@ def _target(request: Request, manifest: Mapping[str, Any] | None) -> tuple[Path,
     """The directory to measure, and whether it is the manifest's own mount point."""
     mount_point = Path(common_mount_point(manifest)) if manifest else None
     if request.target is not None:
-        if manifest is not None and request.target.absolute() == mount_point and len(each_volume(manifest)) > 1:
+        if manifest is not None and request.target.absolute() == mount_point and "volumes" in manifest:
             # Nobody writes there, only to the volumes in it.
             return mount_point, True
         if mount_point is None or request.target.absolute() != mount_point:

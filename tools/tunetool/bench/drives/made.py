@@ -16,7 +16,6 @@ from typing import Any
 from tunetool.ctrl_c import CtrlC
 from tunetool.errors import CannotJudge
 from tunetool.measure.janitor import Entry, Janitor
-from tunetool.node.array.adopt_or_wipe import plain_uuid
 from tunetool.node.array.create import refuse_unless_blank
 from tunetool.node.common.commands import CommandError, NotInstalled, run
 from tunetool.node.common.files import exact_text
@@ -25,6 +24,7 @@ from tunetool.node.common.waiting import try_for
 from tunetool.node.machine.drive_contents import (
     Signature,
     UnreadableDevice,
+    plain_uuid,
     read_signatures,
     read_unlabelled,
     use_problems,
