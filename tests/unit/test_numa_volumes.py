@@ -447,6 +447,27 @@ def test_a_drive_of_another_node_replaces_none(node: Machine, numa_node: int | N
     assert problem.startswith("drive `NEW` is not on the NUMA node of volume `numa1`. hint:")
 
 
+@pytest.mark.parametrize("firmware", [0, None])
+def test_a_drive_beside_the_others_comes_whatever_they_say(node: Machine, firmware: int | None) -> None:
+    """The firmware names another NUMA node by now, or none: the slots are the same, and so is the way to them."""
+    there = swapped(node, firmware)
+    drives = [replace(each, numa_node=firmware) if each.serial in MINE[1] else each for each in there.drives]
+    swap = Swap("LAB1NV4", "NEW", Criteria(8), {})
+    assert plan_replacement(replace(there, drives=drives), NAME, POINT, swap).problems == ()
+    # One beside the wrong ones shows nothing of its own slot.
+    apart = [replace(each, numa_node=1) if each.serial == "LAB1NV2" else each for each in drives]
+    assert plan_replacement(replace(there, drives=apart), NAME, POINT, swap).problems != ()
+
+
+def test_where_none_has_a_numa_node_a_sole_drive_is_replaced(node: Machine) -> None:
+    sole = {**by_serial_of([volume(0, MINE[0])]), "LAB1NV4": volume(1, ["LAB1NV4"])}
+    there = replace(swapped(node, None), manifest=None, volumes=sole)
+    swap = Swap("LAB1NV4", "NEW", Criteria(5), {})
+    assert plan_replacement(there, NAME, POINT, swap).problems != ()
+    nowhere = [replace(each, numa_node=None) for each in there.drives]
+    assert plan_replacement(replace(there, drives=nowhere), NAME, POINT, swap).problems == ()
+
+
 @pytest.mark.parametrize("check_mode", [False, True])
 def test_a_run_cut_between_two_arrays_makes_the_second(monkeypatch: pytest.MonkeyPatch, check_mode: bool) -> None:
     pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
