@@ -138,6 +138,7 @@ def test_an_array_gets_no_drive_that_it_was_made_without() -> None:
     rest = [each for each in DRIVES if each.serial != "S003"]
     (gone,) = of_nodes(rest, KNOWN, OF[0]).problems
     assert gone.startswith("volume `numa0` also has `S003`, not chosen or not there. hint:")
+    assert "`ansible-playbook tunetool.node.replace_drive`" in gone
     fewer = by_serial_of([volume(0, OF[0][:3])])
     (more,) = of_nodes(DRIVES, fewer, OF[0][:3]).problems
     assert more.startswith("volume `numa0` was made without `S007`, of the same NUMA node. hint:")
