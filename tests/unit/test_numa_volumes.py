@@ -587,6 +587,17 @@ def test_the_choice_says_the_groups_and_refuses_a_stray(monkeypatch: pytest.Monk
     assert chosen(monkeypatch, stray, plan=True)["plan"]["array_action"] == "refuse"
 
 
+def test_the_choice_says_what_is_away_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noted by a run that was cut off; no manifest tells the next one."""
+    away = [replace(each, numa_node=0) if each.serial == "S002" else each for each in DRIVES]
+    plain = "drives of each volume: `numa0` 4, `numa1` 4"
+    expected = f"{plain}; away from the NUMA node of `numa1`: `S002` on 0"
+    assert chosen(monkeypatch, away, there=labels(0))["warned"] == [expected]
+    # Also where all arrays are there.
+    assert chosen(monkeypatch, away, there=labels(0, 1))["warned"] == [expected]
+    assert chosen(monkeypatch, DRIVES, there=labels(0, 1))["warned"] == []
+
+
 def test_a_torn_array_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     part = chosen(monkeypatch, DRIVES, plan=True, there=labels(0, 1))["plan"]
     assert part["array_action"] == "keep"
