@@ -36,7 +36,7 @@ from tunetool.node.array.numa_volumes import Grouped, found_volumes, grouped, mo
 from tunetool.node.audit import before_changes
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.audit.values import value_problems
-from tunetool.node.common.commands import Result
+from tunetool.node.common.commands import CommandError, Result
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.io_settings import ARGUMENTS as TUNING
 from tunetool.node.common.manifest import validate
@@ -44,6 +44,8 @@ from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import file_system
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, disks_under, read_drives
+from tunetool.node.machine.mounts import read_mounts
+from tunetool.node.removal import apply as removal_apply
 from tunetool.node.removal.decision import Machine, consent_problem
 from tunetool.node.removal.drives import plan_several
 from tunetool.node.removal.facts import describe
@@ -392,6 +394,34 @@ def test_a_teardown_takes_every_array_that_its_plan_names(node: Machine) -> None
     assert "holds something else since" in str(consent_problem(since, wipes, allowed))
     del wipes["LAB1NV3"]
     assert "does not name drive `LAB1NV3`" in str(consent_problem(removal, wipes, allowed))
+
+
+@pytest.mark.parametrize("user", [True, False], ids=["held by the kernel", "umount fails"])
+def test_a_teardown_that_ends_leaves_every_volume_mounted(
+    node: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: bool
+) -> None:
+    """The second volume cannot be let go, and the first one was unmounted by then."""
+    mounted = [each for each in read_mounts(str(tmp_path)) if each.mount_point.startswith(POINT)]
+    now = list(mounted)
+
+    def run(argv: Sequence[str]) -> Result:
+        command, point = argv
+        (mount,) = [each for each in mounted if each.mount_point == point]
+        if command == "umount" and point.endswith("numa1") and not user:
+            raise CommandError("target is busy")
+        (now.remove if command == "umount" else now.append)(mount)
+        return Result(0, "", "")
+
+    monkeypatch.setattr(removal_apply, "run", run)
+    monkeypatch.setattr(removal_apply, "read_mounts", lambda: now)
+    monkeypatch.setattr(removal_apply, "claim_problem", lambda path: "busy" if path == "/dev/md126" else None)
+    monkeypatch.setattr(removal_apply.time, "sleep", lambda seconds: None)
+    removal = plan_several(node, POINT)
+    ledger = Ledger(None, acting=True)
+    with pytest.raises((Refusal, CommandError), match="busy"):
+        removal_apply.Job(removal, removal.volume, "teardown", "", ledger).unmount()  # type: ignore[arg-type]
+    assert sorted(each.mount_point for each in now) == [f"{POINT}/numa0", f"{POINT}/numa1"]
+    assert [entry["before_header"] for entry in ledger.diff if "numa0" in entry["before_header"]] == []
 
 
 def test_what_is_not_its_arrays_is_not_torn_down(node: Machine) -> None:
