@@ -447,6 +447,34 @@ def test_a_cut_off_build_of_arrays_is_torn_down_by_its_notes(node: Machine) -> N
     assert [(place.name, place.array_uuid) for place in removal.places] == [("numa0", UUIDS[0]), ("numa1", UUIDS[1])]
 
 
+def test_the_notes_say_whose_the_drives_of_an_array_are(node: Machine) -> None:
+    """Without a manifest, too: a copy of a member is somebody's, and another name makes no other array."""
+    first = next(each for each in node.drives if each.serial == "LAB1NV1")
+    copy = replace(first, name="nvme9n1", serial="COPY", uses=(), arrays=())
+    begun = replace(
+        node,
+        manifest=None,
+        drives=[*node.drives, copy],
+        signatures={**node.signatures, copy.name: [label(copy.name, 0)]},
+        superblocks={**node.superblocks, copy.name: block(copy.name, 0)},
+    )
+    removal = plan_several(begun, POINT)
+    assert verdicts(removal)["COPY"] == REFUSE
+    assert removal.problems[0].startswith(f"drive `COPY` (nvme9n1) carries the label of `{NAME}_numa0`")
+    renamed = {name: replace(each, name="else") for name, each in node.superblocks.items()}
+    removal = plan_several(replace(node, manifest=None, superblocks=renamed), POINT)
+    assert removal.problems == ()
+    assert {serial for serial, found in verdicts(removal).items() if found == WIPE} == {*SERIALS}
+    assert [place.filesystem_uuid for place in removal.places] == ["1-fs", "0-fs"]
+    # A volume that was only noted says nothing about what somebody has put on its drives.
+    left = {name: each for name, each in node.superblocks.items() if each.name.endswith("0")}
+    strange = {**{name: node.signatures[name] for name in left}, "nvme4n1": [Signature("nvme4n1", "ext4", None, "1")]}
+    idle = [each if each.name in left else replace(each, uses=(), arrays=(), idle_arrays=()) for each in node.drives]
+    only = replace(node, manifest=None, drives=idle, superblocks=left, signatures=strange)
+    assert plan_several(only, POINT).problems == ()
+    assert verdicts(plan_several(only, POINT))["LAB1NV4"] == IGNORE
+
+
 def swapped(node: Machine, numa_node: int | None) -> Machine:
     old = next(each for each in node.drives if each.serial == "LAB1NV4")
     new = replace(old, name="nvme9n1", serial="NEW", uses=(), arrays=(), numa_node=numa_node)
@@ -492,7 +520,8 @@ def test_a_drive_beside_the_others_comes_whatever_they_say(node: Machine, firmwa
 
 def test_where_none_has_a_numa_node_a_sole_drive_is_replaced(node: Machine) -> None:
     sole = {**by_serial_of([volume(0, MINE[0])]), "LAB1NV4": volume(1, ["LAB1NV4"])}
-    there = replace(swapped(node, None), manifest=None, volumes=sole)
+    left = {name: each for name, each in node.superblocks.items() if each.name.endswith("0")}
+    there = replace(swapped(node, None), manifest=None, volumes=sole, superblocks=left)
     swap = Swap("LAB1NV4", "NEW", Criteria(5), {})
     assert plan_replacement(there, NAME, POINT, swap).problems != ()
     nowhere = [replace(each, numa_node=None) for each in there.drives]
