@@ -172,7 +172,7 @@ from ..module_utils.array.drive_volumes import (  # noqa: E402
     named,
 )
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
-from ..module_utils.array.numa_volumes import found_volumes, grouped  # noqa: E402
+from ..module_utils.array.numa_volumes import found_volumes, grouped, moved  # noqa: E402
 from ..module_utils.audit.before_changes import WISHES, obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
@@ -470,7 +470,8 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     if blockers:
         shown = "\n" + answer["table"] if selection.problem or torn else ""
         module.fail_json(msg=refusal(blockers) + shown, changed=False, **answer)
-    if groups == NUMA and any(part["new"] for part in several.parts):
+    # Of a built node raid_array reports what is away.
+    if groups == NUMA and (any(part["new"] for part in several.parts) or (several.away and built is None)):
         module.warn(several.shown)
     module.exit_json(
         changed=False,
@@ -520,7 +521,9 @@ class Several:
     """As M(tunetool.node.raid_array) returns them."""
     problems: Sequence[str] = ()
     shown: str = ""
-    """How many drives each has, for people."""
+    """How many drives each has, and which are away from its NUMA node, for people."""
+    away: bool = False
+    """Whether any drive is."""
 
 
 def several_of(selection: Selection, wanted: dict[str, Any], known: Mapping[str, AnyVolume], chunk: int) -> Several:
@@ -531,12 +534,17 @@ def several_of(selection: Selection, wanted: dict[str, Any], known: Mapping[str,
     kept = {row.drive.serial for row in selection.decisions if row.verdict == KEEP}
     volumes: Sequence[AnyVolume]
     problems: list[str] = []
-    shown = ""
+    shown, away = "", {}
     if groups == DRIVE:
         volumes = named(list(drives), known)
     else:
         of_nodes = grouped(selection.selected, known, kept, wanted["array"]["name"], chunk)
-        volumes, shown = of_nodes.volumes, str(of_nodes)
+        volumes = of_nodes.volumes
+        nodes = {serial: drive.numa_node for serial, drive in drives.items()}
+        away = {each.name: difference.found for each in volumes for difference in moved([each], nodes)}
+        shown = "; ".join(
+            [str(of_nodes), *("away from the NUMA node of `%s`: %s" % of_it for of_it in sorted(away.items()))]
+        )
         problems = [*of_nodes.problems]
         for each in of_nodes.volumes:
             torn = torn_array([row for row in selection.decisions if row.drive.serial in each.serials], each.array)
@@ -545,7 +553,7 @@ def several_of(selection: Selection, wanted: dict[str, Any], known: Mapping[str,
     for volume in [] if problems else volumes:
         new = not kept.issuperset(volume.serials)
         parts.append(volume.part([drives[serial] for serial in volume.serials], new, made=not new))
-    return Several(groups, parts, problems, shown)
+    return Several(groups, parts, problems, shown, bool(away))
 
 
 def torn_array(rows: Sequence[Decision], array_name: str) -> str | None:

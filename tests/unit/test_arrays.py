@@ -207,6 +207,18 @@ def test_every_way_to_write_a_level_is_one_level(level: str) -> None:
     assert {level, level[4:]} <= set(ACCEPTED)
 
 
+@pytest.mark.parametrize(("members", "forced"), [(1, True), (2, False)])
+def test_an_array_of_one_drive_is_forced(monkeypatch: pytest.MonkeyPatch, members: int, forced: bool) -> None:
+    """mdadm takes one drive for a mistake unless it reads `--force` before the number."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(create, "run", asked.append)
+    create.create("nvme_raid0_numa1", 2**20, [nvme_drive(number) for number in range(members)])
+    (argv,) = asked
+    before = argv[: argv.index(f"--raid-devices={members}")]
+    assert ("--force" in before) == ("--force" in argv) == forced
+    assert "--run" not in argv
+
+
 @given(st.sampled_from([RAID0, RAID1, RAID10]), st.integers(1, 6), st.data())
 def test_a_level_serves_while_each_byte_is_on_a_member(level: Level, half: int, data: st.DataObject) -> None:
     count = 2 * half

@@ -36,7 +36,7 @@ from tunetool.node.array.numa_volumes import Grouped, found_volumes, grouped, mo
 from tunetool.node.audit import before_changes
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.audit.values import value_problems
-from tunetool.node.common.commands import Result
+from tunetool.node.common.commands import CommandError, Result
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.io_settings import ARGUMENTS as TUNING
 from tunetool.node.common.manifest import validate
@@ -44,6 +44,8 @@ from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import file_system
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, disks_under, read_drives
+from tunetool.node.machine.mounts import read_mounts
+from tunetool.node.removal import apply as removal_apply
 from tunetool.node.removal.decision import Machine, consent_problem
 from tunetool.node.removal.drives import plan_several
 from tunetool.node.removal.facts import describe
@@ -138,6 +140,7 @@ def test_an_array_gets_no_drive_that_it_was_made_without() -> None:
     rest = [each for each in DRIVES if each.serial != "S003"]
     (gone,) = of_nodes(rest, KNOWN, OF[0]).problems
     assert gone.startswith("volume `numa0` also has `S003`, not chosen or not there. hint:")
+    assert "`ansible-playbook tunetool.node.replace_drive`" in gone
     fewer = by_serial_of([volume(0, OF[0][:3])])
     (more,) = of_nodes(DRIVES, fewer, OF[0][:3]).problems
     assert more.startswith("volume `numa0` was made without `S007`, of the same NUMA node. hint:")
@@ -393,6 +396,34 @@ def test_a_teardown_takes_every_array_that_its_plan_names(node: Machine) -> None
     assert "does not name drive `LAB1NV3`" in str(consent_problem(removal, wipes, allowed))
 
 
+@pytest.mark.parametrize("user", [True, False], ids=["held by the kernel", "umount fails"])
+def test_a_teardown_that_ends_leaves_every_volume_mounted(
+    node: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: bool
+) -> None:
+    """The second volume cannot be let go, and the first one was unmounted by then."""
+    mounted = [each for each in read_mounts(str(tmp_path)) if each.mount_point.startswith(POINT)]
+    now = list(mounted)
+
+    def run(argv: Sequence[str]) -> Result:
+        command, point = argv
+        (mount,) = [each for each in mounted if each.mount_point == point]
+        if command == "umount" and point.endswith("numa1") and not user:
+            raise CommandError("target is busy")
+        (now.remove if command == "umount" else now.append)(mount)
+        return Result(0, "", "")
+
+    monkeypatch.setattr(removal_apply, "run", run)
+    monkeypatch.setattr(removal_apply, "read_mounts", lambda: now)
+    monkeypatch.setattr(removal_apply, "claim_problem", lambda path: "busy" if path == "/dev/md126" else None)
+    monkeypatch.setattr(removal_apply.time, "sleep", lambda seconds: None)
+    removal = plan_several(node, POINT)
+    ledger = Ledger(None, acting=True)
+    with pytest.raises((Refusal, CommandError), match="busy"):
+        removal_apply.Job(removal, removal.volume, "teardown", "", ledger).unmount()  # type: ignore[arg-type]
+    assert sorted(each.mount_point for each in now) == [f"{POINT}/numa0", f"{POINT}/numa1"]
+    assert [entry["before_header"] for entry in ledger.diff if "numa0" in entry["before_header"]] == []
+
+
 def test_what_is_not_its_arrays_is_not_torn_down(node: Machine) -> None:
     strange = {**node.signatures, "nvme4n1": [label("nvme4n1", 1), Signature("nvme4n1", "gpt", None, None)]}
     removal = plan_several(replace(node, signatures=strange), POINT)
@@ -414,6 +445,34 @@ def test_a_cut_off_build_of_arrays_is_torn_down_by_its_notes(node: Machine) -> N
     assert removal.problems == ()
     assert {serial for serial, found in verdicts(removal).items() if found == WIPE} == set(MINE[0])
     assert [(place.name, place.array_uuid) for place in removal.places] == [("numa0", UUIDS[0]), ("numa1", UUIDS[1])]
+
+
+def test_the_notes_say_whose_the_drives_of_an_array_are(node: Machine) -> None:
+    """Without a manifest, too: a copy of a member is somebody's, and another name makes no other array."""
+    first = next(each for each in node.drives if each.serial == "LAB1NV1")
+    copy = replace(first, name="nvme9n1", serial="COPY", uses=(), arrays=())
+    begun = replace(
+        node,
+        manifest=None,
+        drives=[*node.drives, copy],
+        signatures={**node.signatures, copy.name: [label(copy.name, 0)]},
+        superblocks={**node.superblocks, copy.name: block(copy.name, 0)},
+    )
+    removal = plan_several(begun, POINT)
+    assert verdicts(removal)["COPY"] == REFUSE
+    assert removal.problems[0].startswith(f"drive `COPY` (nvme9n1) carries the label of `{NAME}_numa0`")
+    renamed = {name: replace(each, name="else") for name, each in node.superblocks.items()}
+    removal = plan_several(replace(node, manifest=None, superblocks=renamed), POINT)
+    assert removal.problems == ()
+    assert {serial for serial, found in verdicts(removal).items() if found == WIPE} == {*SERIALS}
+    assert [place.filesystem_uuid for place in removal.places] == ["1-fs", "0-fs"]
+    # A volume that was only noted says nothing about what somebody has put on its drives.
+    left = {name: each for name, each in node.superblocks.items() if each.name.endswith("0")}
+    strange = {**{name: node.signatures[name] for name in left}, "nvme4n1": [Signature("nvme4n1", "ext4", None, "1")]}
+    idle = [each if each.name in left else replace(each, uses=(), arrays=(), idle_arrays=()) for each in node.drives]
+    only = replace(node, manifest=None, drives=idle, superblocks=left, signatures=strange)
+    assert plan_several(only, POINT).problems == ()
+    assert verdicts(plan_several(only, POINT))["LAB1NV4"] == IGNORE
 
 
 def swapped(node: Machine, numa_node: int | None) -> Machine:
@@ -445,6 +504,28 @@ def test_a_drive_of_another_node_replaces_none(node: Machine, numa_node: int | N
     removal = plan_replacement(swapped(node, numa_node), NAME, POINT, Swap("LAB1NV4", "NEW", Criteria(8), {}))
     (problem,) = removal.problems
     assert problem.startswith("drive `NEW` is not on the NUMA node of volume `numa1`. hint:")
+
+
+@pytest.mark.parametrize("firmware", [0, None])
+def test_a_drive_beside_the_others_comes_whatever_they_say(node: Machine, firmware: int | None) -> None:
+    """The firmware names another NUMA node by now, or none: the slots are the same, and so is the way to them."""
+    there = swapped(node, firmware)
+    drives = [replace(each, numa_node=firmware) if each.serial in MINE[1] else each for each in there.drives]
+    swap = Swap("LAB1NV4", "NEW", Criteria(8), {})
+    assert plan_replacement(replace(there, drives=drives), NAME, POINT, swap).problems == ()
+    # One beside the wrong ones shows nothing of its own slot.
+    apart = [replace(each, numa_node=1) if each.serial == "LAB1NV2" else each for each in drives]
+    assert plan_replacement(replace(there, drives=apart), NAME, POINT, swap).problems != ()
+
+
+def test_where_none_has_a_numa_node_a_sole_drive_is_replaced(node: Machine) -> None:
+    sole = {**by_serial_of([volume(0, MINE[0])]), "LAB1NV4": volume(1, ["LAB1NV4"])}
+    left = {name: each for name, each in node.superblocks.items() if each.name.endswith("0")}
+    there = replace(swapped(node, None), manifest=None, volumes=sole, superblocks=left)
+    swap = Swap("LAB1NV4", "NEW", Criteria(5), {})
+    assert plan_replacement(there, NAME, POINT, swap).problems != ()
+    nowhere = [replace(each, numa_node=None) for each in there.drives]
+    assert plan_replacement(replace(there, drives=nowhere), NAME, POINT, swap).problems == ()
 
 
 @pytest.mark.parametrize("check_mode", [False, True])
@@ -563,6 +644,17 @@ def test_the_choice_says_the_groups_and_refuses_a_stray(monkeypatch: pytest.Monk
     )
     assert "selected" not in refused
     assert chosen(monkeypatch, stray, plan=True)["plan"]["array_action"] == "refuse"
+
+
+def test_the_choice_says_what_is_away_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noted by a run that was cut off; no manifest tells the next one."""
+    away = [replace(each, numa_node=0) if each.serial == "S002" else each for each in DRIVES]
+    plain = "drives of each volume: `numa0` 4, `numa1` 4"
+    expected = f"{plain}; away from the NUMA node of `numa1`: `S002` on 0"
+    assert chosen(monkeypatch, away, there=labels(0))["warned"] == [expected]
+    # Also where all arrays are there.
+    assert chosen(monkeypatch, away, there=labels(0, 1))["warned"] == [expected]
+    assert chosen(monkeypatch, DRIVES, there=labels(0, 1))["warned"] == []
 
 
 def test_a_torn_array_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

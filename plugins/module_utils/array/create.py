@@ -65,6 +65,8 @@ def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None,
     """Create the array. Without --run, mdadm asks if it sees something on a drive, gets no answer and stops."""
     run(
         ["mdadm", "--create", "/dev/md/" + name, *LEVELS[level].create_arguments(chunk)]
+        # One drive is a mistake to mdadm, unless it reads this before the number. It still asks about what it sees.
+        + (["--force"] if len(members) == 1 else [])
         + ["--metadata=1.2", "--name=" + name, "--raid-devices=%d" % len(members)]
         + (["--uuid=" + uuid] if uuid else [])
         + [drive.path for drive in members]

@@ -62,7 +62,8 @@ def grouped(
             if gone:
                 problems.append(
                     "volume `%s` also has %s, not chosen or not there. hint: put back what is missing, and ask for "
-                    "all of its drives" % (volume.name, _named(gone))
+                    "all of its drives; one that is lost takes the volume with it: `ansible-playbook "
+                    "tunetool.node.replace_drive` makes that anew" % (volume.name, _named(gone))
                 )
         elif not gone:
             stay.append(replace(volume, array=array_name(name, volume.name), chunk_bytes=chunk_bytes))

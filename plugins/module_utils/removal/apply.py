@@ -176,9 +176,17 @@ class Job:
         self.remove_manifest()
 
     def unmount(self) -> None:
-        """Unmount the volume; afterwards nothing else holds it."""
+        """Unmount the volume; afterwards nothing else holds it. Of several all stay mounted where one has a user."""
+        unmounted: list[str] = []
         for place in self.places:
-            self._unmount(place)
+            was_mounted = self.ledger.acting and mount_at(place.mount_point, read_mounts()) is not None
+            try:
+                self._unmount(place)
+            except (Refusal, CommandError):
+                for point in unmounted:
+                    self._mounted_again(point)
+                raise
+            unmounted += [place.mount_point] if was_mounted else []
 
     def _unmount(self, place: Place) -> None:
         point = place.mount_point

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
@@ -155,9 +155,11 @@ def _inside(machine: Machine, arrays: Sequence[Array]) -> Sequence[Signature] | 
     return next((machine.inside[array.device] for array in arrays if array.device in machine.inside), None)
 
 
-def plan_removal(machine: Machine, name: str, mount_point: str) -> Removal:
-    """Decide about every drive."""
+def plan_removal(machine: Machine, name: str, mount_point: str, serials: Sequence[str] = ()) -> Removal:
+    """Decide about every drive. ``serials``: those of the members, where they are known without a manifest."""
     volume, problems = find_volume(machine, name, mount_point)
+    if volume is not None and serials:
+        volume = replace(volume, serials=tuple(serials))
     if volume is None:
         return Removal(None, tuple(Decision(drive, IGNORE, NOT_A_MEMBER) for drive in machine.drives), done=True)
     rows, members = [], []

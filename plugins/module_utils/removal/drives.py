@@ -31,10 +31,15 @@ def _plan_arrays(machine: Machine, mount_point: str, only: str | None) -> Remova
     manifests = dict(each_volume(machine.manifest)) if machine.manifest else {}
     parts, places = [], []
     for volume in doomed:
-        ours = {name: block for name, block in machine.superblocks.items() if _is_of(block, volume)}
+        # By its UUID, whatever somebody has called it since.
+        ours = {
+            name: replace(block, name=volume.array)
+            for name, block in machine.superblocks.items()
+            if _is_of(block, volume)
+        }
         alone = replace(machine, manifest=manifests.get(volume.name), superblocks=ours, volumes={})
         point = machine.points.get(volume.name) or "%s/%s" % (mount_point, volume.name)
-        part = plan_removal(alone, volume.array, point)
+        part = plan_removal(alone, volume.array, point, volume.serials)
         parts.append(part)
         uuid = part.volume.filesystem_uuid if part.volume else None
         serials = tuple(drive.serial for drive in part.members)

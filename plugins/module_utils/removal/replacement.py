@@ -65,12 +65,20 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
         "drive `%s` is not on the NUMA node of volume `%s`. hint: put it into a slot of that node"
         % (drive.serial, volume.name)
         for drive in machine.drives
-        if isinstance(volume, ArrayVolume) and drive.serial == swap.new and not belongs(drive.numa_node, volume)
+        if isinstance(volume, ArrayVolume) and drive.serial == swap.new and not _is_place(drive, volume, machine, swap)
     ]
     if problems:
         return replace(removal, problems=tuple(problems))
     wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)
     return _with_new(after_swap(replace(removal, serials=wanted), machine, swap.old, swap.new), machine, swap)
+
+
+def _is_place(drive: Drive, volume: ArrayVolume, machine: Machine, swap: Swap) -> bool:
+    """Whether the drive is on the NUMA node of the volume's name, or beside all of its other drives: firmware may name
+    other nodes than when the volume was made, or none."""
+    beside = {each.numa_node for each in machine.drives if each.serial in volume.serials and each.serial != swap.old}
+    unknown = all(each.numa_node is None for each in machine.drives)
+    return belongs(drive.numa_node, volume) or beside == {drive.numa_node} or unknown
 
 
 def _done(machine: Machine, serials: tuple[str, ...], reason: str) -> Removal:
