@@ -155,6 +155,21 @@ def test_a_figure_without_counters_is_not_stable_storage() -> None:
     assert found(only(record(durable))[1], "stable storage").status == "not met"
 
 
+def test_a_fault_of_one_engine_hides_no_unproven_figure() -> None:
+    verdict = Verdict(status="fail", reasons=["a differs", "b was in the page cache"], kinds=["check", "unproven"])
+    with pytest.raises(UsageProblem, match="`it` has figures that nothing proves, beside its verdict `fail`"):
+        results(record(rates("durable", *TEN), verdict=verdict), "it")
+
+
+@pytest.mark.parametrize("changes", [{"kind": "none"}, {"ratio": 0.1}, {"ratio": None}, {"worst_ratio": 0.5}])
+def test_what_no_drive_counted_meets_no_rule(changes: dict[str, Any]) -> None:
+    proof = PROVEN.model_copy(update=changes)
+    figures = [rates(name, *TEN).model_copy(update={"evidence": proof}) for name in ("durable", "restore")]
+    _, rules, _ = only(record(*figures))
+    assert found(rules, "stable storage").status == "not met"
+    assert found(rules, "cleared cache").status == "not known"
+
+
 @pytest.mark.parametrize(("count", "status"), [(640 * GIB, "met"), (1000, "not met")])
 def test_training_data_have_rules_and_no_result(count: int, status: str) -> None:
     files, rules, directory = only(tokens(count))

@@ -63,6 +63,12 @@ def results(record: Record, name: str) -> list[Result]:
             f"`{name}` has the verdict `{status}`: nothing proves its figures",
             f"measure again; `tunetool report show {name}` says what was in the way",
         )
+    # Wrong bytes of one engine weigh more in the verdict than another's figures, of which nothing is proven.
+    if record.verdict is not None and "unproven" in (record.verdict.kinds or []):
+        raise UsageProblem(
+            f"`{name}` has figures that nothing proves, beside its verdict `{status}`",
+            f"measure again; `tunetool report show {name}` says what was in the way",
+        )
     if record.kind == DATASET:
         return [_dataset(record)]
     durable = chosen(record.measurements, "durable", place=None)

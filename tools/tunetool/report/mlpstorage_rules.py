@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunetool.bench.dataset.megatron import TOKEN_BYTES
+from tunetool.measure.evidence import LOWEST
 from tunetool.node.units import format_size, format_size_binary
 from tunetool.record import Measurement, Record
 
@@ -79,7 +80,7 @@ def _shared(record: Record, figures: Sequence[Measurement]) -> Iterator[Rule]:
     yield Rule("2.1.7", "a description of the system as YAML and PDF", "not met", "the record has facts of the host")
     yield Rule("2.1.25", "DLIO's logs and configuration", "not met", "no DLIO ran")
     yield Rule("4.4.2, 3.4.2", "results on another file system than the data", "not known", "no record says so")
-    proven = bool(figures) and all(each.evidence is not None and each.evidence.kind == "block" for each in figures)
+    proven = bool(figures) and all(map(_counted, figures))
     found = "the drives counted the bytes" if proven else "no drive's counters prove it"
     yield Rule("guidelines 6.5", "stable storage", _status(proven), found)
 
@@ -101,7 +102,19 @@ def _count(what: str, count: int) -> Rule:
 
 def _cold(restore: Measurement | None) -> tuple[Status, str]:
     how = restore.parameters.get("cold") if restore is not None else None
-    return ("met", f"before each read: {how}") if how else ("not known", "the record does not say how it was cleared")
+    if restore is None or not how:
+        return "not known", "the record does not say how it was cleared"
+    if not _counted(restore):
+        return "not known", "no drive's counters prove that it was cleared"
+    return "met", f"before each read: {how}"
+
+
+def _counted(figure: Measurement) -> bool:
+    """Whether drives counted at least what the figure claims, in each sample."""
+    proof = figure.evidence
+    if proof is None or proof.kind != "block" or proof.ratio is None:
+        return False
+    return min(proof.ratio, proof.ratio if proof.worst_ratio is None else proof.worst_ratio) >= LOWEST
 
 
 def _times_memory(record: Record, reads: Sequence[Measurement]) -> tuple[Status, str]:
