@@ -179,6 +179,15 @@ def test_training_data_have_rules_and_no_result(count: int, status: str) -> None
     assert found(rules, "times the memory").status == status
 
 
+@pytest.mark.parametrize("host", ["..", ".", "", "/", "../..", "a\nb", "x" * 300])
+def test_a_host_s_name_leads_nowhere_else(host: str) -> None:
+    for made in (tokens(1000), whole(model=host)):
+        _, _, directory = only(made.model_copy(update={"node": Node(host=host)}))
+        parts = directory.split("/")
+        assert len(parts) == (5 if "training" in parts else 4)
+        assert all(re.fullmatch(r"[\w.-]{1,255}", each) and each.strip(".") for each in parts)
+
+
 def test_records_that_prove_nothing_or_lack_facts_are_refused() -> None:
     older = to_document(record(rates("durable", *TEN)))
     older["schema"] = FIRST_SCHEMA

@@ -33,6 +33,8 @@ JUDGED = ("pass", "fail", "unstable")
 """Verdicts of records whose figures are proven; the check of an engine says whether its own restores were equal."""
 NEEDED = ("model", "ranks", "state_bytes")
 RULES = "rules.json"
+_LONGEST = 100
+"""Characters of a name; a file's name may have 255 bytes, and two of them are one."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,9 @@ def _judged(rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    """A part of a directory's name; the whole one of a host must lead nowhere else."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST]
+    return plain if plain.strip(".") else f"_{plain}"
 
 
 def _stamp(record: Record) -> str:
