@@ -24,6 +24,7 @@ from tunetool.report.mlpstorage_rules import WORKLOADS, Rule
 
 GIB = 2**30
 STATE = 105 * GIB
+PASS = Verdict(status="pass", reasons=[])
 TEN = tuple(float(number * GIB) for number in range(1, 11))
 
 
@@ -208,6 +209,40 @@ def test_records_that_prove_nothing_or_lack_facts_are_refused() -> None:
     for words, made in cases.items():
         with pytest.raises(UsageProblem, match=re.escape(words)):
             results(made, "it")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples": [0.0]}, "has the rate `0` B/s"),
+        ({"samples": [-5.0, 1e9]}, "has the rate `-5` B/s"),
+        ({"samples": [5e-324]}, "has the rate `4.94066e-324` B/s"),
+        ({"unit": "s"}, "has the unit `s`"),
+        ({"state_bytes": "abc"}, "has the state_bytes `abc`"),
+        ({"state_bytes": 1e300}, "has the state_bytes `1e+300`"),
+        ({"state_bytes": 0}, "has the state_bytes `0`"),
+        ({"ranks": -8}, "has the ranks `-8`"),
+        ({"ranks": True}, "has the ranks `True`"),
+        ({"labels": {"subject": "checkpoint"}}, "has no engine on drives"),
+    ],
+)
+@pytest.mark.parametrize("name", ["durable", "restore"])
+def test_what_no_benchmark_writes_is_refused(changes: dict[str, Any], words: str, name: str) -> None:
+    fields = {key: value for key, value in changes.items() if key in Measurement.model_fields}
+    parameters = {key: value for key, value in changes.items() if key not in fields}
+    made = {each: rates(each, *TEN, **parameters) for each in ("durable", "restore")}
+    if "labels" in fields:
+        name = "durable"
+    checks = [check("checkpoint.direct", "pass")]
+    made[name] = made[name].model_copy(update=fields)
+    with pytest.raises(UsageProblem, match=re.escape(words)):
+        results(builders.record(*made.values(), kind="bench.checkpoint", checks=checks, verdict=PASS), "it")
+
+
+@pytest.mark.parametrize("memory", [0, -1])
+def test_no_memory_is_not_known_rather_than_met(memory: int) -> None:
+    made = tokens(1000).model_copy(update={"node": Node(host="n", memory_bytes=memory)})
+    assert found(only(made)[1], "times the memory").status == "not known"
 
 
 def call(*arguments: str) -> Result:

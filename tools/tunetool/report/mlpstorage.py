@@ -33,6 +33,8 @@ JUDGED = ("pass", "fail", "unstable")
 """Verdicts of records whose figures are proven; the check of an engine says whether its own restores were equal."""
 NEEDED = ("model", "ranks", "state_bytes")
 RULES = "rules.json"
+_RATES = (1.0, 1e18)
+"""Bytes per second between which the rates of all storage lie."""
 _LONGEST = 100
 """Characters of a name; a file's name may have 255 bytes, and two of them are one."""
 
@@ -91,11 +93,11 @@ def _dataset(record: Record) -> Result:
 
 
 def _checkpoint(record: Record, durable: Measurement, name: str) -> Result | None:
-    engine = durable.labels["engine"]
+    engine = durable.labels.get("engine")
     checks = [
         each.status for each in record.checks if each.labels.get("engine") == engine and "place" not in each.labels
     ]
-    if checks != ["pass"] or not durable.samples:
+    if engine is None or checks != ["pass"] or not durable.samples:
         return None
     missing = [each for each in NEEDED if each not in durable.parameters]
     if missing:
@@ -103,6 +105,9 @@ def _checkpoint(record: Record, durable: Measurement, name: str) -> Result | Non
             f"`{name}`: `{durable.name}` does not say its {missing[0]}", "measure again: older records do not have it"
         )
     restore = next(iter(chosen(record.measurements, "restore", engine=engine, place=None)), None)
+    for each in (durable, *([restore] if restore is not None else [])):
+        if odd := _odd(each, durable):
+            raise UsageProblem(f"`{name}`: `{each.name}` has {odd}", "measure again: no benchmark writes that")
     model = f"tunetool-{_plain(str(durable.parameters['model']))}"
     stamp = _stamp(record)
     rules = of_checkpoint(record, durable, restore)
@@ -132,6 +137,17 @@ def _checkpoint(record: Record, durable: Measurement, name: str) -> Result | Non
     return Result(f"checkpoints by `{engine}`", directory, {key: _text(each) for key, each in files.items()}, rules)
 
 
+def _odd(figure: Measurement, durable: Measurement) -> str:
+    """What no benchmark writes, and nothing can be computed of; empty where all is well."""
+    for key in ("ranks", "state_bytes"):
+        if type(value := durable.parameters[key]) is not int or value < 1:
+            return f"the {key} `{value}`"
+    if figure.unit != "B/s":
+        return f"the unit `{figure.unit}`"
+    least, most = _RATES
+    return next((f"the rate `{each:g}` B/s" for each in figure.samples or [] if not least <= each <= most), "")
+
+
 def _summary(record: Record, durable: Measurement, rates: dict[str, list[float]], size: int) -> dict[str, Any]:
     node, metric = record.node, dict[str, float]()
     for what, each in rates.items():
@@ -144,7 +160,11 @@ def _summary(record: Record, durable: Measurement, rates: dict[str, list[float]]
         "num_accelerators": int(durable.parameters["ranks"]),
         "num_hosts": 1,
         "hostname": node.host,
-        **({"host_memory_GB": [node.memory_bytes / GIB]} if node.memory_bytes is not None else {}),
+        **(
+            {"host_memory_GB": [node.memory_bytes / GIB]}
+            if node.memory_bytes is not None and node.memory_bytes > 0
+            else {}
+        ),
         **({"host_cpu_count": [node.cpu_count]} if node.cpu_count is not None else {}),
         "metric": {**metric, "checkpoint_size_GB": size / GIB},
     }

@@ -119,8 +119,8 @@ def _counted(figure: Measurement) -> bool:
 
 def _times_memory(record: Record, reads: Sequence[Measurement]) -> tuple[Status, str]:
     memory = record.node.memory_bytes
-    tokens = [int(each.parameters["tokens"]) for each in reads if "tokens" in each.parameters]
-    if memory is None or not tokens:
+    tokens = [count for each in reads if isinstance(count := each.parameters.get("tokens"), int)]
+    if memory is None or memory < 1 or not tokens:
         return "not known", "the record has not both sizes"
     size = max(tokens) * TOKEN_BYTES
     found = f"tokens of {format_size(size)}, {size / memory:.3g} times the host's memory"
