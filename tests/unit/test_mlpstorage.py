@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
 from tunetool.record import FIRST_SCHEMA, Evidence, Measurement, Node, Record, Tool, Verdict, parse, to_document
-from tunetool.report.mlpstorage import results
+from tunetool.report.mlpstorage import Result as Written
+from tunetool.report.mlpstorage import results, write
 from tunetool.report.mlpstorage_rules import WORKLOADS, Rule
 
 GIB = 2**30
@@ -64,8 +66,13 @@ def found(rules: list[Rule], asks: str) -> Rule:
     return rule
 
 
-def only(made: Record) -> tuple[dict[str, Any], list[Rule], str]:
+def only_result(made: Record) -> Written:
     (result,) = results(made, "it")
+    return result
+
+
+def only(made: Record) -> tuple[dict[str, Any], list[Rule], str]:
+    result = only_result(made)
     return {name: json.loads(text) for name, text in result.files.items()}, result.rules, result.directory
 
 
@@ -265,3 +272,15 @@ def test_the_command_writes_once_and_replaces_nothing(tmp_path: Path) -> None:
         assert "is there already" in again.exception.message
     assert summary.stat().st_mtime_ns == before
     assert not (tmp_path / "other").exists()
+
+
+def test_all_results_are_written_or_none(tmp_path: Path) -> None:
+    first = only_result(whole())
+    (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageProblem, match="is there already"):
+        write([first, replace(first, directory="a")], tmp_path)
+    with pytest.raises(OSError, match="too long"):
+        write([first, replace(first, directory="b", files={"x" * 300: ""})], tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+    write([first], tmp_path)

@@ -9,7 +9,9 @@ rates are arithmetic means over the checkpoints, deviations those of a populatio
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -205,14 +207,34 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def write(made: Sequence[Result], to: Path) -> None:
-    """Write all results below ``to``, or none where one is there already. Raises ``UsageProblem``."""
+    """Write all results below ``to``, or none: not where one is there already, nor where one cannot be written.
+
+    Raises ``UsageProblem``, ``OSError``.
+    """
     directories = [to / result.directory for result in made]
     for number, directory in enumerate(directories):
-        if directory.exists() or directory in directories[:number]:
-            raise UsageProblem(f"`{directory}` is there already", "name another directory with `--to`")
-    for result, directory in zip(made, directories, strict=True):
-        for name, text in result.files.items():
-            replace_file(str(directory / name), text)
+        if os.path.lexists(directory) or directory in directories[:number]:
+            raise _there(directory)
+    ours: list[Path] = []
+    try:
+        for directory in directories:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                directory.mkdir()
+            except FileExistsError:  # another call was quicker
+                raise _there(directory) from None
+            ours.append(directory)
+        for result, directory in zip(made, directories, strict=True):
+            for name, text in result.files.items():
+                replace_file(str(directory / name), text)
+    except BaseException:
+        for directory in ours:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _there(directory: Path) -> UsageProblem:
+    return UsageProblem(f"`{directory}` is there already", "name another directory with `--to`")
 
 
 def as_document(made: Sequence[Result]) -> str:
