@@ -246,6 +246,15 @@ def test_what_no_benchmark_writes_is_refused(changes: dict[str, Any], words: str
         results(builders.record(*made.values(), kind="bench.checkpoint", checks=checks, verdict=PASS), "it")
 
 
+def test_only_shuffled_reads_have_a_random_order() -> None:
+    shuffled = tokens(1000)
+    (figure,) = shuffled.measurements
+    other = figure.model_copy(update={"labels": {**figure.labels, "engine": "mmap-sequential"}})
+    for figures, status in (([figure], "met"), ([figure, other], "not known"), ([], "not known")):
+        made = shuffled.model_copy(update={"measurements": figures})
+        assert found(only(made)[1], "another random order").status == status
+
+
 @pytest.mark.parametrize("memory", [0, -1])
 def test_no_memory_is_not_known_rather_than_met(memory: int) -> None:
     made = tokens(1000).model_copy(update={"node": Node(host="n", memory_bytes=memory)})
