@@ -141,11 +141,26 @@ def test_a_line_of_several_goals_is_said_once() -> None:
         (LINE.replace("--target", "--python x --target"), "save", "line 6: `--python` in `run` starts what the file"),
         (LINE.replace("save", "verify"), "verify", "line 5: `verify` in `runs` is a command"),
         ("[runs]\nsave = 3\n", "save", "line 5: `runs` is no table of texts"),
+        ('[runs]\n\n"save" = "verify --nope"\n', "save", "line 7: `--nope` is not an option"),
+        ('[runs]\ntitle = "verify --nope"\n', "title", "line 6: `--nope` is not an option"),
+        ('[runs]\ntarget = "verify --nope"\n', "target", "line 6: `--nope` is not an option"),
+        (LINE + 'other = "verify --nope"\n', "save", "line 7: no goal has the run `other`"),
+        ('[runs]\n"verify --fast" = "verify --thorough"\n', "verify --fast", "line 5: `verify --fast` is no name in"),
     ],
 )
 def test_a_wrong_line_of_several_goals_has_its_own_line(runs: str, run: str, said: str) -> None:
     (first, *_) = [*(lines_of(HEAD + runs + goal(run=f'"{run}"')))]
     assert said in first
+
+
+@pytest.mark.parametrize("runs", ['runs.v = "verify --nope"', 'runs = {s = "verify", v = "verify --nope"}'])
+def test_a_name_in_one_line_has_that_line(runs: str) -> None:
+    text = HEAD.replace("[values]", f"{runs}\n[values]") + goal(run='"v"') + (goal(run='"s"') if "s =" in runs else "")
+    assert any("line 3: `--nope` is not an option" in each for each in lines_of(text))
+
+
+def test_a_name_is_no_hint_for_its_own_line() -> None:
+    assert "`a`" not in str(refused(HEAD + '[runs]\na = "a"\n' + goal(run='"a"')).hint)
 
 
 def test_a_setting_that_the_file_lacks_is_refused() -> None:

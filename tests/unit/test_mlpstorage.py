@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.node.common import documents
 from tunetool.record import FIRST_SCHEMA, Evidence, Measurement, Node, Record, Tool, Verdict, parse, to_document
-from tunetool.report.mlpstorage import results
+from tunetool.report.mlpstorage import Result as Written
+from tunetool.report.mlpstorage import results, write
 from tunetool.report.mlpstorage_rules import WORKLOADS, Rule
 
 GIB = 2**30
 STATE = 105 * GIB
+PASS = Verdict(status="pass", reasons=[])
 TEN = tuple(float(number * GIB) for number in range(1, 11))
 
 
@@ -63,8 +66,13 @@ def found(rules: list[Rule], asks: str) -> Rule:
     return rule
 
 
-def only(made: Record) -> tuple[dict[str, Any], list[Rule], str]:
+def only_result(made: Record) -> Written:
     (result,) = results(made, "it")
+    return result
+
+
+def only(made: Record) -> tuple[dict[str, Any], list[Rule], str]:
+    result = only_result(made)
     return {name: json.loads(text) for name, text in result.files.items()}, result.rules, result.directory
 
 
@@ -155,6 +163,21 @@ def test_a_figure_without_counters_is_not_stable_storage() -> None:
     assert found(only(record(durable))[1], "stable storage").status == "not met"
 
 
+def test_a_fault_of_one_engine_hides_no_unproven_figure() -> None:
+    verdict = Verdict(status="fail", reasons=["a differs", "b was in the page cache"], kinds=["check", "unproven"])
+    with pytest.raises(UsageProblem, match="`it` has figures that nothing proves, beside its verdict `fail`"):
+        results(record(rates("durable", *TEN), verdict=verdict), "it")
+
+
+@pytest.mark.parametrize("changes", [{"kind": "none"}, {"ratio": 0.1}, {"ratio": None}, {"worst_ratio": 0.5}])
+def test_what_no_drive_counted_meets_no_rule(changes: dict[str, Any]) -> None:
+    proof = PROVEN.model_copy(update=changes)
+    figures = [rates(name, *TEN).model_copy(update={"evidence": proof}) for name in ("durable", "restore")]
+    _, rules, _ = only(record(*figures))
+    assert found(rules, "stable storage").status == "not met"
+    assert found(rules, "cleared cache").status == "not known"
+
+
 @pytest.mark.parametrize(("count", "status"), [(640 * GIB, "met"), (1000, "not met")])
 def test_training_data_have_rules_and_no_result(count: int, status: str) -> None:
     files, rules, directory = only(tokens(count))
@@ -162,6 +185,15 @@ def test_training_data_have_rules_and_no_result(count: int, status: str) -> None
     assert directory == "n_1/training/tunetool-dataset/run/20260102_030405"
     assert found(rules, "emulated accelerators").status == "not met"
     assert found(rules, "times the memory").status == status
+
+
+@pytest.mark.parametrize("host", ["..", ".", "", "/", "../..", "a\nb", "x" * 300])
+def test_a_host_s_name_leads_nowhere_else(host: str) -> None:
+    for made in (tokens(1000), whole(model=host)):
+        _, _, directory = only(made.model_copy(update={"node": Node(host=host)}))
+        parts = directory.split("/")
+        assert len(parts) == (5 if "training" in parts else 4)
+        assert all(re.fullmatch(r"[\w.-]{1,255}", each) and each.strip(".") for each in parts)
 
 
 def test_records_that_prove_nothing_or_lack_facts_are_refused() -> None:
@@ -186,6 +218,49 @@ def test_records_that_prove_nothing_or_lack_facts_are_refused() -> None:
             results(made, "it")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples": [0.0]}, "has the rate `0` B/s"),
+        ({"samples": [-5.0, 1e9]}, "has the rate `-5` B/s"),
+        ({"samples": [5e-324]}, "has the rate `4.94066e-324` B/s"),
+        ({"unit": "s"}, "has the unit `s`"),
+        ({"state_bytes": "abc"}, "has the state_bytes `abc`"),
+        ({"state_bytes": 1e300}, "has the state_bytes `1e+300`"),
+        ({"state_bytes": 0}, "has the state_bytes `0`"),
+        ({"ranks": -8}, "has the ranks `-8`"),
+        ({"ranks": True}, "has the ranks `True`"),
+        ({"labels": {"subject": "checkpoint"}}, "has no engine on drives"),
+    ],
+)
+@pytest.mark.parametrize("name", ["durable", "restore"])
+def test_what_no_benchmark_writes_is_refused(changes: dict[str, Any], words: str, name: str) -> None:
+    fields = {key: value for key, value in changes.items() if key in Measurement.model_fields}
+    parameters = {key: value for key, value in changes.items() if key not in fields}
+    made = {each: rates(each, *TEN, **parameters) for each in ("durable", "restore")}
+    if "labels" in fields:
+        name = "durable"
+    checks = [check("checkpoint.direct", "pass")]
+    made[name] = made[name].model_copy(update=fields)
+    with pytest.raises(UsageProblem, match=re.escape(words)):
+        results(builders.record(*made.values(), kind="bench.checkpoint", checks=checks, verdict=PASS), "it")
+
+
+def test_only_shuffled_reads_have_a_random_order() -> None:
+    shuffled = tokens(1000)
+    (figure,) = shuffled.measurements
+    other = figure.model_copy(update={"labels": {**figure.labels, "engine": "mmap-sequential"}})
+    for figures, status in (([figure], "met"), ([figure, other], "not known"), ([], "not known")):
+        made = shuffled.model_copy(update={"measurements": figures})
+        assert found(only(made)[1], "another random order").status == status
+
+
+@pytest.mark.parametrize("memory", [0, -1])
+def test_no_memory_is_not_known_rather_than_met(memory: int) -> None:
+    made = tokens(1000).model_copy(update={"node": Node(host="n", memory_bytes=memory)})
+    assert found(only(made)[1], "times the memory").status == "not known"
+
+
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["report", "mlpstorage", *arguments], standalone_mode=False)
 
@@ -206,3 +281,15 @@ def test_the_command_writes_once_and_replaces_nothing(tmp_path: Path) -> None:
         assert "is there already" in again.exception.message
     assert summary.stat().st_mtime_ns == before
     assert not (tmp_path / "other").exists()
+
+
+def test_all_results_are_written_or_none(tmp_path: Path) -> None:
+    first = only_result(whole())
+    (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageProblem, match="is there already"):
+        write([first, replace(first, directory="a")], tmp_path)
+    with pytest.raises(OSError, match="too long"):
+        write([first, replace(first, directory="b", files={"x" * 300: ""})], tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+    write([first], tmp_path)

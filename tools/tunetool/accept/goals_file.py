@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -25,6 +25,8 @@ OURS = ("--json", "--runs-dir", "--dry-run", "-i", "--inventory", "--expect", "-
 """Options that acceptance sets itself, that would have a judgement of their own, or that write a file elsewhere."""
 _RUN_PROGRAMS = ("--python", "--engine-python", "--manifest", "--slurm")
 """Options whose value names a program that is started: the file of somebody else must not choose it."""
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""A name of a command line."""
 _OTHERS = {"verify": "verify.request", "tune": "tune.request", "stage": "stage.outcome"}
 """Commands beside the benchmarks that measure: modules with their FIGURES."""
 
@@ -125,7 +127,10 @@ class _Reader:
         if not isinstance(goals, list) or not goals or not all(isinstance(each, dict) for each in goals):
             self._say(1, UsageProblem("it has no goal", "write each below a line `[[goal]]`"))
             return []
-        return [made for number, each in enumerate(goals) if (made := self._goal(number, each, values)) is not None]
+        made = [self._goal(number, each, values) for number, each in enumerate(goals)]
+        if not self.found:  # else it may be the name that a goal misspells
+            self._unused({each["run"] for each in goals})
+        return [each for each in made if each is not None]
 
     def _values(self, values: Any, settings: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(values, dict) or not all(_is_text(each) for each in values.values()):
@@ -146,7 +151,26 @@ class _Reader:
             return {}
         for name in {"bench", *_OTHERS} & runs.keys():
             self._say(line, UsageProblem(f"`{name}` in `runs` is a command", "give the line another name"))
+        for name in runs:
+            # A name that reads like a command line would hide which one is run.
+            if not _NAME.fullmatch(name):
+                self._say(line, UsageProblem(f"`{name}` is no name in `runs`", "take letters, digits, `-` and `_`"))
         return runs
+
+    def _unused(self, used: Collection[str]) -> None:
+        """Lines of no goal, which would be checked by nobody."""
+        for name in self._named:
+            if name not in used:
+                unused = UsageProblem(f"no goal has the run `{name}`", "take it out of `runs`, or name it in a goal")
+                self._say(self._of_run(name), unused)
+
+    def _of_run(self, name: str) -> int:
+        """The line of a name in `runs`."""
+        key = rf"[\"']?{re.escape(name)}[\"']?\s*="
+        first = self._line(r"\s*\[\s*[\"']?runs[\"']?\s*\]")
+        if first > 1:
+            return self._line(rf"\s*{key}", first)
+        return self._line(rf"\s*[\"']?runs[\"']?\s*(\.\s*|=.*?[{{,]\s*){key}")
 
     def _goal(self, number: int, goal: Mapping[str, Any], values: Mapping[str, str]) -> Goal | None:
         before = len(self.found)
@@ -182,8 +206,9 @@ class _Reader:
         if not _is_text(run):
             self._say(line, UsageProblem("`run` is no command line", 'such as `run = "verify --target {target}"`'))
             return ()
+        names: Sequence[str] = tuple(self._named)
         if run in self._named:
-            line, run = self._line(rf"\s*(runs\s*\.\s*)?{re.escape(run)}\s*="), self._named[run]
+            line, run, names = self._of_run(run), self._named[run], ()
         try:
             parts = shlex.split(run)
             words = [self._filled(each, values) for each in parts]
@@ -194,7 +219,7 @@ class _Reader:
             self._say(line, wrong)
             return ()
         if self._figures(words) is None and (words[:1] != ["bench"]):
-            commands = ("bench", *_OTHERS, *self._named)
+            commands = ("bench", *_OTHERS, *names)
             self._say(line, unknown("a command that measures", words[0] if words else "", commands))
             return ()
         ours = next((each for each in words if each.partition("=")[0] in OURS), None)

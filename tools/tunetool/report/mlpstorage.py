@@ -9,7 +9,9 @@ rates are arithmetic means over the checkpoints, deviations those of a populatio
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +35,10 @@ JUDGED = ("pass", "fail", "unstable")
 """Verdicts of records whose figures are proven; the check of an engine says whether its own restores were equal."""
 NEEDED = ("model", "ranks", "state_bytes")
 RULES = "rules.json"
+_RATES = (1.0, 1e18)
+"""Bytes per second between which the rates of all storage lie."""
+_LONGEST = 100
+"""Characters of a name; a file's name may have 255 bytes, and two of them are one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,12 @@ def results(record: Record, name: str) -> list[Result]:
             f"`{name}` has the verdict `{status}`: nothing proves its figures",
             f"measure again; `tunetool report show {name}` says what was in the way",
         )
+    # Wrong bytes of one engine weigh more in the verdict than another's figures, of which nothing is proven.
+    if record.verdict is not None and "unproven" in (record.verdict.kinds or []):
+        raise UsageProblem(
+            f"`{name}` has figures that nothing proves, beside its verdict `{status}`",
+            f"measure again; `tunetool report show {name}` says what was in the way",
+        )
     if record.kind == DATASET:
         return [_dataset(record)]
     durable = chosen(record.measurements, "durable", place=None)
@@ -83,11 +95,11 @@ def _dataset(record: Record) -> Result:
 
 
 def _checkpoint(record: Record, durable: Measurement, name: str) -> Result | None:
-    engine = durable.labels["engine"]
+    engine = durable.labels.get("engine")
     checks = [
         each.status for each in record.checks if each.labels.get("engine") == engine and "place" not in each.labels
     ]
-    if checks != ["pass"] or not durable.samples:
+    if engine is None or checks != ["pass"] or not durable.samples:
         return None
     missing = [each for each in NEEDED if each not in durable.parameters]
     if missing:
@@ -95,6 +107,9 @@ def _checkpoint(record: Record, durable: Measurement, name: str) -> Result | Non
             f"`{name}`: `{durable.name}` does not say its {missing[0]}", "measure again: older records do not have it"
         )
     restore = next(iter(chosen(record.measurements, "restore", engine=engine, place=None)), None)
+    for each in (durable, *([restore] if restore is not None else [])):
+        if odd := _odd(each, durable):
+            raise UsageProblem(f"`{name}`: `{each.name}` has {odd}", "measure again: no benchmark writes that")
     model = f"tunetool-{_plain(str(durable.parameters['model']))}"
     stamp = _stamp(record)
     rules = of_checkpoint(record, durable, restore)
@@ -124,6 +139,17 @@ def _checkpoint(record: Record, durable: Measurement, name: str) -> Result | Non
     return Result(f"checkpoints by `{engine}`", directory, {key: _text(each) for key, each in files.items()}, rules)
 
 
+def _odd(figure: Measurement, durable: Measurement) -> str:
+    """What no benchmark writes, and nothing can be computed of; empty where all is well."""
+    for key in ("ranks", "state_bytes"):
+        if type(value := durable.parameters[key]) is not int or value < 1:
+            return f"the {key} `{value}`"
+    if figure.unit != "B/s":
+        return f"the unit `{figure.unit}`"
+    least, most = _RATES
+    return next((f"the rate `{each:g}` B/s" for each in figure.samples or [] if not least <= each <= most), "")
+
+
 def _summary(record: Record, durable: Measurement, rates: dict[str, list[float]], size: int) -> dict[str, Any]:
     node, metric = record.node, dict[str, float]()
     for what, each in rates.items():
@@ -136,7 +162,11 @@ def _summary(record: Record, durable: Measurement, rates: dict[str, list[float]]
         "num_accelerators": int(durable.parameters["ranks"]),
         "num_hosts": 1,
         "hostname": node.host,
-        **({"host_memory_GB": [node.memory_bytes / GIB]} if node.memory_bytes is not None else {}),
+        **(
+            {"host_memory_GB": [node.memory_bytes / GIB]}
+            if node.memory_bytes is not None and node.memory_bytes > 0
+            else {}
+        ),
         **({"host_cpu_count": [node.cpu_count]} if node.cpu_count is not None else {}),
         "metric": {**metric, "checkpoint_size_GB": size / GIB},
     }
@@ -163,7 +193,9 @@ def _judged(rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    """A part of a directory's name; the whole one of a host must lead nowhere else."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST]
+    return plain if plain.strip(".") else f"_{plain}"
 
 
 def _stamp(record: Record) -> str:
@@ -175,14 +207,34 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def write(made: Sequence[Result], to: Path) -> None:
-    """Write all results below ``to``, or none where one is there already. Raises ``UsageProblem``."""
+    """Write all results below ``to``, or none: not where one is there already, nor where one cannot be written.
+
+    Raises ``UsageProblem``, ``OSError``.
+    """
     directories = [to / result.directory for result in made]
     for number, directory in enumerate(directories):
-        if directory.exists() or directory in directories[:number]:
-            raise UsageProblem(f"`{directory}` is there already", "name another directory with `--to`")
-    for result, directory in zip(made, directories, strict=True):
-        for name, text in result.files.items():
-            replace_file(str(directory / name), text)
+        if os.path.lexists(directory) or directory in directories[:number]:
+            raise _there(directory)
+    ours: list[Path] = []
+    try:
+        for directory in directories:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                directory.mkdir()
+            except FileExistsError:  # another call was quicker
+                raise _there(directory) from None
+            ours.append(directory)
+        for result, directory in zip(made, directories, strict=True):
+            for name, text in result.files.items():
+                replace_file(str(directory / name), text)
+    except BaseException:
+        for directory in ours:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _there(directory: Path) -> UsageProblem:
+    return UsageProblem(f"`{directory}` is there already", "name another directory with `--to`")
 
 
 def as_document(made: Sequence[Result]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunetool.bench.dataset.megatron import TOKEN_BYTES
+from tunetool.measure.evidence import LOWEST
 from tunetool.node.units import format_size, format_size_binary
 from tunetool.record import Measurement, Record
 
@@ -69,7 +70,7 @@ def of_dataset(record: Record) -> list[Rule]:
         Rule("3.1.2", "500 steps in an epoch", "not met", "a pass ends after its time, not after an epoch"),
         Rule("2.1.17", f"{RUNS} runs, the first to warm up", "not met", f"{rounds} cold passes of one run"),
         Rule("3.3.4", "one host, if the result is of one", "met", "one host"),
-        Rule("guidelines 6.6", "another random order in each run", "met", "each round draws its own"),
+        Rule("guidelines 6.6", "another random order in each run", *_order(reads)),
     ]
 
 
@@ -79,7 +80,7 @@ def _shared(record: Record, figures: Sequence[Measurement]) -> Iterator[Rule]:
     yield Rule("2.1.7", "a description of the system as YAML and PDF", "not met", "the record has facts of the host")
     yield Rule("2.1.25", "DLIO's logs and configuration", "not met", "no DLIO ran")
     yield Rule("4.4.2, 3.4.2", "results on another file system than the data", "not known", "no record says so")
-    proven = bool(figures) and all(each.evidence is not None and each.evidence.kind == "block" for each in figures)
+    proven = bool(figures) and all(map(_counted, figures))
     found = "the drives counted the bytes" if proven else "no drive's counters prove it"
     yield Rule("guidelines 6.5", "stable storage", _status(proven), found)
 
@@ -101,13 +102,31 @@ def _count(what: str, count: int) -> Rule:
 
 def _cold(restore: Measurement | None) -> tuple[Status, str]:
     how = restore.parameters.get("cold") if restore is not None else None
-    return ("met", f"before each read: {how}") if how else ("not known", "the record does not say how it was cleared")
+    if restore is None or not how:
+        return "not known", "the record does not say how it was cleared"
+    if not _counted(restore):
+        return "not known", "no drive's counters prove that it was cleared"
+    return "met", f"before each read: {how}"
+
+
+def _order(reads: Sequence[Measurement]) -> tuple[Status, str]:
+    if reads and all("shuffled" in each.labels.get("engine", "") for each in reads):
+        return "met", "each round draws its own"
+    return "not known", "some engines may read in the files' order" if reads else "the record has no read"
+
+
+def _counted(figure: Measurement) -> bool:
+    """Whether drives counted at least what the figure claims, in each sample."""
+    proof = figure.evidence
+    if proof is None or proof.kind != "block" or proof.ratio is None:
+        return False
+    return min(proof.ratio, proof.ratio if proof.worst_ratio is None else proof.worst_ratio) >= LOWEST
 
 
 def _times_memory(record: Record, reads: Sequence[Measurement]) -> tuple[Status, str]:
     memory = record.node.memory_bytes
-    tokens = [int(each.parameters["tokens"]) for each in reads if "tokens" in each.parameters]
-    if memory is None or not tokens:
+    tokens = [count for each in reads if isinstance(count := each.parameters.get("tokens"), int)]
+    if memory is None or memory < 1 or not tokens:
         return "not known", "the record has not both sizes"
     size = max(tokens) * TOKEN_BYTES
     found = f"tokens of {format_size(size)}, {size / memory:.3g} times the host's memory"
