@@ -98,15 +98,21 @@ def test_each_numa_node_keeps_its_array_in_other_slots(empty: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_drive_costs_the_volume_of_its_numa_node(empty: Lab, tmp_path: Path) -> None:
+def test_a_run_cut_between_two_arrays_goes_on(empty: Lab) -> None:
     build(empty, *four("LAB1NV2"))
     wanted = members(empty)
-    volume, other = (("numa1", "numa0"), ("numa0", "numa1"))["LAB1NV2" in wanted["numa0"]]
     sums = empty.ssh("node1", FILL + SUMS).splitlines()
     empty.ssh("node1", CUT_OFF)
     build(empty, *four("LAB1NV2"))
     assert members(empty) == wanted
     assert empty.ssh("node1", SUMS).splitlines() == sums[:1]
+
+
+@pytest.mark.slow
+def test_a_lost_drive_costs_the_volume_of_its_numa_node(empty: Lab, tmp_path: Path) -> None:
+    build(empty, *four("LAB1NV2"))
+    wanted = members(empty)
+    volume, other = (("numa1", "numa0"), ("numa0", "numa1"))["LAB1NV2" in wanted["numa0"]]
     sums = empty.ssh("node1", FILL + SUMS).splitlines()
     kept = [line for line in sums if f"{other}/" in line]
     empty.lab("fault", "node1", "swap-drive", "--drive", "LAB1NV2")
@@ -118,7 +124,6 @@ def test_a_lost_drive_costs_the_volume_of_its_numa_node(empty: Lab, tmp_path: Pa
     play(empty, "replace_drive", *swap, "-e", f"apply_plan={plan}")
     assert members(empty) == {**wanted, volume: sorted({*wanted[volume], "LAB1NV2R"} - {"LAB1NV2"})}
     assert empty.ssh("node1", SUMS).splitlines() == kept
-    assert changed_tasks(build(empty, *four("LAB1NV2R"))) == []
     plan = tmp_path / "teardown.json"
     planned = play(empty, "teardown", "--tags", "plan", "-e", f"plan_file={plan}")
     assert "would be lost: volume `numa0`" in planned
