@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 import rounds
+import two_nodes
 from rounds import Samples, figure_of, goals_of, measured, read_goals, sample
+from tunetool import record as records
+from tunetool.accept.goal import parse_expectation
+from tunetool.accept.goals_file import figures_of
 from tunetool.cli.accept import read_goals as goals_of_tunetool
 
 PERF = Path(rounds.__file__).parent
+RECORD = Path(__file__).parents[1] / "data/records/bench.strategies.json"
 
 
 def test_every_arm_has_its_turn_in_every_round_in_orders_drawn() -> None:
@@ -34,10 +39,16 @@ def test_every_line_of_goals_names_a_program_and_its_figures() -> None:
     assert {goal.run[0] for goal in read_goals({}).goals} == programs
 
 
-@pytest.mark.parametrize("name", ["goals.toml", "gpu.toml", "two_nodes.toml"])
+@pytest.mark.parametrize("name", ["goals.toml", "gpu.toml"])
 def test_tunetool_takes_the_goals_of_its_own_commands(name: str, tmp_path: Path) -> None:
     settings = [f"huge={tmp_path}"] if name == "gpu.toml" else []
     assert goals_of_tunetool((PERF / name).read_text(), name, settings).goals
+
+
+def test_the_goals_of_two_nodes_are_of_figures_of_its_benchmark() -> None:
+    figures, record = figures_of(["bench", "strategies"]) or {}, records.read(RECORD)
+    goals = [parse_expectation(each, figures) for each in two_nodes.GOALS]
+    assert all(goal.pick.of(record.measurements) for goal in goals if goal.pick.labels["layout"] == "2x1")
 
 
 def test_only_the_goals_of_what_was_measured_are_judged() -> None:
