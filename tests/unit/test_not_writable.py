@@ -115,7 +115,7 @@ def module(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> tuple[Any, lis
         "clear_beginning_of": lambda array, wiped: None,
         "note_as_made": lambda *_: None,
         "held": lambda members: contextlib.nullcontext(),
-        "begin": lambda: "u",
+        "begin": lambda uuid: "u",
         "not_writable": lambda: closed,
     }.items():
         monkeypatch.setattr(raid, name, fake)
