@@ -656,7 +656,7 @@ def test_a_teardown_names_the_jobs_that_have_directories(volume: Volume, monkeyp
 
     def occupants(point: Path) -> list[str]:
         removal: Any = SimpleNamespace(arrays=[], places=())
-        whole: Any = SimpleNamespace(mount_point=str(point), filesystem_uuid=None)
+        whole: Any = SimpleNamespace(mount_point=str(point), filesystem_uuid=None, uuid=None)
         return Job(removal, whole, TEARDOWN, "", Ledger(None, acting=True)).occupants()
 
     (line,) = occupants(volume.point)
