@@ -119,3 +119,21 @@ def lay_out_numa(root: Path) -> dict[str, Any]:
     del manifest["offload_dir"]
     (root / "proc/self/mountinfo").write_text("\n".join(kept) + "\n")
     return manifest
+
+
+def wishes_for_several(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What was asked of the volumes of a node that has several, as the module scratch_filesystem gets it."""
+    point = str(Path(manifest["volumes"][0]["filesystem"]["mount_point"]).parent)
+    return {
+        "mount_point": point,
+        "mount_options": manifest["volumes"][0]["filesystem"]["mount_options"],
+        "device_timeout": "30s",
+        "label": "nvme_raid0",
+        "offload_dir": f"{point}/deepspeed_offload",
+        "offload_owner": "root",
+        "offload_group": "root",
+        "offload_mode": "1777",
+        "protect_mount_point": True,
+        "services": [],
+        "adopt": False,
+    }

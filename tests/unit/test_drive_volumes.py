@@ -12,7 +12,7 @@ import pytest
 from test_removal import consent, verdicts
 from test_selection import CRITERIA, EIGHT, drive, verdict
 
-from machines import lay_out_drives
+from machines import lay_out_drives, wishes_for_several
 from tunetool.node.array.adopt_or_wipe import Consent
 from tunetool.node.array.drift import layout_difference
 from tunetool.node.array.drive_decisions import IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria
@@ -229,17 +229,7 @@ def look(root: Path, manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(mount_point, "look_beneath", lambda path: Directory(True, True))
     monkeypatch.setattr(several, "look", lambda path: Directory(True, True))
     wanted = {
-        "mount_point": POINT,
-        "mount_options": manifest["volumes"][0]["filesystem"]["mount_options"],
-        "device_timeout": "30s",
-        "label": "nvme_raid0",
-        "offload_dir": f"{POINT}/deepspeed_offload",
-        "offload_owner": "root",
-        "offload_group": "root",
-        "offload_mode": "1777",
-        "protect_mount_point": True,
-        "services": [],
-        "adopt": False,
+        **wishes_for_several(manifest),
         "volumes": [{"name": each["name"], "array": each["array"]} for each in manifest["volumes"]],
         **changes,
     }

@@ -15,7 +15,7 @@ import pytest
 from test_removal import consent, verdicts
 from test_selection import EIGHT, drive, verdict
 
-from machines import lay_out_numa
+from machines import lay_out_numa, wishes_for_several
 from tunetool.node.array import create
 from tunetool.node.array.adopt_or_wipe import Consent
 from tunetool.node.array.drift import Asked, layout_difference
@@ -297,21 +297,8 @@ def overview(
     monkeypatch.setattr(file_system, "run", lambda *argv, **_: Result(0, XFS_INFO, ""))
     monkeypatch.setattr(mount_point, "look_beneath", lambda path: Directory(True, True))
     monkeypatch.setattr(several, "look", lambda path: Directory(True, True))
-    wanted = {
-        "mount_point": POINT,
-        "mount_options": manifest["volumes"][0]["filesystem"]["mount_options"],
-        "device_timeout": "30s",
-        "label": "nvme_raid0",
-        "offload_dir": f"{POINT}/deepspeed_offload",
-        "offload_owner": "root",
-        "offload_group": "root",
-        "offload_mode": "1777",
-        "protect_mount_point": True,
-        "services": [],
-        "adopt": False,
-    }
     asked = Asked(NAME, "raid0", chunk, tuple(members), len(members))
-    differences = before_changes.overview(asked, {"filesystem": wanted}, str(root))
+    differences = before_changes.overview(asked, {"filesystem": wishes_for_several(manifest)}, str(root))
     return {each.name: each.found for each in differences}
 
 

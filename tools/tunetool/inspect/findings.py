@@ -359,11 +359,11 @@ def _manifest(facts: Facts) -> Iterator[Finding]:
             found="changes of the last `tunetool provision` take effect at the next boot",
             remedy="reboot the node, then run `tunetool provision` again",
         )
-    for away in moved(volumes_of(manifest), {drive.serial: drive.numa_node for drive in facts.shown.drives}):
-        found = f"{away.expected} expected, found {away.found}"
-        yield Finding(
-            id="array.numa", found=f"volume `{away.name[len('array.numa[') : -1]}`: {found}", remedy=away.hint
-        )
+    nodes = {drive.serial: drive.numa_node for drive in facts.shown.drives}
+    for volume in volumes_of(manifest):
+        for away in moved([volume], nodes):
+            found = f"volume `{volume.name}`: {away.expected} expected, found {away.found}"
+            yield Finding(id="array.numa", found=found, remedy=away.hint)
     points = [volume["filesystem"]["mount_point"] for _, volume in each_volume(manifest)]
     mounted = {filesystem.mount_point for filesystem in facts.shown.filesystems}
     gone = [point for point in points if point not in mounted]

@@ -136,9 +136,8 @@ def _wait_migrated(qmp: Qmp) -> None:
 def _shape(node: NodeState) -> list[str]:
     # Everything except the paths of files and the ssh port, which differ from node to node.
     nowhere = Path("/")
-    same = Machine("", node.memory, node.accel, node.ports, nowhere, "qcow2", 0, nowhere, nowhere, nowhere)
-    same = replace(same, numa=node.numa)
-    return same.arguments()
+    paths = (nowhere, "qcow2", 0, nowhere, nowhere, nowhere)
+    return Machine("", node.memory, node.accel, node.ports, *paths, numa=node.numa).arguments()
 
 
 def _cpu_model() -> str:
