@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from math import inf, isfinite
 from statistics import median, quantiles
 from typing import Literal
@@ -225,11 +226,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Losses:
-    """Whether both paths trained the same thing: the relative difference of the first loss, and the largest."""
+    """Whether both paths trained the same thing: relative differences of losses between them, step by step."""
 
     steps: int
     first: float
+    """The largest of a first step."""
     largest: float
+    """The largest of any step."""
+    by_chance: float | None
+    """The largest between two rounds of one path, which read the same bytes; None where no path has two rounds."""
 
 
 def compare_losses(row: Row) -> Losses | None:
@@ -237,21 +242,31 @@ def compare_losses(row: Row) -> Losses | None:
     shared = sorted(row.samples["memory"].keys() & row.samples["bulk"].keys())
     if not shared:
         return None
-    firsts, largest, steps = [], 0.0, 0
-    for number in shared:
-        ours, theirs = row.samples["memory"][number].losses, row.samples["bulk"][number].losses
-        if len(ours) != len(theirs) or not ours:
-            return Losses(max(len(ours), len(theirs)), inf, inf)
-        # If fp16 overflowed on both paths, both losses may be no number.
-        excused = row.samples["memory"][number].excused & row.samples["bulk"][number].excused
-        pairs = enumerate(zip(ours, theirs, strict=True))
-        apart = [_apart(staged_loss, bulk_loss, step in excused) for step, (staged_loss, bulk_loss) in pairs]
-        firsts.append(apart[0])
-        largest, steps = max(largest, *apart), steps + len(apart)
-    return Losses(steps, max(firsts), largest)
+    apart = [_apart(row.samples["memory"][number], row.samples["bulk"][number]) for number in shared]
+    again = [
+        max(_apart(*pair))
+        for path in PATHS
+        for pair in combinations((row.samples[path][number] for number in shared), 2)
+    ]
+    return Losses(
+        steps=sum(map(len, apart)),
+        first=max(each[0] for each in apart),
+        largest=max(map(max, apart)),
+        by_chance=max(again) if again else None,
+    )
 
 
-def _apart(first: float, second: float, excused: bool) -> float:
+def _apart(one: Sample, other: Sample) -> list[float]:
+    """Relative difference of each step's losses; infinite where a run has other steps, or a loss that is no number."""
+    if len(one.losses) != len(other.losses) or not one.losses:
+        return [inf]
+    # If fp16 overflowed in both, both losses may be no number.
+    excused = one.excused & other.excused
+    pairs = enumerate(zip(one.losses, other.losses, strict=True))
+    return [_relative(first, second, step in excused) for step, (first, second) in pairs]
+
+
+def _relative(first: float, second: float, excused: bool) -> float:
     if not (isfinite(first) and isfinite(second)):
         return 0.0 if excused else inf
     return abs(first - second) / max(abs(first), abs(second)) if first != second else 0.0
