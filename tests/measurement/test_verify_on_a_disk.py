@@ -273,7 +273,8 @@ def test_volumes_on_loop_devices_are_measured_at_once(
             record = verify_module.verify(request, PlainProgress()).record
             assert [list(place.iterdir()) for place in places] == [[], []]
     assert record is not None
-    assert [each.status for each in record.expectations] == ["pass", "pass"], record.verdict
+    assert [each.status for each in record.expectations] == ["pass"] * 6, record.verdict
+    assert [each.value for each in record.expectations] == [1.0, 1.0, *[0.45] * 4]
     figures = {each.name: each for each in record.measurements if each.figure == "bandwidth"}
     for direction in ("read", "write"):
         whole = figures[f"sequential.{direction}"]

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from tunetool.errors import ExitCode
-from tunetool.node.units import format_bandwidth, format_figure, format_rate
+from tunetool.node.units import format_bandwidth, format_count, format_figure, format_rate
 from tunetool.record import (
     CheckResult,
     Expectation,
@@ -36,6 +36,12 @@ NEAR_TESTER, BUSY_TESTER = 0.8, 0.9
 """Share of that ceiling, and of those cores, from which on the program may be the bottleneck and not the drives."""
 
 NO_EXPECTATION = "no expectation to compare with: pass `--expect 50GBps`"
+
+DRIVES, DIRECTORY = "drives", "directory"
+"""Parameters of figures of several volumes, of all and of each: the serials of the drives, and where it is mounted."""
+SHARE_KEPT = 0.9
+"""Part of its share of an expectation of all volumes that each must reach. They are measured at once and take from one
+another what they have in common (cores, a PCIe switch), and drives of one model differ by less than a tenth."""
 
 LEVEL = 0.95
 """Confidence with which a figure is judged. Below it there is neither a pass nor a failure."""
@@ -169,11 +175,79 @@ def limit_of(expected: float, tolerance: float) -> float:
     return expected * (1 - tolerance)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one of several volumes has to give where something is expected of all of them together."""
+
+    total: Measurement
+    figure: Measurement
+    """The volume's own, measured at the same time."""
+    wanted: Expectation
+    """Of all."""
+    of_drives: int
+    """The number of drives of all."""
+
+    @property
+    def drives(self) -> Sequence[str]:
+        """Serials of the volume's drives."""
+        return serials_of(self.figure)
+
+    @property
+    def value(self) -> float:
+        """What it must reach, in the unit of what is wanted."""
+        return self.wanted.value * part_of_limit(len(self.drives), self.of_drives)
+
+    @property
+    def expectation(self) -> Expectation:
+        """What the volume is judged by."""
+        return self.wanted.model_copy(update={"name": self.figure.name, "value": self.value})
+
+    def __str__(self) -> str:
+        own = f"{format_count(len(self.drives), 'drive')} of {self.of_drives}"
+        limit = format_figure(self.value, self.wanted.unit)
+        return f"{limit}, {SHARE_KEPT:.0%} of its share ({own}) of {format_figure(self.wanted.value, self.wanted.unit)}"
+
+
+def serials_of(figure: Measurement) -> Sequence[str]:
+    """The drives of one of several volumes, or of all of them; none where the record does not say."""
+    return [each for each in str(figure.parameters.get(DRIVES, "")).split(", ") if each]
+
+
+def shares(measurements: Sequence[Measurement], expectations: Sequence[Expectation]) -> list[Share]:
+    """What is expected of each of several volumes; nothing where there is one, or where drives are not known."""
+    by_name = {measurement.name: measurement for measurement in measurements}
+    found = []
+    for wanted in expectations:
+        total = by_name.get(wanted.name)
+        volumes = volumes_of(measurements, total) if total is not None else []
+        if total is not None and (of_drives := len(serials_of(total))):
+            found += [Share(total, each, wanted, of_drives) for each in volumes if serials_of(each)]
+    return found
+
+
+def part_of_limit(drives: int, of_drives: int) -> float:
+    """The part of a limit of all volumes that one of so many drives is judged against."""
+    return SHARE_KEPT * drives / of_drives
+
+
+def volumes_of(measurements: Sequence[Measurement], total: Measurement) -> list[Measurement]:
+    """What each of several volumes gave to a figure of all together."""
+    if "volume" in total.labels:
+        return []
+    return [each for each in measurements if each.labels == {**total.labels, "volume": each.labels.get("volume", "")}]
+
+
+def _wanted(case: Case) -> list[Expectation]:
+    """What is expected, of each of several volumes too."""
+    return [*case.expectations, *(share.expectation for share in shares(case.measurements, case.expectations))]
+
+
 def status_by_name(case: Case) -> dict[str, Status]:
-    """The status of each expectation."""
+    """The status of each expectation, of each of several volumes too."""
     by_name = {measurement.name: measurement for measurement in case.measurements}
+    totals = {share.figure.name: share.total for share in shares(case.measurements, case.expectations)}
     statuses: dict[str, Status] = {}
-    for expectation in case.expectations:
+    for expectation in _wanted(case):
         measurement = by_name.get(expectation.name)
         if measurement is None:
             statuses[expectation.name] = "error"
@@ -181,17 +255,24 @@ def status_by_name(case: Case) -> dict[str, Status]:
             statuses[expectation.name] = "unproven"
         else:
             status = status_of(measurement, expectation, case.tolerance)
-            slow_tester = status == "fail" and tester_limit(measurement) is not None
+            # One program measures all volumes: its limit shows in their sum.
+            slow_tester = status == "fail" and _tester_limit(measurement, totals) is not None
             statuses[expectation.name] = "unproven" if slow_tester else status
     return statuses
 
 
+def _tester_limit(measurement: Measurement, totals: Mapping[str, Measurement]) -> str | None:
+    """Also of one of several volumes; ``totals``: by its name, the figure of all."""
+    return tester_limit(totals.get(measurement.name, measurement))
+
+
 def judged_expectations(case: Case) -> list[Expectation]:
-    """The expectations with their results; unchanged if nothing was to be measured."""
+    """The expectations, and those of each of several volumes, with their results; unchanged if nothing was to be
+    measured."""
     if case.judged != "speed":
         return list(case.expectations)
     statuses = status_by_name(case)
-    return [wanted.model_copy(update={"status": statuses[wanted.name]}) for wanted in case.expectations]
+    return [wanted.model_copy(update={"status": statuses[wanted.name]}) for wanted in _wanted(case)]
 
 
 def _has_proof(measurement: Measurement) -> bool:
@@ -228,9 +309,12 @@ def _judge_expectations(case: Case) -> list[_Finding]:
         return [_Finding("unproven", NO_EXPECTATION, "expectation"), *findings]
     by_name = {measurement.name: measurement for measurement in case.measurements}
     wanted = {expectation.name: expectation for expectation in case.expectations}
+    of_volumes = {share.figure.name: share for share in shares(case.measurements, case.expectations)}
+    totals = {name: share.total for name, share in of_volumes.items()}
+    statuses = status_by_name(case)
     findings = []
-    for name, status in status_by_name(case).items():
-        if status == "pass":
+    for name, status in statuses.items():
+        if status == "pass" or _is_said_of_all(name, statuses, of_volumes):
             continue
         if status == "error":
             # The error itself was said already, unless there was none.
@@ -239,14 +323,15 @@ def _judge_expectations(case: Case) -> list[_Finding]:
         elif status == "unproven":
             reason = case.unproven.get(name)
             if not reason and not case.doubts and _has_proof(by_name[name]):
-                slow_tester = tester_limit(by_name[name])
+                slow_tester = _tester_limit(by_name[name], totals)
                 reason = slow_tester and f"{slow_tester}, so the drives may be faster: {_FREE_CORES}"
             if reason:
                 findings.append(_Finding("unproven", f"{_human(name)}: {reason}", "unproven"))
             elif not case.doubts:
                 findings.append(_Finding("unproven", f"{_human(name)}: nothing proves its bytes", "unproven"))
         else:
-            short = _short(by_name[name], wanted[name], status, case)
+            share = of_volumes.get(name)
+            short = _short(by_name[name], share or wanted[name], status, case)
             findings.append(_Finding(status, short, "expectation"))
     return findings
 
@@ -256,10 +341,28 @@ _FREE_CORES = (
 )
 
 
-def _short(measurement: Measurement, expectation: Expectation, status: Status, case: Case) -> str:
+def _is_said_of_all(name: str, statuses: Mapping[str, Status], of_volumes: Mapping[str, Share]) -> bool:
+    """Whether what there is to say of one of several volumes is true of each and of their sum, which says it once."""
+    if name not in of_volumes:
+        return False
+    total = of_volumes[name].total.name
+    return {statuses[total], *(statuses[each] for each, share in of_volumes.items() if share.total.name == total)} == {
+        statuses[name]
+    }
+
+
+def _volume(share: Share) -> str:
+    volume, many = share.figure.labels["volume"], "s" if len(share.drives) > 1 else ""
+    return f"volume `{volume}` (drive{many} `{'`, `'.join(share.drives)}`)"
+
+
+def _short(measurement: Measurement, expected: Expectation | Share, status: Status, case: Case) -> str:
     interval = measurement.confidence
-    what = f"{_human(measurement.name)} {format_figure(measurement.value, measurement.unit)}{_spread(measurement)}"
-    limit = format_figure(expectation.value, expectation.unit)
+    if isinstance(expected, Share):
+        name, limit = f"{_volume(expected)}: {_human(expected.total.name)}", str(expected)
+    else:
+        name, limit = _human(measurement.name), format_figure(expected.value, expected.unit)
+    what = f"{name} {format_figure(measurement.value, measurement.unit)}{_spread(measurement)}"
     if case.tolerance:
         limit += f" less {case.tolerance:.4g} of it"
     if status == "unstable":
@@ -268,19 +371,22 @@ def _short(measurement: Measurement, expectation: Expectation, status: Status, c
             return f"{what}: {count} samples are too few to judge by: verify again, without interrupting it"
         steady = _drifting(measurement) or "the speed varies: look for other load, then take a longer `--duration`"
         return f"{what} lies on both sides of {limit} after {count} samples: {steady}"
+    if isinstance(expected, Share):
+        where = measurement.parameters.get(DIRECTORY)
+        alone = f"by `tunetool verify --level full --target {where}`" if where else "by `--level full`"
+        return f"{what} is below {limit}: {_drifting(measurement) or f'measure it alone {alone}'}"
     slowest = slowest_volume(case.measurements, measurement)
-    cause = _drifting(measurement) or _cause(measurement, expectation, case)
+    cause = _drifting(measurement) or _cause(measurement, expected, case)
     return f"{what} is below {limit}: {f'{slowest}; ' if slowest else ''}{cause}"
 
 
 def slowest_volume(measurements: Sequence[Measurement], total: Measurement) -> str | None:
     """Text: which of several volumes gave least to a figure of all together; None where there is one."""
-    own = {key: value for key, value in total.labels.items() if key != "volume"}
-    shares = [each for each in measurements if each.labels == {**own, "volume": each.labels.get("volume", "")}]
-    if len(shares) < 2:
+    volumes = volumes_of(measurements, total)
+    if len(volumes) < 2:
         return None
-    least = min(shares, key=lambda each: each.value)
-    middle = format_figure(median(each.value for each in shares), least.unit)
+    least = min(volumes, key=lambda each: each.value)
+    middle = format_figure(median(each.value for each in volumes), least.unit)
     return f"volume `{least.labels['volume']}` gave least, {format_figure(least.value, least.unit)} (median {middle})"
 
 

@@ -18,7 +18,7 @@ from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import Drive, read_drives
 from tunetool.node.machine.pcie_links import link_bandwidth
 from tunetool.record import Measurement, Scalar
-from tunetool.verdict import CEILING
+from tunetool.verdict import CEILING, DIRECTORY, DRIVES
 
 NAMES: dict[Direction, str] = {each.direction: each.name for each in SEQUENTIAL}
 
@@ -38,9 +38,16 @@ def of_volumes(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> tu
     own = replace(shape, jobs=shape.jobs_each, volumes=())
     for name, part in zip(shape.volumes, stack.parts, strict=False):
         alone = results.of_volume(name)
-        measurements += [of_volume(each, name) for each in bandwidths(part, fio, own, alone)]
+        where: dict[str, Scalar] = {**_drives(part), DIRECTORY: part.directory}
+        for each in bandwidths(part, fio, own, alone):
+            measurements.append(of_volume(each.model_copy(update={"parameters": {**each.parameters, **where}}), name))
         reasons.update({f"{figure}.{name}": why for figure, why in unproven(part, alone).items()})
     return measurements, reasons
+
+
+def _drives(stack: BlockStack) -> dict[str, Scalar]:
+    """By what the verdict knows the share of each of several volumes."""
+    return {DRIVES: ", ".join(leaf.label for part in stack.parts or (stack,) for leaf in part.leaves)}
 
 
 def of_volume(measurement: Measurement, name: str) -> Measurement:
@@ -90,6 +97,7 @@ def _bandwidth(
         "sample_seconds": shape.duration,
         "repeated_samples": results.repeated[direction].taken,
         "fio_path": fio.path,
+        **(_drives(stack) if stack.parts else {}),
         **tester.limits([sample.outcome for sample in samples], results.ceilings.get(direction, []), shape.jobs),
     }
     return measured(

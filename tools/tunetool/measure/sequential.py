@@ -44,6 +44,8 @@ class Plan:
     """Bytes per second that a direction is judged against, tolerance taken off."""
     volumes: Sequence[str] = ()
     """Names of several volumes that are measured at once; empty: there is the one."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of each of them, the part of a limit that it is judged against; empty: none is judged by itself."""
 
     @property
     def jobs_each(self) -> int:
@@ -143,10 +145,11 @@ def plan(
     ceiling: float | None,
     limits: Mapping[Direction, float] | None = None,
     volumes: Sequence[str] = (),
+    parts: Mapping[str, float] | None = None,
 ) -> Plan:
     """Decide on jobs and sizes. Raises ``UsageProblem`` when there is too little space.
 
-    ``volumes``: several, each with at least ``free_bytes``.
+    ``volumes``: several, each with at least ``free_bytes``. ``parts``: see ``Plan``.
     """
     jobs = max(4, min(16, cpu_count))
     if volumes:
@@ -160,7 +163,7 @@ def plan(
             f"and at most {FREE_SHARE:.0%} of the free space is used",
         )
     largest = min(LARGEST_FILE, usable // jobs // MIB * MIB)
-    return Plan(str(target), medium, jobs, largest, duration, ceiling, limits or {}, volumes)
+    return Plan(str(target), medium, jobs, largest, duration, ceiling, limits or {}, volumes, parts or {})
 
 
 def file_bytes(shape: Plan, bandwidth: float) -> int:

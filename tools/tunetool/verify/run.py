@@ -42,7 +42,7 @@ from tunetool.node.machine.mounts import Mount, mount_at, read_mounts
 from tunetool.node.volume.named_volume import CHECK_ID as MOUNTED
 from tunetool.node.volume.volume_answers import ALLOWED, NOTHING
 from tunetool.record import CheckResult, Expectation, Ladder, as_result
-from tunetool.verdict import Case, limit_of
+from tunetool.verdict import Case, limit_of, part_of_limit
 from tunetool.verify.configuration import manifest_checks, static_checks
 from tunetool.verify.drive_errors import Watch
 from tunetool.verify.request import Request, expectations_of
@@ -312,7 +312,8 @@ def _planned(
     by_direction = {direction: limits[name] for direction, name in figures.NAMES.items() if name in limits}
     top, cpus = ceiling(stack, read_drives()), os.cpu_count() or 1
     target, medium = Path(stack.directory), stack.medium
-    shape = plan_sequential(target, medium, free, cpus, request.duration, top, by_direction, volumes)
+    parts = _parts(stack, volumes)
+    shape = plan_sequential(target, medium, free, cpus, request.duration, top, by_direction, volumes, parts)
     handle: Rung = pinned_handle(request.python, request.duration, request.require, environment, request.chosen)
     # One file of it shows what the handle does; a path of GPUDirect is another one on each drive.
     rungs: list[Rung] = [Sequential(), OnVolumes(handle, volumes[:1]) if volumes else handle]
@@ -323,6 +324,14 @@ def _planned(
     if request.level == "full":
         rungs += ladder.all_rungs()
     return _Plan(stack, shape, limits, rungs)
+
+
+def _parts(stack: BlockStack, volumes: Sequence[str]) -> dict[str, float]:
+    """By volume, the part of a limit that it is judged against; empty where the drives of one are not known."""
+    counts = [len(part.leaves) for part in stack.parts]
+    if not volumes or not all(counts):
+        return {}
+    return {name: part_of_limit(own, sum(counts)) for name, own in zip(volumes, counts, strict=False)}
 
 
 @contextmanager

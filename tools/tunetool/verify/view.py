@@ -16,7 +16,7 @@ from tunetool.measure.ladder.deepspeed_handles import CHECK_ID as DEEPSPEED
 from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.units import format_bandwidth, format_figure, format_size
 from tunetool.record import DriveFacts, Evidence, Measurement, Record, chosen
-from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, slowest_volume
+from tunetool.verdict import SHARE_KEPT, TESTER_CEILING, TESTER_CPU_SHARE, slowest_volume
 from tunetool.verify.drive_errors import CHECK_ID as ERRORS
 from tunetool.verify.ladder_view import ladder, rates
 from tunetool.view.figures import ceiling_of, what_limits
@@ -170,9 +170,14 @@ def _notes(record: Record, figures: Sequence[Measurement]) -> Iterator[str]:
         yield f"ceiling of the {drives} drives' links: {format_bandwidth(ceiling.value)}{note}"
     if figures and record.target and not ceilings:
         yield "ceiling: unknown, the links of these drives are not visible"
+    several = {figure.name for figure in figures if "volume" in figure.labels}
     for expectation in record.expectations:
+        if expectation.name in several:
+            continue
         name, wanted = expectation.name.replace(".", " "), format_figure(expectation.value, expectation.unit)
         yield f"expectation ({expectation.source}): {name} of at least {wanted}"
+    if any(expectation.name in several for expectation in record.expectations):
+        yield f"expectation of each volume: {SHARE_KEPT:.0%} of its share, by its number of drives"
     if record.tolerance:
         yield f"tolerance: {record.tolerance * 100:g} % of an expectation may be missing"
     yield from map(_how, figures)

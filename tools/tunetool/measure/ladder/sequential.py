@@ -97,8 +97,18 @@ class _Execution:
             judgement_of_fio,
             self.results.repeated[direction],
             self.progress.say,
-            lambda kept: more_where_open(direction, kept, self.shape.limits.get(direction), self.progress.say),
+            lambda kept: self._more(direction, kept),
         )
+
+    def _more(self, direction: Direction, kept: Sequence[Sample]) -> int | None:
+        """How many samples it takes to judge all volumes together, and each of them; None where these decide."""
+        limit, say = self.shape.limits.get(direction), self.progress.say
+        more = more_where_open(direction, kept, limit, say)
+        for name, part in self.shape.parts.items():
+            if more is None and limit is not None:
+                own = [sample.volumes[name] for sample in kept]
+                more = more_where_open(f"{direction}, {name}", own, part * limit, say)
+        return more
 
     def _job(self, direction: Direction, size: int, seconds: float | None) -> Job:
         places = list(self.context.volumes.items())
