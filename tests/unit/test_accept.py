@@ -128,6 +128,30 @@ def test_a_slow_tester_is_no_slow_drive() -> None:
     assert (slow.verdict, "near the tester's limit" in slow.reason) == (OPEN, True)
 
 
+def volumes(slow: float, **parameters: float) -> Record:
+    """What two volumes of a drive each read at once, and their sum, which is the same whatever the slow one gives."""
+    whole = read(*FAST, parameters={"drives": "S1, S2", **parameters})
+    figures = [whole]
+    for name, drive, share in (("drive0", "S1", 1 - slow), ("drive1", "S2", slow)):
+        own = read(*(share * value for value in FAST), parameters={"drives": drive})
+        labels = {**own.labels, "volume": name}
+        figures.append(own.model_copy(update={"name": f"{own.name}.{name}", "labels": labels}))
+    return record(*figures)
+
+
+def test_a_slow_volume_misses_the_goal_of_all() -> None:
+    assert judged(goal(), [volumes(0.5)]).verdict == HELD
+    assert judged(goal(), [volumes(0.46)]).verdict == HELD, "what another one took of what they have in common"
+    missed = judged(goal(), [volumes(0.3)])
+    assert (missed.verdict, missed.value) == (MISSED, 52.5e9)
+    assert missed.reason.startswith("volume `drive1` (drive `S2`): 15.75 GB/s")
+    assert "is below 22.5 GB/s (20.95 GiB/s), 90% of its share (1 drive of 2) of 50 GB/s" in missed.reason
+    both = judged(goal(), [volumes(0.43)])
+    assert (both.verdict, "over 6 rounds on both sides of" in both.reason) == (OPEN, True)
+    assert judged(goal(sense="at most", bound=60e9), [volumes(0.3)]).verdict == HELD
+    assert judged(goal(), [volumes(0.3, tester_ceiling=53e9)]).verdict == OPEN
+
+
 def test_an_engine_whose_bytes_differ_holds_no_goal() -> None:
     figure = read(*FAST)
     named = figure.model_copy(update={"labels": {**figure.labels, "engine": "direct"}})

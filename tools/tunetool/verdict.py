@@ -193,6 +193,12 @@ class Share:
         return serials_of(self.figure)
 
     @property
+    def named(self) -> str:
+        """The volume and its drives."""
+        many = "s" if len(self.drives) > 1 else ""
+        return f"volume `{self.figure.labels['volume']}` (drive{many} `{'`, `'.join(self.drives)}`)"
+
+    @property
     def value(self) -> float:
         """What it must reach, in the unit of what is wanted."""
         return self.wanted.value * part_of_limit(len(self.drives), self.of_drives)
@@ -351,15 +357,10 @@ def _is_said_of_all(name: str, statuses: Mapping[str, Status], of_volumes: Mappi
     }
 
 
-def _volume(share: Share) -> str:
-    volume, many = share.figure.labels["volume"], "s" if len(share.drives) > 1 else ""
-    return f"volume `{volume}` (drive{many} `{'`, `'.join(share.drives)}`)"
-
-
 def _short(measurement: Measurement, expected: Expectation | Share, status: Status, case: Case) -> str:
     interval = measurement.confidence
     if isinstance(expected, Share):
-        name, limit = f"{_volume(expected)}: {_human(expected.total.name)}", str(expected)
+        name, limit = f"{expected.named}: {_human(expected.total.name)}", str(expected)
     else:
         name, limit = _human(measurement.name), format_figure(expected.value, expected.unit)
     what = f"{name} {format_figure(measurement.value, measurement.unit)}{_spread(measurement)}"

@@ -8,13 +8,24 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from statistics import median
 from typing import Final, NamedTuple
 
 from tunetool.accept.goal import Goal, Pick
 from tunetool.measure.statistics import ENOUGH, Estimate, coverage, estimate
-from tunetool.node.units import format_count
-from tunetool.record import CheckResult, Confidence, GoalResult, GoalVerdict, Measurement, Record, Status, Verdict
-from tunetool.verdict import NO_EXPECTATION, WORST_FIRST, tester_limit
+from tunetool.node.units import format_count, format_figure
+from tunetool.record import (
+    CheckResult,
+    Confidence,
+    Expectation,
+    GoalResult,
+    GoalVerdict,
+    Measurement,
+    Record,
+    Status,
+    Verdict,
+)
+from tunetool.verdict import NO_EXPECTATION, WORST_FIRST, shares, tester_limit
 
 HELD: Final = "held"
 MISSED: Final = "missed"
@@ -77,6 +88,8 @@ def judged(goal: Goal, records: Sequence[Record]) -> GoalResult:
         word = OPEN
     elif word == OPEN:
         reason = f"its interval over {figure.rounds} rounds has the bound in it"
+    elif word == HELD:
+        word, reason = _of_volumes(goal, records, figure.measured[0])
     return result.model_copy(update={**more, "verdict": word, "reason": reason})
 
 
@@ -130,6 +143,31 @@ def _figure(goal: Goal, records: Sequence[Record]) -> _Figure:
         ours = [*ours, *theirs]
     made = estimate(values)
     return _Figure(made.value, _confidence(made), len(values), ours)
+
+
+def _of_volumes(goal: Goal, records: Sequence[Record], total: Measurement) -> tuple[GoalVerdict, str]:
+    """Whether each of several volumes gives its share of what all together must reach, and the one that is worst."""
+    if goal.of is not None or goal.sense != "at least" or total.unit != "B/s":
+        return HELD, ""
+    wanted = Expectation(name=total.name, value=goal.bound, source="goal")
+    found: list[tuple[GoalVerdict, str]] = [(HELD, "")]
+    for share in shares(records[0].measurements, [wanted]):
+        own = Pick(share.figure.figure, {key: each for key, each in share.figure.labels.items() if key != "subject"})
+        try:
+            values = [sample for record in records for sample in _only(own, record).samples or []]
+        except _Undecided as why:
+            found.append((OPEN, str(why)))
+            continue
+        word = verdict_of(values, share.value)
+        # One program measures all volumes: its limit shows in their sum.
+        slow = tester_limit(total) if word == MISSED else None
+        if slow:
+            found.append((OPEN, f"{share.named}: {slow}"))
+        elif word != HELD:
+            middle = format_figure(median(values), total.unit) if values else "not measured"
+            said = "is below" if word == MISSED else f"lies over {format_count(len(values), 'round')} on both sides of"
+            found.append((word, f"{share.named}: {middle} {said} {share}"))
+    return min(found, key=lambda each: GOALS_WORST_FIRST.index(each[0]))
 
 
 def _pairs(figure: Measurement) -> int:
