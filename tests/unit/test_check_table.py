@@ -69,7 +69,7 @@ def test_checks_are_made_in_the_order_of_the_table(machine: str, manifest: dict[
         str(root),
         health=lambda _: Health(0, 40, 100, 10, 3, 0, 0, 0, 0, 70),
         locker=lambda kind, size: Attempt(65534, False, -1, size),
-        asker=lambda question: Answer(is_directory=True),
+        asker=lambda questions: [Answer(is_directory=True)],
     )
     places = [IDS.index(check.id) for check in checks]
     assert places == sorted(places)
@@ -78,7 +78,7 @@ def test_checks_are_made_in_the_order_of_the_table(machine: str, manifest: dict[
 
 def test_nothing_looks_at_a_volume_that_is_silent(tmp_path: Path) -> None:
     root = lay_out("built", tmp_path)
-    checks = {each.id: each for each in run_checks(ASKED, str(root), asker=lambda _: Answer(silent_at="open"))}
+    checks = {each.id: each for each in run_checks(ASKED, str(root), asker=lambda _: [Answer(silent_at="open")])}
     for identity in ("gds.mode", "deepspeed.tuned"):
         assert (checks[identity].status, checks[identity].found) == (
             UNKNOWN,

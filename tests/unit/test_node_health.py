@@ -310,7 +310,7 @@ def test_checks_write_at_most_100_mib_in_a_day(
     monkeypatch: pytest.MonkeyPatch, period: int, least: int, by_hand: int
 ) -> None:
     """With the timer alone each writes; with others by hand the limit holds in every window of a day."""
-    monkeypatch.setattr(checking, "ask", lambda question: Answer())
+    monkeypatch.setattr(checking, "ask_all", lambda questions: [Answer()])
     written: Any = []
     moments = [NOW + period * step for step in range(2 * 86400 // period)]
     moments += [NOW + 40000 + 7 * step for step in range(by_hand)]
@@ -319,7 +319,7 @@ def test_checks_write_at_most_100_mib_in_a_day(
         volume = checking._Volume(written, {"period_seconds": period}, now)
         if not volume.writing.refused:
             question = Question("/x", "/x/y", pieces=8, step=1 << 19, bytes=volume.writing.bytes - (16 << 10))
-            volume(question)
+            volume([question])
             sizes.append((now, question.moved))
         written = volume.written
     for first, _ in sizes[::40]:
@@ -331,17 +331,18 @@ def test_checks_write_at_most_100_mib_in_a_day(
 
 @pytest.mark.parametrize("period", [60, 120, 900, 3600])
 def test_the_bytes_of_a_day_are_for_all_volumes_together(monkeypatch: pytest.MonkeyPatch, period: int) -> None:
-    monkeypatch.setattr(checking, "ask", lambda question: Answer(written=1, seconds=0.5))
+    monkeypatch.setattr(checking, "ask_all", lambda questions: [Answer(written=1, seconds=0.5)] * len(questions))
     names = [f"drive{number}" for number in range(8)]
     written: Any = []
     sizes: list[tuple[float, int]] = []
     for now in range(0, 2 * 86400, period):
         volume = checking._Volume(written, {"period_seconds": period}, NOW + now)
         volume.divide(names)
-        for name in names if not volume.writing.refused else []:
-            question = Question(f"/x/{name}", f"/x/{name}/y", bytes=volume.writing.bytes - (16 << 10))
-            volume(question)
-            sizes.append((now, question.moved))
+        if not volume.writing.refused:
+            most = volume.writing.bytes - (16 << 10)
+            questions = [Question(f"/x/{name}", f"/x/{name}/y", bytes=most) for name in names]
+            volume(questions)
+            sizes += [(now, question.moved) for question in questions]
         assert not volume.writing.refused or not volume.writing.doubtful
         written = volume.written
     for first in range(0, 86400, 3600):
@@ -359,13 +360,10 @@ def test_a_check_asks_each_volume_and_names_a_silent_one(tmp_path: Path) -> None
     manifest = lay_out_drives(tmp_path)
     asked: list[Question] = []
 
-    def answer(question: Question) -> Answer:
-        asked.append(question)
-        return (
-            Answer(silent_at="write")
-            if question.mount_point.endswith("drive3")
-            else Answer(written=1, is_directory=True)
-        )
+    def answer(questions: Sequence[Question]) -> Sequence[Answer]:
+        asked.extend(questions)
+        well, silent = Answer(written=1, is_directory=True), Answer(silent_at="write")
+        return [silent if question.mount_point.endswith("drive3") else well for question in questions]
 
     checks = {each.id: each for each in run_checks(manifest, str(tmp_path), asker=answer)}
     assert [question.mount_point for question in asked] == [f"/mnt/nvme_raid0/drive{at}" for at in range(8)]
@@ -395,7 +393,7 @@ def test_a_day_s_bytes_used_up_are_no_pass(files: Files, no_start: list[str]) ->
 
 def test_what_is_switched_off_is_skipped(files: Files, no_start: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Question] = []
-    monkeypatch.setattr(checking, "ask", lambda question: asked.append(question) or Answer())
+    monkeypatch.setattr(checking, "ask_all", lambda questions: asked.extend(questions) or [Answer()])
     (files.root / "dev/kmsg").unlink()
     settings_ = {**SETTINGS, "write": False, "kernel_log": False, "textfile_directory": str(files.root)}
     assert check(settings_, files) == "pass"
@@ -408,7 +406,7 @@ def test_what_is_switched_off_is_skipped(files: Files, no_start: list[str], monk
 def test_faults_and_what_was_written_are_in_the_metrics(
     files: Files, no_start: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "ask", lambda question: Answer(written=1 << 20, seconds=0.25))
+    monkeypatch.setattr(checking, "ask_all", lambda questions: [Answer(written=1 << 20, seconds=0.25)])
     # A fault counts for a day: one from the beginning of this boot might be too old.
     (files.root / "dev/kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;XFS (proc): log I/O error -5\n")
     (files.root / "proc/self").mkdir(parents=True)

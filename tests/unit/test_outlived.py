@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -12,9 +13,11 @@ import pytest
 
 from machines import RECORDED
 from tunetool.node.audit import manifest_checks
-from tunetool.node.audit.manifest_checks import run_checks
-from tunetool.node.common.file_lock import FileLock
-from tunetool.node.common.outlived import Say, in_a_child
+from tunetool.node.audit.manifest_checks import Node, Row, run_checks
+from tunetool.node.common import outlived
+from tunetool.node.common.check_result import Check
+from tunetool.node.common.file_lock import FileLock, ForeignLock
+from tunetool.node.common.outlived import Errand, Outcome, Say, in_a_child, in_children
 from tunetool.node.common.venv import STAMP
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.write_read_probe import Answer
@@ -56,6 +59,70 @@ def test_beside_a_child_that_hangs_no_second_one_starts(tmp_path: Path) -> None:
     assert in_a_child(lambda say: say(started=True), "x", 5, directory=str(tmp_path)).messages[0] == {"started": True}
 
 
+def test_children_that_hang_share_one_patience(tmp_path: Path) -> None:
+    """And what others do meanwhile is known, in the order of the errands."""
+
+    def hang(say: Say) -> None:
+        say(pid=os.getpid())
+        time.sleep(1000)
+
+    errands = [Errand(hang, f"hangs {at}") for at in range(8)]
+    errands.insert(3, Errand(lambda say: say(pid=0), "answers"))
+    began = time.monotonic()
+    outcomes = [each for each in in_children(errands, 3, str(tmp_path)) if isinstance(each, Outcome)]
+    assert time.monotonic() - began < 4 * 3, "eight one after the other take 24 s"
+    assert [each.ended for each in outcomes] == [at == 3 for at in range(9)]
+    for outcome in outcomes:
+        (message,) = outcome.messages
+        with pytest.raises(ProcessLookupError):
+            os.kill(message["pid"] or 2**22 + 1, 0)
+
+
+def test_errands_of_another_call_share_one_patience_too(tmp_path: Path) -> None:
+    """What hangs since an earlier call holds its lock: nobody waits for one after the other."""
+    errands = [Errand(lambda say: say(started=True), name) for name in ("a", "b", "c", "d", "free")]
+    with contextlib.ExitStack() as held:
+        for name in "abcd":
+            lock = held.enter_context(FileLock.our_file(str(tmp_path / f"{name}.lock")))
+            assert lock.take(patience=0)
+            lock.sign(json.dumps({"began": time.monotonic() - 50}))
+        began = time.monotonic()
+        *hung, free = in_children(errands, 3, str(tmp_path))
+        assert time.monotonic() - began < 3 * 3, "four one after the other take 12 s"
+    assert [isinstance(each, Outcome) and (each.hangs_since or 0) >= 50 for each in hung] == [True] * 4
+    assert isinstance(free, Outcome)
+    assert free.messages == [{"started": True}]
+
+
+def test_an_errand_without_a_lock_keeps_none_from_a_child(tmp_path: Path) -> None:
+    (tmp_path / "linked.lock").symlink_to(tmp_path / "elsewhere")
+    foreign, other = in_children(
+        [Errand(lambda say: None, "linked"), Errand(lambda say: say(n=1), "b")], 5, str(tmp_path)
+    )
+    assert isinstance(foreign, ForeignLock)
+    assert isinstance(other, Outcome)
+    assert other.messages == [{"n": 1}]
+
+
+def test_volumes_that_hang_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_checks, "PATIENCE", 2.0)
+    monkeypatch.setattr(outlived, "make_run_directory", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def look(node: Node) -> Check:
+        if node.volume != "drive3":
+            time.sleep(1000)
+        return Check("x", "pass", "", node.volume)
+
+    row = Row(["x"], look, volumes=True, apart=True)
+    began = time.monotonic()
+    found = row.checks([Node(MANIFEST, volume=f"drive{at}") for at in range(8)])
+    assert time.monotonic() - began < 4 * 2, "seven one after the other take 14 s"
+    assert [check.status for (check,) in found] == ["pass" if at == 3 else "unknown" for at in range(8)]
+    assert found[0][0].found == "not looked at: it did not answer for 2 s"
+    assert found[3][0].found == "drive3"
+
+
 @pytest.fixture
 def training(tmp_path: Path) -> dict[str, Any]:
     """A node whose training environment lies elsewhere: on a server, say."""
@@ -67,7 +134,7 @@ def training(tmp_path: Path) -> dict[str, Any]:
 
 
 def status(manifest: dict[str, Any]) -> tuple[str, str]:
-    checks = {check.id: check for check in run_checks(manifest, asker=lambda question: Answer(written=1))}
+    checks = {check.id: check for check in run_checks(manifest, asker=lambda questions: [Answer(written=1)])}
     check = checks["training.environment"]
     return check.status, check.found
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,7 @@ from tunetool.node.volume import write_read_probe
 from tunetool.node.volume.named_volume import describe_volume
 from tunetool.node.volume.offload_check import check_offload
 from tunetool.node.volume.volume_answers import check_answers, check_drives
-from tunetool.node.volume.write_read_probe import Answer, Question, ask
+from tunetool.node.volume.write_read_probe import Answer, Question, ask, ask_all
 from tunetool.report.progress import PlainProgress
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify
@@ -252,7 +253,7 @@ def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path:
 
     before = hanging(volume)
     assert len(before) == 1
-    answers = checks_of(volume, asker=partial(ask, patience=SILENCE))["filesystem.answers"]
+    answers = checks_of(volume, asker=partial(ask_all, patience=SILENCE))["filesystem.answers"]
     assert answers.status == "fail"
     assert "still waits, and no second one is started (make a directory)" in answers.found
     assert "fsfreeze --unfreeze" in answers.remedy
@@ -262,6 +263,20 @@ def test_a_frozen_volume_fails_and_no_check_waits_for_it(volume: Path, tmp_path:
     gone(*before)
     assert checks_of(volume)["filesystem.answers"].status == "pass"
     assert names(volume) == ["offload"]
+
+
+def test_silent_volumes_are_asked_together(tmp_path: Path) -> None:
+    """A read of a pipe that nobody writes never comes back, as one of a dead drive."""
+    os.mkfifo(tmp_path / "dead")
+    questions = []
+    for at in range(8):
+        (tmp_path / f"drive{at}").mkdir()
+        drive = "/dev/null" if at == 3 else str(tmp_path / "dead")
+        questions.append(Question(str(tmp_path / f"drive{at}"), write=False, drives=((f"S{at}", drive),)))
+    began = time.monotonic()
+    answers = ask_all(questions, 2.0, str(tmp_path))
+    assert time.monotonic() - began < 4 * 2, "seven one after the other take 14 s"
+    assert [each.silent_drives for each in answers] == [() if at == 3 else (f"S{at}",) for at in range(8)]
 
 
 def test_a_volume_that_is_shut_down_is_called_so(volume: Path, tmp_path: Path) -> None:
@@ -440,7 +455,7 @@ def test_what_a_killed_check_left_in_the_offload_directory_goes(volume: Path) ->
     (offload / ".tunetool-probe-theirs12").mkdir(mode=0o700)
     os.chown(offload / ".tunetool-probe-theirs12", 4242, -1)
     (offload / ".tunetool-probe").mkdir()
-    checks = checks_of(volume, asker=lambda question: ask(replace(question, ours=True)))
+    checks = checks_of(volume, asker=lambda questions: [ask(replace(question, ours=True)) for question in questions])
     assert checks["offload.directory"].status == "pass"
     assert names(offload) == [".tunetool-probe", ".tunetool-probe-abcd_124", ".tunetool-probe-theirs12"]
     assert names(offload / ".tunetool-probe-abcd_124") == ["data"]

@@ -21,7 +21,7 @@ from ..common import training_part
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check, judged
 from ..common.file_lock import ForeignLock
 from ..common.manifest import built_members, each_volume
-from ..common.outlived import Say, in_a_child
+from ..common.outlived import Errand, Outcome, Say, in_children
 from ..common.raid_levels import SINGLE
 from ..gds import md_udev_override, path_choice
 from ..health import kernel_faults, wear_forecast
@@ -36,8 +36,8 @@ from ..volume import late_mount, offload_check
 from ..volume.built_volume import GEOMETRY, OPTIONS, check_built_volume
 from ..volume.named_volume import CHECK_ID as MOUNTED
 from ..volume.named_volume import check_volume
-from ..volume.volume_answers import ALLOWED, ANSWERS, DRIVES, WRITABLE, Writing, ask_volume
-from ..volume.write_read_probe import Answer, Asker, ask
+from ..volume.volume_answers import ALLOWED, ANSWERS, DRIVES, WRITABLE, Asking, Writing, answer_checks, asking
+from ..volume.write_read_probe import Answer, Asker, ask_all
 
 
 @dataclass
@@ -50,10 +50,10 @@ class Node:
     """Asks a controller for its health."""
     locker: Locker | None = None
     """Locks memory."""
-    asker: Asker | None = None
-    """Asks the volume."""
     writing: Writing = ALLOWED
     """What may be written to the volume, if root asks."""
+    answer: Answer | None = None
+    """The volume's; None where it was not asked: it is not mounted, or recorded."""
     volume: str = ""
     """Its name, where it is one of several, and ``manifest`` is that of a node that has it alone."""
     whole: Mapping[str, Any] = field(default_factory=dict)
@@ -113,17 +113,19 @@ class Node:
         return self.at_the_mount_point if self.mounted == PASS else None
 
     @cached_property
-    def asked(self) -> tuple[Answer | None, list[Check]]:
-        """The volume's answer and its checks; none where it is not mounted, or recorded."""
-        if self.mount is None:
-            return None, []
-        return ask_volume(self.manifest, self.mount, self.asker, self.writing, self.root)
+    def asking(self) -> Asking | None:
+        """What the volume is asked; nothing where it is not mounted."""
+        return asking(self.manifest, self.mount, self.writing, self.root) if self.mount is not None else None
+
+    @property
+    def answers(self) -> Sequence[Check]:
+        """The checks of the volume's answer; none where it is not mounted."""
+        return answer_checks(self.asking, self.answer) if self.asking is not None else []
 
     @property
     def silent(self) -> bool:
         """Whether the volume does not answer, so that none may look at it."""
-        answer = self.asked[0]
-        return answer is not None and answer.hangs
+        return self.answer is not None and self.answer.hangs
 
 
 PATIENCE = 20.0
@@ -156,42 +158,53 @@ class Row:
     halts: bool = False
     """Whether nothing is measured after its failure: I/O of ours would fail, or wait for ever."""
 
-    def checks(self, node: Node) -> Sequence[Check]:
-        """Look at the node."""
-        if self.look is None or not self.where(node):
-            return []
-        if self.touches(node) and node.silent:
-            silence, remedy = "not looked at: the volume does not answer", "see `%s`" % ANSWERS
-            return [Check(each, UNKNOWN, "as it was built", silence, remedy) for each in self.ids]
-        if self.apart and node.root == "/":
-            return self._from_a_child(node)
-        return self._looked(node)
+    def checks(self, nodes: Sequence[Node]) -> Sequence[Sequence[Check]]:
+        """Look at each of the volumes of a node, as if it had them alone; what each look answers, in their order."""
+        found: dict[int, Sequence[Check]] = {}
+        apart = []
+        for at, node in enumerate(nodes):
+            if self.look is None or not self.where(node):
+                found[at] = []
+            elif self.touches(node) and node.silent:
+                found[at] = self._not_looked_at("the volume does not answer", "see `%s`" % ANSWERS)
+            elif self.apart and node.root == "/":
+                apart.append(at)
+            else:
+                found[at] = self._looked(node)
+        # One patience for all that hang.
+        outcomes = in_children([self._errand(nodes[at]) for at in apart], PATIENCE)
+        found.update({at: self._from_a_child(outcome) for at, outcome in zip(apart, outcomes)})
+        return [found[at] for at in range(len(nodes))]
 
     def _looked(self, node: Node) -> Sequence[Check]:
         answer = self.look(node) if self.look else []
         return [answer] if isinstance(answer, Check) else answer
 
-    def _from_a_child(self, node: Node) -> Sequence[Check]:
+    def _errand(self, node: Node) -> Errand:
         def look(say: Say) -> None:
             try:
                 say(checks=[asdict(check) for check in self._looked(node)])
             except Exception as error:
                 say(fault="%s: %s" % (type(error).__name__, error))
 
-        try:
-            outcome = in_a_child(look, "check-" + self.ids[0], PATIENCE)
+        return Errand(look, "-".join(filter(None, ["check", self.ids[0], node.volume if self.volumes else ""])))
+
+    def _from_a_child(self, outcome: Outcome | OSError | ForeignLock) -> Sequence[Check]:
+        if isinstance(outcome, ForeignLock):
+            why = outcome.message
+        elif isinstance(outcome, OSError):
+            why = "`%s`: %s" % (outcome.filename or "system call", outcome.strerror or outcome)
+        else:
             said = outcome.messages[-1] if outcome.messages else {}
             if "checks" in said:
                 return [Check(**check) for check in said["checks"]]
             why = str(said.get("fault") or "it did not answer for %g s" % PATIENCE)
             if outcome.hangs_since is not None:
                 why = "a look that began %.0f s ago still waits, and no second one is started" % outcome.hangs_since
-        except ForeignLock as error:
-            why = error.message
-        except OSError as error:
-            why = "`%s`: %s" % (error.filename or "system call", error.strerror or error)
-        found = "not looked at: " + why
-        return [Check(each, UNKNOWN, "as it was built", found, "see the kernel's log (`dmesg`)") for each in self.ids]
+        return self._not_looked_at(why, "see the kernel's log (`dmesg`)")
+
+    def _not_looked_at(self, why: str, remedy: str) -> Sequence[Check]:
+        return [Check(each, UNKNOWN, "as it was built", "not looked at: " + why, remedy) for each in self.ids]
 
 
 def _built(node: Node) -> bool:
@@ -273,7 +286,7 @@ CHECKS: Sequence[Row] = (
         _built,
         volumes=True,
     ),
-    Row([WRITABLE, ANSWERS, DRIVES], lambda node: node.asked[1], volumes=True, halts=True),
+    Row([WRITABLE, ANSWERS, DRIVES], lambda node: node.answers, volumes=True, halts=True),
     Row([HUGEPAGES], lambda node: memory_checks.check_hugepages(node.memory["hugepages"], node.root), building=WAITS),
     Row(
         [SHM],
@@ -296,7 +309,7 @@ CHECKS: Sequence[Row] = (
     Row(
         [offload_check.CHECK_ID],
         lambda node: offload_check.check_offload(
-            node.manifest, node.mount, node.asked[0], node.root, node.mounted == UNKNOWN
+            node.manifest, node.mount, node.answer, node.root, node.mounted == UNKNOWN
         ),
         volumes=True,
     ),
@@ -352,23 +365,29 @@ def run_checks(
     one.
     """
     if root == "/":
-        health, locker, asker = health or read_health, locker or lock_memory, asker or ask
-    nodes = [
-        (name, Node(each, root, health, locker, asker, writing, name, manifest)) for name, each in each_volume(manifest)
-    ]
-    if len(nodes) == 1:
-        return [check for row in CHECKS for check in row.checks(nodes[0][1])]
+        health, locker, asker = health or read_health, locker or lock_memory, asker or ask_all
+    volumes = each_volume(manifest)
+    nodes = [Node(each, root, health, locker, writing, None, name, manifest) for name, each in volumes]
+    _ask(nodes, asker)
     answers: list[Check] = []
     for row in CHECKS:
-        if not row.volumes:
-            answers += row.checks(nodes[0][1])
+        looked = list(zip([name for name, _ in volumes], row.checks(nodes if row.volumes else nodes[:1])))
+        if len(looked) == 1:
+            answers += looked[0][1]
             continue
-        looked = [(name, row.checks(node)) for name, node in nodes]
         answers += [
             together([(name, check) for name, checks in looked for check in checks if check.id == identity])
             for identity in dict.fromkeys(check.id for _, checks in looked for check in checks)
         ]
     return answers
+
+
+def _ask(nodes: Sequence[Node], asker: Asker | None) -> None:
+    """Ask the volumes that are mounted, all at the same time."""
+    asked = [(node, node.asking.question) for node in nodes if node.asking is not None]
+    if asker is not None and asked:
+        for (node, _), answer in zip(asked, asker([question for _, question in asked])):
+            node.answer = answer
 
 
 _WORST_FIRST = (FAIL, UNKNOWN, PASS, SKIP)

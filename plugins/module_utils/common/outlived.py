@@ -7,6 +7,7 @@ child does what may, nobody waits for it longer than a limit, and while it hangs
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -16,13 +17,15 @@ import signal
 import stat
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence, Union
 
-from .file_lock import FileLock
+from .file_lock import FileLock, ForeignLock
 from .files import make_run_directory
 from .waiting import wait_for
 
 _REAP_SECONDS = 1.0
+_PAUSE = 0.05
+"""Seconds between two tries to start a child where another call is at the same errand."""
 Say = Callable[..., None]
 """Sends a message: its names and values, as JSON has them."""
 Messages = Sequence[Mapping[str, Any]]
@@ -41,45 +44,153 @@ class Outcome:
     """What was noted of that one."""
 
 
+def _nothing(messages: Messages, ended: bool) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a child is to do."""
+
+    act: Callable[[Say], None]
+    name: str
+    """Of what there is no second one of."""
+    note: Callable[[Messages, bool], Mapping[str, Any]] = _nothing
+    """Of the messages and whether the child ended, what the next call gets if it hangs still."""
+
+
 def in_a_child(
     act: Callable[[Say], None],
     name: str,
     patience: float,
-    note: Callable[[Messages, bool], Mapping[str, Any]] = lambda messages, ended: {},
+    note: Callable[[Messages, bool], Mapping[str, Any]] = _nothing,
     directory: str | None = None,
 ) -> Outcome:
     """Let a child do ``act``, and take what it says within ``patience`` seconds. Raises ``OSError``, ``ForeignLock``.
 
-    ``name``: of what there is no second one of. ``note``: of the messages and whether the child ended, what the next
-    call gets if it hangs still. ``directory``: of the lock; None: that of this user, who may have none.
+    ``name``, ``note``: see ``Errand``. ``directory``: of the lock; None: that of this user, who may have none.
     """
-    if directory is None:
-        directory = make_run_directory() if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
-    if not directory:
-        lock = FileLock.on(os.devnull)
-    else:
-        lock = FileLock.our_file(os.path.join(directory, "%s.lock" % re.sub(r"[^A-Za-z0-9]+", "-", name)))
-    with lock:
-        # A call beside this one ends within its own patience.
-        if directory and not lock.take(patience=patience, pause=0.05):
-            return _earlier(lock)
-        began = time.monotonic()
-        _sign(lock, began, note((), False))
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                act(_begin(writing, lock.handle))
-            finally:
-                os._exit(0)
-        os.close(writing)
+    (outcome,) = in_children([Errand(act, name, note)], patience, directory)
+    if isinstance(outcome, Outcome):
+        return outcome
+    raise outcome
+
+
+def in_children(
+    errands: Sequence[Errand], patience: float, directory: str | None = None
+) -> list[Union[Outcome, OSError, ForeignLock]]:
+    """As ``in_a_child``, a child for each errand, all at the same time: what came of each, in their order.
+
+    However many hang, it takes ``patience`` seconds, and as much again at most where a call beside this one is at the
+    same errands. An error stands for the errand of which no child could be started.
+    """
+    children = [_Child(errand, patience) for errand in errands]
+    try:
+        for each in children:
+            each.open(directory)
+        _attend(children, patience)
+    finally:
+        _end([each.pid for each in children if each.pid])
+        outcomes = [each.close() for each in children]
+    return outcomes
+
+
+class _Child:
+    """The child of an errand: its lock, its process, and what it has said."""
+
+    def __init__(self, errand: Errand, patience: float) -> None:
+        self.errand, self._patience = errand, patience
+        self.pid, self.ended = 0, False
+        self.reading = -1
+        self.until = 0.0
+        """When patience with it ends, once it was started."""
+        self.error: Union[OSError, ForeignLock, None] = None
+        self._lock: FileLock | None = None
+        self._is_locked = False
+        self._text = b""
+
+    def open(self, directory: str | None) -> None:
+        """Open its lock file."""
         try:
-            messages, ended = _listen(reading, began + patience)
+            if directory is None:
+                directory = make_run_directory() if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
+            name = "%s.lock" % re.sub(r"[^A-Za-z0-9]+", "-", self.errand.name)
+            self._is_locked = not directory
+            self._lock = FileLock.our_file(os.path.join(directory, name)) if directory else FileLock.on(os.devnull)
+        except (OSError, ForeignLock) as error:
+            self.error = error
+
+    def start(self) -> bool:
+        """Start it, unless an earlier one holds the lock. Whether there is nothing left to start."""
+        if self._lock is None:
+            return True
+        try:
+            self._is_locked = self._is_locked or self._lock.take(patience=0)
+            if self._is_locked:
+                self._fork(self._lock)
+        except OSError as error:
+            self.error = error
+            return True
+        return self._is_locked
+
+    def _fork(self, lock: FileLock) -> None:
+        began = time.monotonic()
+        self.until = began + self._patience
+        _sign(lock, began, self.errand.note((), False))
+        self.reading, writing = os.pipe()
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    self.errand.act(_begin(writing, lock.handle))
+                finally:
+                    os._exit(0)
         finally:
-            os.close(reading)
-            _end(child)
-        _sign(lock, began, note(messages, ended))
-        return Outcome(messages, ended)
+            os.close(writing)
+
+    def read(self) -> None:
+        """Take what it says now."""
+        part = os.read(self.reading, 1 << 16)
+        self._text += part
+        self.ended = not part
+
+    def close(self) -> Union[Outcome, OSError, ForeignLock]:
+        """What came of it; the lock is its own from now on."""
+        if self.reading >= 0:
+            os.close(self.reading)
+        if self._lock is None:
+            return self.error or OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+        with self._lock as lock:
+            if self.error is not None:
+                return self.error
+            if not self.pid:
+                return _earlier(lock)
+            messages = [json.loads(line) for line in self._text.split(b"\n")[:-1]]
+            _sign(lock, self.until - self._patience, self.errand.note(messages, self.ended))
+            return Outcome(messages, self.ended)
+
+
+def _attend(children: Sequence[_Child], patience: float) -> None:
+    """Start each, as soon as no other call is at its errand, and hear them until they end, or patience does.
+
+    A call beside this one ends within its own patience.
+    """
+    last = time.monotonic() + patience
+    waiting, running = list(children), list[_Child]()
+    while waiting or running:
+        now = time.monotonic()
+        started = [each for each in waiting if each.start()]
+        running = [each for each in running + started if each.pid and not each.ended and now < each.until]
+        waiting = [each for each in waiting if each not in started] if now < last else []
+        if not waiting and not running:
+            return
+        nearest = min([each.until for each in running] + [min(last, now + _PAUSE)] * bool(waiting))
+        poller = select.poll()
+        by_handle = {each.reading: each for each in running}
+        for handle in by_handle:
+            poller.register(handle, select.POLLIN | select.POLLHUP)
+        for handle, _ in poller.poll(max(0.0, nearest - now) * 1000):
+            by_handle[handle].read()
 
 
 def _sign(lock: FileLock, began: float, note: Mapping[str, Any]) -> None:
@@ -119,24 +230,20 @@ def _begin(writing: int, lock: int) -> Say:
     return say
 
 
-def _listen(reading: int, deadline: float) -> tuple[list[dict[str, Any]], bool]:
-    """The messages until the child ends, or until ``deadline``; and whether it ended."""
-    poller = select.poll()
-    poller.register(reading, select.POLLIN | select.POLLHUP)
-    text, ended = b"", False
-    while not ended:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            break
-        part = os.read(reading, 1 << 16)
-        text += part
-        ended = not part
-    return [json.loads(line) for line in text.split(b"\n")[:-1]], ended
+def _end(children: Sequence[int]) -> None:
+    """End them. One that nothing can end is left: it holds its lock, and init reaps it."""
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    left = set(children)
 
+    def reaped() -> bool:
+        for child in list(left):
+            try:
+                if os.waitpid(child, os.WNOHANG) != (0, 0):
+                    left.remove(child)
+            except ChildProcessError:
+                left.remove(child)
+        return not left
 
-def _end(child: int) -> None:
-    """End the child. One that nothing can end is left: it holds its lock, and init reaps it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        wait_for(lambda: os.waitpid(child, os.WNOHANG) != (0, 0), _REAP_SECONDS, 0.01)
+    wait_for(reaped, _REAP_SECONDS, 0.01)

@@ -12,7 +12,7 @@ from ..machine.drives import read_drives
 from ..machine.file_system import BUILT
 from ..machine.mounts import Mount
 from ..units import format_size_binary
-from .write_read_probe import BYTES, FULL, MAKE, PATIENCE, PIECE, Answer, Asker, Question
+from .write_read_probe import BYTES, FULL, MAKE, PATIENCE, PIECE, Answer, Question
 
 WRITABLE, ANSWERS, DRIVES = "filesystem.writable", "filesystem.answers", "drives.answer"
 READ_ONLY = "ro"
@@ -40,12 +40,21 @@ ALLOWED = Writing()
 NOTHING = Writing(refused="this run writes nothing")
 
 
-def ask_volume(
-    manifest: Mapping[str, Any], mount: Mount, asker: Asker | None, writing: Writing, root: str = "/"
-) -> tuple[Answer | None, list[Check]]:
-    """Ask the manifest's volume, which is mounted, and its drives: the answer, and its checks.
+@dataclass(frozen=True)
+class Asking:
+    """What a volume that is mounted is asked."""
 
-    ``asker``: None for a recorded node. Root alone writes, and only where the volume is not read-only.
+    mount: Mount
+    question: Question
+    reason: str
+    """Why it is not asked to take data; empty: it is."""
+    writing: Writing
+
+
+def asking(manifest: Mapping[str, Any], mount: Mount, writing: Writing, root: str = "/") -> Asking:
+    """What to ask the manifest's volume, which is mounted, and its drives.
+
+    Root alone writes, and only where the volume is not read-only.
     """
     array, wanted = manifest["array"], manifest["filesystem"]
     reason = ""
@@ -69,14 +78,19 @@ def ask_volume(
         ours=array is not None,
         drives=tuple(drives),
     )
-    answer = asker(question) if asker else None
-    unwritten = reason if asker else "a recorded node answers nothing"
+    return Asking(mount, question, reason, writing)
+
+
+def answer_checks(asked: Asking, answer: Answer | None) -> list[Check]:
+    """The checks of its answer; None for a recorded node."""
+    question, mount, reason, writing = asked.question, asked.mount, asked.reason, asked.writing
+    unwritten = reason if answer is not None else "a recorded node answers nothing"
     checks = [check_writable(mount), check_answers(question, answer, mount.fs_type, unwritten)]
     if checks[1].status == SKIP and reason and reason == writing.refused and writing.doubtful:
         checks[1] = replace(checks[1], status=UNKNOWN, remedy="check again tomorrow")
-    if answer is not None and drives:
+    if answer is not None and question.drives:
         checks.append(check_drives(question, answer))
-    return answer, checks
+    return checks
 
 
 def is_read_only(mount: Mount) -> bool:

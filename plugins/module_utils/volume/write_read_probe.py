@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping, Sequence
 
 from ..common.file_lock import ForeignLock
-from ..common.outlived import Messages, Say, in_a_child
+from ..common.outlived import Errand, Messages, Outcome, Say, in_children
 from ..common.temporary import new_directory, prefix_of_this_host, remove_stale_directories_of
 from .immutable_flag import forbidding_flag
 from .offload_access import access_of
@@ -121,23 +121,36 @@ class Answer:
         return bool(self.silent_at) or self.hangs_since is not None
 
 
-Asker = Callable[[Question], Answer]
+Asker = Callable[[Sequence[Question]], Sequence[Answer]]
+"""Asks volumes at the same time: an answer to each question, in their order."""
 
 
 def ask(question: Question, patience: float = PATIENCE, directory: str | None = None) -> Answer:
-    """Ask now. ``directory``: of the lock; None: that of this user, who may have none."""
+    """Ask one volume, as ``ask_all``."""
+    return ask_all([question], patience, directory)[0]
 
+
+def ask_all(questions: Sequence[Question], patience: float = PATIENCE, directory: str | None = None) -> list[Answer]:
+    """Ask now, all at the same time: however many volumes are silent, one ``patience`` is for all.
+
+    ``directory``: of the locks; None: that of this user, who may have none.
+    """
+    return list(map(_answered, questions, in_children(list(map(_errand, questions)), patience, directory)))
+
+
+def _errand(question: Question) -> Errand:
     def noted(messages: Messages, ended: bool) -> Mapping[str, Any]:
         answer = _answer(question, messages, ended)
         return {"step": answer.silent_at, "drives": answer.silent_drives}
 
-    try:
-        name = "probe" + question.mount_point
-        outcome = in_a_child(lambda say: _ask(question, say), name, patience, noted, directory)
-    except ForeignLock as error:
-        return Answer(fault="%s: %s" % (error.message, error.hint))
-    except OSError as error:
-        return Answer(fault="`%s`: %s" % (error.filename or "system call", error.strerror or error))
+    return Errand(lambda say: _ask(question, say), "probe" + question.mount_point, noted)
+
+
+def _answered(question: Question, outcome: Outcome | OSError | ForeignLock) -> Answer:
+    if isinstance(outcome, ForeignLock):
+        return Answer(fault="%s: %s" % (outcome.message, outcome.hint))
+    if isinstance(outcome, OSError):
+        return Answer(fault="`%s`: %s" % (outcome.filename or "system call", outcome.strerror or outcome))
     if outcome.hangs_since is None:
         return _answer(question, outcome.messages, outcome.ended)
     return Answer(

@@ -24,7 +24,7 @@ from tunetool.node.health.settings import load
 from tunetool.node.machine.busy import gpu_holders, scheduler_jobs, volume_users
 from tunetool.node.memory.memory_checks import Attempt, Locker, lock_memory
 from tunetool.node.volume.volume_answers import Writing
-from tunetool.node.volume.write_read_probe import BYTES, PIECE, Answer, Question, ask
+from tunetool.node.volume.write_read_probe import BYTES, PIECE, Answer, Question, ask_all
 from tunetool.report.prometheus import of_checks
 from tunetool.verify.configuration import manifest_checks, static_checks
 
@@ -124,14 +124,15 @@ class _Volume:
         refused = "" if most >= 2 * PIECE else f"the checks of a day have written {DAILY >> 20} MiB"
         self.writing = Writing(most, refused, doubtful=True)
 
-    def __call__(self, question: Question) -> Answer:
+    def __call__(self, questions: Sequence[Question]) -> Sequence[Answer]:
         """See ``write_read_probe.Asker``."""
-        answer = ask(question)
-        labels = {"volume": Path(question.mount_point).name} if self._several else {}
-        self._answers.append((labels, answer))
-        if question.write and answer.hangs_since is None:
-            self.written.append((self._now, question.moved))
-        return answer
+        answers = ask_all(questions)
+        for question, answer in zip(questions, answers, strict=True):
+            labels = {"volume": Path(question.mount_point).name} if self._several else {}
+            self._answers.append((labels, answer))
+            if question.write and answer.hangs_since is None:
+                self.written.append((self._now, question.moved))
+        return answers
 
     def figures(self) -> Iterator[Figure]:
         """For the metrics."""
