@@ -588,6 +588,20 @@ def test_an_ignored_check_makes_no_measurement_fail(
     assert (kept.status, kept.failed) == (status, reasons) if kept else status is None
 
 
+def test_a_warning_of_verify_makes_no_measurement_fail(tmp_path: Path) -> None:
+    page = tmp_path / "record.json"
+    checks = [CheckResult(id="drives.wear", status="fail", expected="", found="x")]
+    reasons = ["drives.wear: x", "array.numa: `S1` on 1"]
+    verdict = Verdict(status="fail", reasons=reasons, kinds=["check", "note"])
+    made = record(kind="verify", checks=checks, expectations=wanted_read("pass"), verdict=verdict)
+    page.write_text(made.model_dump_json(exclude_none=True))
+    for ignored, kept in (["drives.w*"], ("pass", ())), ([], ("fail", ("drives.wear: x",))):
+        measure({**SETTINGS, "ignored_checks": ignored}, ["cat", str(page)], list, Files(tmp_path))
+        found = read(Files(tmp_path).measured)
+        assert found is not None
+        assert (found.status, found.failed) == kept
+
+
 def test_a_job_ends_the_measurement(tmp_path: Path) -> None:
     marker = tmp_path / "ended"
     program = (

@@ -16,6 +16,7 @@ from test_removal import consent, verdicts
 from test_selection import EIGHT, drive, verdict
 
 from machines import lay_out_numa, wishes_for_several
+from tunetool.health.results import of_checks
 from tunetool.node.array import create
 from tunetool.node.array.adopt_or_wipe import Consent
 from tunetool.node.array.drift import Asked, layout_difference
@@ -30,6 +31,7 @@ from tunetool.node.array.drive_volumes import (
     in_order,
     known_volumes,
     note,
+    volumes_of,
 )
 from tunetool.node.array.md_arrays import Array, Superblock, read_arrays
 from tunetool.node.array.numa_volumes import Grouped, found_volumes, grouped, moved
@@ -307,7 +309,7 @@ def test_a_built_node_of_numa_arrays_has_no_difference(
 ) -> None:
     assert validate(built) == []
     assert overview(tmp_path, monkeypatch) == {}
-    assert not [check for check in run_checks(built, str(tmp_path)) if check.status == "fail"]
+    assert not [check for check in run_checks(built, str(tmp_path)) if check.status == "fail" or check.warns]
 
 
 def test_a_difference_names_the_volume_of_its_array(
@@ -323,6 +325,23 @@ def test_a_difference_names_the_volume_of_its_array(
     fstab = tmp_path / "etc/fstab"
     fstab.write_text(fstab.read_text().splitlines(keepends=True)[0])
     assert set(overview(tmp_path, monkeypatch)) == {"mdadm.conf[numa0]", f"fstab[{POINT}/numa1][numa1]"}
+
+
+def test_a_drive_on_another_numa_node_is_a_warning(tmp_path: Path, built: dict[str, Any]) -> None:
+    """In the words of `site.yml` and `inspect`; the node is well."""
+    (check,) = [each for each in run_checks(built, str(tmp_path)) if each.id == "array.numa"]
+    assert (check.status, check.warns) == ("pass", False)
+    (place,) = tmp_path.glob("sys/devices/pci*/**/nvme/nvme3/numa_node")
+    place.write_text("1\n")
+    checks = [each for each in run_checks(built, str(tmp_path)) if each.id == "array.numa"]
+    (away,) = moved(volumes_of(built), {"LAB1NV3": 1})
+    (check,) = checks
+    assert (check.status, check.warns) == ("pass", True)
+    assert (check.found, check.remedy) == (f"`numa0`: {away.found}", f"`numa0`: {away.hint}")
+    result = of_checks(checks, [], 0)
+    assert (result.status, result.failed) == ("pass", [])
+    assert result.warnings == [f"array.numa: `numa0`: `LAB1NV3` on 1, expected {check.expected}: {check.remedy}"]
+    assert of_checks(checks, ["array.*"], 0).warnings == []
 
 
 def test_a_lost_drive_is_of_one_volume(tmp_path: Path, built: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

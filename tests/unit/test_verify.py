@@ -430,7 +430,10 @@ def manifest(tmp_path: Path, mount_point: Path | str, **expect: float) -> Path:
 def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
     def answer(**statuses: str) -> None:
         answers = [
-            Check(name.replace("_", "."), status, "as built", "otherwise", "run `tunetool provision`")
+            Check(
+                *(name.replace("_", "."), status, "as built", "otherwise"),
+                "" if status == "pass" else "run `tunetool provision`",
+            )
             for name, status in {"filesystem_mounted": "pass", **statuses}.items()
         ]
         monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document, writing: answers)
@@ -674,6 +677,18 @@ def test_nothing_is_written_where_one_volume_fails(
     assert result.code == 1
     assert f"was not measured: see {identity}" in reasons(result)
     assert said in capsys.readouterr().err
+
+
+def test_what_a_check_warns_of_is_a_note(two_volumes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = Check("filesystem.mounted", "pass", "as built", "as built")
+    moved = Check("array.numa", "pass", "its node", "`S1` on 1", "put it back")
+    monkeypatch.setattr(verify_module, "manifest_checks", lambda path, document, writing: [mounted, moved])
+    result = two_volumes()
+    assert result.code == 0
+    verdict = record_of(result).verdict
+    assert verdict is not None
+    assert verdict.kinds == ["note"]
+    assert verdict.reasons == ["array.numa: `S1` on 1, expected its node: put it back"]
 
 
 def test_level_full_takes_one_volume(two_volumes: Any) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Collection, Mapping, Sequence
+from typing import Collection, Iterable, Mapping, Sequence
 
+from ..common.check_result import PASS, Check
 from ..common.drift import Difference
 from ..common.raid_levels import DEFAULT
 from ..machine.drives import Drive
@@ -17,6 +18,8 @@ from .create import drawn_uuid
 from .drive_volumes import AnyVolume, ArrayVolume, by_serial_of, in_order
 from .md_arrays import Superblock
 
+CHECK_ID = "array.numa"
+_AT_HOME = "all drives on the NUMA node of its name"
 _VOLUME = re.compile(r"numa(\d{1,4})")
 
 
@@ -138,9 +141,21 @@ def moved(volumes: Sequence[AnyVolume], nodes: Mapping[str, int | None]) -> list
             if serial in nodes and not belongs(nodes[serial], volume)
         ]
         if away:
-            expected = "all drives on the NUMA node of its name"
-            differences.append(Difference("array.numa[%s]" % volume.name, expected, ", ".join(away), False, hint))
+            name = "%s[%s]" % (CHECK_ID, volume.name)
+            differences.append(Difference(name, _AT_HOME, ", ".join(away), False, hint))
     return differences
+
+
+def check_numa(volume: AnyVolume, drives: Iterable[Drive]) -> Check:
+    """The same as a check, which passes with a remedy: the node keeps its data, and works. ``drives``: those there."""
+    for away in moved([volume], {drive.serial: drive.numa_node for drive in drives}):
+        return Check(CHECK_ID, PASS, away.expected, away.found, away.hint)
+    return Check(CHECK_ID, PASS, _AT_HOME, "all of those that are there")
+
+
+def is_of_numa_node(volume: AnyVolume) -> bool:
+    """Whether the volume has the drives of a NUMA node."""
+    return _VOLUME.fullmatch(volume.name) is not None
 
 
 def _named(serials: Sequence[str]) -> str:

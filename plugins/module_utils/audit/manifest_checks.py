@@ -15,7 +15,10 @@ from functools import cached_property
 from typing import Any, Callable, Mapping, Sequence, Union
 
 from ..array import array_checks, initramfs_check
+from ..array.drive_volumes import AnyVolume, volumes_of
 from ..array.md_arrays import Array
+from ..array.numa_volumes import CHECK_ID as NUMA
+from ..array.numa_volumes import check_numa, is_of_numa_node
 from ..array.present import present
 from ..common import training_part
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check, judged
@@ -84,6 +87,11 @@ class Node:
         """The drives that the manifest lists by serial."""
         serials = [member["serial"] for member in built_members(self.whole or self.manifest)]
         return [drive for drive in self.drives.values() if drive.serial in serials]
+
+    @cached_property
+    def of_numa_node(self) -> Sequence[AnyVolume]:
+        """The volume, where it has the drives of a NUMA node."""
+        return [each for each in volumes_of(self.whole) if each.name == self.volume and is_of_numa_node(each)]
 
     @cached_property
     def array(self) -> Array | None:
@@ -264,6 +272,12 @@ CHECKS: Sequence[Row] = (
         building=WARNS,
     ),
     Row(
+        [NUMA],
+        lambda node: [check_numa(each, node.drives.values()) for each in node.of_numa_node],
+        lambda node: node.of_numa_node,
+        volumes=True,
+    ),
+    Row(
         [initramfs_check.CHECK_ID],
         lambda node: initramfs_check.check_images(node.manifest["array"], node.root),
         _of_md,
@@ -399,8 +413,12 @@ def together(checks: Sequence[tuple[str, Check]]) -> Check:
     One check with one id: schedulers, metrics and `node_health_ignored_checks` go by that, however many volumes a node
     has.
     """
-    worst = min((check.status for _, check in checks), key=_WORST_FIRST.index)
-    of_it = [(name, check) for name, check in checks if check.status == worst]
+
+    def place(check: Check) -> tuple[int, bool]:
+        return _WORST_FIRST.index(check.status), not check.warns
+
+    worst = min((check for _, check in checks), key=place)
+    of_it = [(name, check) for name, check in checks if place(check) == place(worst)]
 
     def said(words: Callable[[Check], str]) -> str:
         texts: dict[str, list[str]] = {}
@@ -411,7 +429,7 @@ def together(checks: Sequence[tuple[str, Check]]) -> Check:
     first = of_it[0][1]
     return Check(
         first.id,
-        worst,
+        worst.status,
         said(lambda check: check.expected),
         said(lambda check: check.found),
         said(lambda check: check.remedy),

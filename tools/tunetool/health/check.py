@@ -63,6 +63,8 @@ def check(settings: Mapping[str, Any], files: results.Files = results.NODE) -> s
     results.write_document(files.kept, {"kernel": log, "written": volume.written})
     drives = wear.keep(files, manifest, checks, at)
     result = results.of_checks(checks, settings["ignored_checks"], at)
+    for warning in result.warnings:
+        print(f"warning: {warning}", flush=True)
     results.keep(files.checked, result, locked=locker.locked)
     publish(files)
     directory = settings["textfile_directory"]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 from tunetool.health import results
@@ -90,7 +91,8 @@ def _judged(record: Record, ignored: Sequence[str]) -> tuple[str, list[str]]:
     """Status and reasons, without the checks that the owner ignores."""
     if record.verdict is None:
         return "error", ["the record has no verdict"]
-    status, reasons = record.verdict.status, list(record.verdict.reasons)
+    status, kinds = record.verdict.status, record.verdict.kinds or []
+    reasons = [line for line, kind in zip_longest(record.verdict.reasons, kinds) if kind != "note"]
     failed = {check.id for check in record.checks if check.status == "fail"}
     passed_over = {name for name in failed if results.is_ignored(name, ignored)}
     figures = {wanted.status for wanted in record.expectations}

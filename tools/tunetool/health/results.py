@@ -101,11 +101,13 @@ class Result:
     failed: Sequence[str] = ()
     doubts: Sequence[str] = ()
     """What could not be judged."""
+    warnings: Sequence[str] = ()
+    """What passes, and gives somebody something to do."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """The node's health: ``pass``, ``fail`` or ``unknown``, with the reasons."""
+    """The node's health: ``pass``, ``fail`` or ``unknown``, with the reasons; of a pass, what it warns of."""
 
     status: str
     reasons: Sequence[str] = field(default_factory=tuple)
@@ -118,7 +120,8 @@ def of_checks(checks: Sequence[Check], ignored: Sequence[str], at: float) -> Res
     doubts = [f"{check.id}: {check.found}" for check in judged if check.status == UNKNOWN]
     if not failed and not doubts and not any(check.status == PASS for check in judged):
         doubts = ["no check could be made"]
-    return Result(at, "fail" if failed else "unproven" if doubts else "pass", failed, doubts)
+    warnings = [str(check) for check in judged if check.warns]
+    return Result(at, "fail" if failed else "unproven" if doubts else "pass", failed, doubts, warnings)
 
 
 def is_ignored(check_id: str, ignored: Sequence[str]) -> bool:
@@ -137,7 +140,9 @@ def health(checked: Result | None, measured: Result | None, now: float, period: 
         return Health("fail", failed)
     if fresh is None:
         return Health("unknown", ["there is no result that is recent" if checked else "there is no result yet"])
-    return Health("pass" if fresh.status == "pass" else "unknown", fresh.doubts)
+    if fresh.status == "pass":
+        return Health("pass", fresh.warnings)
+    return Health("unknown", fresh.doubts)
 
 
 def read(path: Path) -> Result | None:
@@ -149,7 +154,11 @@ def result_in(document: Any) -> Result | None:
     """The result in what a file holds; None where there is none."""
     try:
         return Result(
-            float(document["at"]), str(document["status"]), _lines(document["failed"]), _lines(document["doubts"])
+            float(document["at"]),
+            str(document["status"]),
+            _lines(document["failed"]),
+            _lines(document["doubts"]),
+            _lines(document.get("warnings", [])),
         )
     except (KeyError, TypeError, ValueError):
         return None

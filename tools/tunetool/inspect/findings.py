@@ -11,6 +11,7 @@ from tunetool.inspect.container_advice import container_findings
 from tunetool.inspect.model import Drive, Finding, Inspection, Link
 from tunetool.node.array.drive_volumes import volumes_of
 from tunetool.node.array.md_arrays import cure_of
+from tunetool.node.array.numa_volumes import CHECK_ID as NUMA
 from tunetool.node.array.numa_volumes import moved
 from tunetool.node.common.check_result import FAIL, UNKNOWN, Check
 from tunetool.node.common.manifest import common_mount_point, each_volume
@@ -363,7 +364,7 @@ def _manifest(facts: Facts) -> Iterator[Finding]:
     for volume in volumes_of(manifest):
         for away in moved([volume], nodes):
             found = f"volume `{volume.name}`: {away.expected} expected, found {away.found}"
-            yield Finding(id="array.numa", found=found, remedy=away.hint)
+            yield Finding(id=NUMA, found=found, remedy=away.hint)
     points = [volume["filesystem"]["mount_point"] for _, volume in each_volume(manifest)]
     mounted = {filesystem.mount_point for filesystem in facts.shown.filesystems}
     gone = [point for point in points if point not in mounted]

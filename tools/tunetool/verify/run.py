@@ -72,6 +72,7 @@ class _Verification:
     """None where nothing is to be measured."""
     found: Found = field(default_factory=Found)
     doubts: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     context: Context | None = None
     """The run, once it began."""
     places: Sequence[Path] = ()
@@ -82,7 +83,9 @@ class _Verification:
         request, progress, environment = self.request, session.progress, session.environment
         manifest = self.manifest = _of_target(read_manifest(request.manifest), request.target)
         if manifest is not None:
-            self.found.checks += map(as_result, _against(request, manifest))
+            checks = _against(request, manifest)
+            self.found.checks += map(as_result, checks)
+            self.notes += [str(check) for check in checks if check.warns]
         if request.level == "config":
             self.found.checks += map(as_result, static_checks(manifest, environment, request.gds))
         else:
@@ -176,6 +179,7 @@ class _Verification:
             doubts=self.doubts,
             errors=found.errors,
             tolerance=self.request.tolerance,
+            notes=self.notes,
             judged="checks" if self.request.level == "config" else "speed",
             ladder=_ladder(found, self.context) if self.request.level == "full" else None,
         )
