@@ -22,6 +22,7 @@ from tunetool.node.audit.values import value_problems
 from tunetool.node.common.commands import Result
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.io_settings import ARGUMENTS as TUNING
+from tunetool.node.common.manifest import ManifestError, load
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import file_system
 from tunetool.node.machine.drive_contents import Signature
@@ -92,6 +93,24 @@ def test_what_was_noted_is_known_until_a_manifest_is(tmp_path: Path) -> None:
     path.unlink()
     note([], str(tmp_path))
     assert known_volumes(str(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "..", "", "drive0\n", "Drive 0"])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    manifest = lay_out_drives(tmp_path)
+    manifest["volumes"][2]["name"] = name
+    path = tmp_path / "etc/tunetool/node.json"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError) as damaged:
+        load(str(path))
+    assert "manifest.volumes[2].name is `" in str(damaged.value)
+    path.unlink()
+    note([DriveVolume("drive0", "A", "1"), DriveVolume(name, "B", "2")], str(tmp_path))
+    with pytest.raises(Refusal) as refused:
+        known_volumes(str(tmp_path))
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"`{tmp_path}/etc/tunetool/drives.json` names a volume `")
+    assert "hint:" in line
 
 
 @pytest.mark.parametrize(

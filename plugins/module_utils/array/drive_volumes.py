@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Mapping, Sequence, Union
 
 from ..common.drift import known_manifest
 from ..common.files import content, replace_file
-from ..common.manifest import MANIFEST_PATH, each_volume
+from ..common.manifest import MANIFEST_PATH, VOLUME_NAME, each_volume
 from ..common.raid_levels import SINGLE
+from ..common.refusal import Refusal
 from ..machine.drive_contents import RAID_MEMBER, Signature, plain_uuid
 from ..machine.drives import Drive
 from ..machine.file_system import BUILT
@@ -93,7 +95,8 @@ def groups_of(manifest: Mapping[str, Any]) -> str:
 
 def known_volumes(root: str = "/", groups: str = "") -> dict[str, AnyVolume]:
     """The several volumes by the serials of their drives: those of the manifest, else those that were noted.
-    ``groups``: only volumes that are made of drives in this way."""
+    ``groups``: only volumes that are made of drives in this way. Raises ``Refusal`` where the note has a name that is
+    none."""
     kind = {DRIVE: DriveVolume, NUMA: ArrayVolume}.get(groups, object)
     return by_serial_of([volume for volume in _known(root) if isinstance(volume, kind)])
 
@@ -108,9 +111,17 @@ def _known(root: str) -> list[AnyVolume]:
     if manifest is not None:
         return volumes_of(manifest)
     try:
-        return [_of_note(row) for row in json.loads(content(_path(root)) or "[]")]
+        volumes = [_of_note(row) for row in json.loads(content(_path(root)) or "[]")]
     except (ValueError, TypeError, KeyError):
         return []  # their drives count as somebody else's
+    for volume in volumes:
+        if not re.fullmatch(VOLUME_NAME, volume.name):
+            raise Refusal(
+                "`%s` names a volume `%s`, which does not match `%s`. hint: write the name that it was made with, or "
+                "remove the file: the drives in it then count as somebody else's"
+                % (_path(root), volume.name, VOLUME_NAME)
+            )
+    return volumes
 
 
 def by_serial_of(volumes: Sequence[AnyVolume]) -> dict[str, AnyVolume]:

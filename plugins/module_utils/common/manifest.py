@@ -14,6 +14,8 @@ from .raid_levels import BUILT_LEVELS
 from .refusal import Expected, on_one_line
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
+VOLUME_NAME = "^[a-z][a-z0-9-]*$"
+"""What one of several volumes may be called: it is a directory, and part of a unit's name and of an array's."""
 SCHEMA_NAME = "tunetool.manifest/1"
 SCHEMA_OF_SEVERAL = "tunetool.manifest/2"
 """Of a node with several volumes: a version that knows one refuses it, and does not take the first for all. One volume
@@ -125,7 +127,9 @@ SCHEMA: dict[str, Any] = {
                 "description": "In place of `array`, `filesystem` and `offload_dir` on a node with several (schema /2)",
                 "items": _object(
                     {
-                        "name": dict(_TEXT, description="Its directory under the common mount point"),
+                        "name": dict(
+                            _TEXT, pattern=VOLUME_NAME, description="Its directory under the common mount point"
+                        ),
                         "array": _ARRAY,
                         "filesystem": _FILESYSTEM,
                         "offload_dir": _TEXT_OR_NULL,
@@ -363,8 +367,7 @@ def _problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
             problems.append("%s does not have one of these: %s" % (path, shown))
     if isinstance(value, list) and len(value) < schema.get("minItems", 0):
         problems.append("%s has fewer than %d" % (path, schema["minItems"]))
-    if "enum" in schema and value not in schema["enum"]:
-        problems.append("%s is `%s`, not one of %s" % (path, value, ", ".join(schema["enum"])))
+    problems += _text_problems(value, schema, path)
     if "minimum" in schema and value is not None and value < schema["minimum"]:
         problems.append("%s is below %s" % (path, schema["minimum"]))
     if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
@@ -375,6 +378,14 @@ def _problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
         for index, item in enumerate(value):
             problems += _problems(item, schema["items"], "%s[%d]" % (path, index))
     return problems
+
+
+def _text_problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
+    if "enum" in schema and value not in schema["enum"]:
+        return ["%s is `%s`, not one of %s" % (path, value, ", ".join(schema["enum"]))]
+    if "pattern" in schema and not re.fullmatch(schema["pattern"], value):
+        return ["%s is `%s`, which does not match `%s`" % (path, value, schema["pattern"])]
+    return []
 
 
 def _object_problems(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> list[str]:
