@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
+from at_a_lock import ended
 from huge_pages import HUGE, huge_bytes
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, published_name
 from tunetool.errors import CannotJudge, UsageProblem
@@ -29,7 +28,6 @@ from tunetool.training.data.pictures import make as make_pictures
 from tunetool.training.model import reference_model
 from tunetool.training.model.reference_model import load
 from tunetool.training.model.tokenizer import Tokenizer
-from waiting import PATIENCE
 
 pytest_plugins = ["huge_tmpfs"]
 
@@ -352,29 +350,11 @@ def test_made_pictures_lie_on_huge_pages(huge_tmpfs: Path) -> None:
 
 
 _INTERRUPTED = """
-import signal, sys, threading
-from concurrent.futures import Future
 from pathlib import Path
 from tunetool.training.data import pictures
 
-write_sample, sent = pictures._write_sample, threading.Event()
-
-def once_it_was_sent(*arguments):
-    sent.wait()
-    return write_sample(*arguments)
-
-def trace(frame, event, argument):
-    asked = (threading.Condition.__enter__.__code__, Future.result.__code__)
-    return locked if (frame.f_code, frame.f_back.f_code) == asked else None
-
-def locked(frame, event, argument):
-    if event == "return" and not sent.is_set():
-        sent.set()
-        signal.raise_signal(signal.SIGINT)
-    return locked
-
-pictures._write_sample = once_it_was_sent
-sys.settrace(trace)
+hold(pictures, "_write_sample")
+begin_in(pictures, "write")
 try:
     pictures.write(Path(sys.argv[1]), 50, 28, 28, 0)
 except KeyboardInterrupt:
@@ -383,6 +363,5 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_as_a_lock_is_taken_ends_the_making(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", _INTERRUPTED, str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = ended(_INTERRUPTED, tmp_path)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

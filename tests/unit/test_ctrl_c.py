@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from at_a_lock import ended
+from tunetool.ctrl_c import Threads
 from tunetool.measure import rundir, worker
 from tunetool.stage import destination
 
@@ -156,3 +159,129 @@ Broken()
 """
     assert said(program) == []
     assert "OSError: of a destructor" in capfd.readouterr().err
+
+
+def test_a_handler_is_put_back_though_ctrl_c_comes_meanwhile() -> None:
+    program = """
+from tunetool import ctrl_c
+signal.signal(signal.SIGTERM, ctrl_c.as_interrupt)
+put = signal.signal
+def putting(number, handler):
+    put(number, handler)
+    if handler is signal.default_int_handler:
+        signal.raise_signal(signal.SIGINT)
+signal.signal = putting
+try:
+    ctrl_c.uninterrupted(lambda: None)
+except KeyboardInterrupt:
+    print("interrupted")
+try:
+    signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    print("ended")
+"""
+    assert said(program) == ["interrupted", "ended"]
+
+
+def test_of_timers_only_that_of_a_lost_ctrl_c_waits() -> None:
+    program = """
+from tunetool import ctrl_c
+def limit(number, frame):
+    raise TimeoutError
+def work():
+    signal.raise_signal(signal.SIGALRM)
+    print("done")
+for handler in (ctrl_c.as_interrupt, limit):
+    signal.signal(signal.SIGALRM, handler)
+    try:
+        ctrl_c.uninterrupted(work)
+    except (KeyboardInterrupt, TimeoutError) as error:
+        print(type(error).__name__)
+"""
+    assert said(program) == ["done", "KeyboardInterrupt", "TimeoutError"]
+
+
+def test_threads_work_in_order_and_little_ahead() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        return -number
+
+    with Threads(2) as pool:
+        assert list(itertools.islice(pool.each(work, itertools.count()), 3)) == [0, -1, -2]
+    assert len(begun) < 100
+
+
+def test_an_error_of_a_thread_ends_the_others() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            raise OSError("of a thread")
+
+    with pytest.raises(OSError, match="of a thread"), Threads(1) as pool:
+        for _ in pool.each(work, itertools.count()):
+            pass
+    assert len(begun) < 100
+
+
+def test_one_more_ctrl_c_ends_the_wait_for_a_stuck_thread() -> None:
+    program = """
+import threading, traceback
+from tunetool import ctrl_c
+stuck, begun, came = threading.Event(), threading.Event(), []
+def work(_):
+    begun.set()
+    stuck.wait()
+def handler(number, frame):
+    leaves = any(each.f_code is ctrl_c.Threads.__exit__.__code__ for each, _ in traceback.walk_stack(frame))
+    if len(came) == leaves:
+        came.append(number)
+        raise KeyboardInterrupt
+def press():
+    begun.wait()
+    while not stuck.is_set():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.05)
+signal.signal(signal.SIGINT, handler)
+threading.Thread(target=press).start()
+try:
+    with ctrl_c.Threads(1) as pool:
+        list(pool.each(work, [0]))
+except KeyboardInterrupt:
+    stuck.set()
+    print(len(came), "it is over")
+"""
+    assert said(program) == ["2 it is over"]
+
+
+_IN_THREADS = """
+from tunetool import ctrl_c
+
+class Work:
+    def do(number):
+        return number
+
+def run():
+    with ctrl_c.Threads(2) as pool:
+        print(list(pool.each(Work.do, range(9))))
+
+hold(Work, "do")
+begin_in(sys.modules["__main__"], "run")
+try:
+    run()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    ("entered", "by"),
+    [("futures._AcquireFutures", "futures.wait"), ("threading.Condition", "threading.Event.wait")],
+    ids=["waits", "starts"],
+)
+def test_ctrl_c_as_a_pool_takes_a_lock_ends_it(entered: str, by: str) -> None:
+    done = ended(f"moments[:] = [({entered}.__enter__.__code__, {by}.__code__)]\n{_IN_THREADS}")
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

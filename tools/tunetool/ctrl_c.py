@@ -1,4 +1,4 @@
-"""Ctrl-C while something has to be finished, and Ctrl-C that Python would lose."""
+"""Ctrl-C while something has to be finished, while threads are waited for, and Ctrl-C that Python would lose."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from types import FrameType
-from typing import TypeVar
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
 
 from tunetool.node.common.waiting import wait_for
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 _AGAIN_SECONDS = 0.05
+_MOMENT = 0.2
+"""Seconds for which a wait for threads may keep Ctrl-C."""
+_AHEAD = 4
+"""Items for each thread of a pool that are begun before the first result is taken."""
 
 
 class CtrlC:
@@ -51,31 +56,40 @@ class CtrlC:
             raise self._pressed
 
 
-def uninterrupted(act: Callable[[], T], undo: Callable[[T], None]) -> T:
+def uninterrupted(act: Callable[[], T], undo: Callable[[T], None] = lambda _: None) -> T:
     """What ``act`` gives. Ctrl-C or SIGTERM that comes meanwhile counts once it is done, and then ``undo`` is called.
 
-    For what forks: Python runs functions of its libraries before and after, and throws away what they raise.
+    For what forks: Python runs functions of its libraries before and after, and throws away what they raise. And for
+    what takes locks of ``threading``: Ctrl-C as one is taken leaves it locked, and who needs it waits for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         return act()
     came: list[int] = []
     done: list[T] = []
+    before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int] = {}
+    is_over = False
 
     def keep(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        if is_over:  # another that came as the handlers were put back has left this one in its place
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
+        else:
+            came.append(number)
 
-    before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             handler = signal.getsignal(number)
-            if handler is not None and handler != signal.SIG_IGN:
+            # That of ``never_lost``; any other timer is its owner's, such as the time limit of a test.
+            counts = number != signal.SIGALRM or handler is as_interrupt
+            if counts and handler is not None and handler != signal.SIG_IGN:
                 before[number] = handler
                 signal.signal(number, keep)
         done.append(act())
     finally:
-        for replaced, handler in before.items():
-            signal.signal(replaced, handler)
+        is_over = True
         try:
+            for replaced, handler in before.items():
+                signal.signal(replaced, handler)
             for each in came:
                 signal.raise_signal(each)
         except BaseException:
@@ -85,19 +99,72 @@ def uninterrupted(act: Callable[[], T], undo: Callable[[T], None]) -> T:
     return done[0]
 
 
-def in_threads(pool: Executor, act: Callable[[Item], T], items: Iterable[Item], at_once: int) -> Iterator[T]:
-    """What ``act`` gives for each item, in their order, by the threads of ``pool``, ``at_once`` items at a time.
+def until(wait: Callable[[float], bool]) -> None:
+    """Call ``wait``, such as an event's, until it returns True. Ctrl-C ends that, and leaves no lock behind."""
+    while not uninterrupted(partial(wait, _MOMENT)):
+        pass
 
-    Ctrl-C counts between those: while a pool takes one of its locks it would leave it locked, and a thread that needs
-    it would never end (the locks of ``threading`` are not safe against an exception at every moment).
+
+def until_over(future: futures.Future[T]) -> T:
+    """What a future gives or raises, in place of its ``result``. Ctrl-C ends the wait, and the work goes on."""
+    until_all_over([future])
+    return future.result()
+
+
+def until_all_over(some: Collection[futures.Future[T]]) -> None:
+    """Wait for all of them. Ctrl-C ends that, and their work goes on."""
+    until(lambda seconds: not futures.wait(some, seconds).not_done)
+
+
+def wait_briefly(some: Collection[futures.Future[T]]) -> tuple[set[futures.Future[T]], set[futures.Future[T]]]:
+    """Wait until all are over, but no longer than a moment. Returns those that are over, and the others.
+
+    What is over may be asked in any way: no thread needs its locks any more.
     """
-    rest = iter(items)
-    while some := list(islice(rest, at_once)):
-        yield from uninterrupted(partial(_all, pool, act, some), lambda made: None)
+    over, waiting = uninterrupted(partial(futures.wait, some, _MOMENT))
+    return over, waiting
 
 
-def _all(pool: Executor, act: Callable[[Item], T], items: list[Item]) -> list[T]:
-    return list(pool.map(act, items))
+class Threads:
+    """A pool of threads for which the main thread may wait: Ctrl-C counts between two calls of the pool.
+
+    As it leaves the context, what has not begun is cancelled, and what runs is waited for until one more Ctrl-C.
+    """
+
+    def __init__(self, count: int, name: str = "") -> None:
+        self._count = count
+        self._pool = futures.ThreadPoolExecutor(count, name)  # noqa: TID251  (its calls are below, none interrupted)
+        self._begun: set[futures.Future[Any]] = set()
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        uninterrupted(partial(self._pool.shutdown, wait=False, cancel_futures=True))
+        until_all_over([*self._begun])
+        uninterrupted(self._pool.shutdown)
+
+    def begin(self, act: Callable[[Item], T], item: Item) -> futures.Future[T]:
+        """Have ``act`` called with the item; give the future to ``wait_briefly`` or ``until_over``."""
+
+        def submit() -> futures.Future[T]:
+            future = self._pool.submit(act, item)
+            self._begun.add(future)
+            future.add_done_callback(self._begun.discard)
+            return future
+
+        return uninterrupted(submit)
+
+    def each(self, act: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
+        """What ``act`` gives for each item, in their order. Few items are begun ahead of what is taken."""
+        rest, begun = iter(items), deque[futures.Future[T]]()
+        while True:
+            begun.extend(self.begin(act, item) for item in islice(rest, self._count * _AHEAD - len(begun)))
+            if not begun:
+                return
+            yield until_over(begun.popleft())
 
 
 def never_lost() -> None:

@@ -11,7 +11,7 @@ import mmap
 import os
 import random
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor  # noqa: TID251  (Ctrl-C does not reach a module)
 from dataclasses import dataclass
 from typing import Any, Collection, Sequence
 

@@ -27,6 +27,7 @@ from tunetool.checkpoint.metadata_pickle import SUMS
 from tunetool.checkpoint.new_directory import building, need_new
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.renaming import Renaming, to_export
+from tunetool.ctrl_c import uninterrupted, until_all_over, wait_briefly
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.worker import die_with_parent
 
@@ -202,37 +203,42 @@ def _write_files(export: Export, step: Path, hidden: Path, described: Any, tick:
         return writer.overflows
     # Nothing of this process goes to another: its threads would not.
     context = multiprocessing.get_context("spawn")
-    written, stopping = context.Value("q", 0), context.Value("b", 0)
-    pool = concurrent.futures.ProcessPoolExecutor(
+    written, stopping = context.Value("q", 0), context.RawValue("b", 0)
+    pool = concurrent.futures.ProcessPoolExecutor(  # noqa: TID251  (its calls are below, none interrupted)
         export.processes,
         mp_context=context,
         initializer=_begin,
         initargs=(os.getpid(), step, hidden, written, stopping),
     )
-    with pool:
+
+    futures: list[Any] = []
+
+    def begin() -> None:
+        # Ctrl-C goes to all processes of a terminal: this one tells the others, which inherit that it waits.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            # Ctrl-C goes to all processes of a terminal: this one tells the others, which inherit that it waits.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            try:
-                futures = [pool.submit(_write_one, file) for file in export.files]
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            waiting: set[Any] = set(futures)
-            while waiting:
-                over, waiting = concurrent.futures.wait(
-                    waiting, timeout=0.2, return_when=concurrent.futures.FIRST_EXCEPTION
-                )
-                tick(written.value)
-                for future in over:
-                    future.result()
-            return sum(future.result() for future in futures)
-        except concurrent.futures.process.BrokenProcessPool:
-            raise CannotJudge(
-                "a process of the export was ended from outside", "look at `dmesg | tail` for a lack of memory"
-            ) from None
+            futures.extend(pool.submit(_write_one, file) for file in export.files)
         finally:
-            stopping.value = 1
-            pool.shutdown(cancel_futures=True)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        uninterrupted(begin)
+        waiting: set[Any] = set(futures)
+        while waiting:
+            over, waiting = wait_briefly(waiting)
+            tick(uninterrupted(lambda: written.value))
+            for future in over:
+                future.result()
+        return sum(future.result() for future in futures)
+    except concurrent.futures.process.BrokenProcessPool:
+        raise CannotJudge(
+            "a process of the export was ended from outside", "look at `dmesg | tail` for a lack of memory"
+        ) from None
+    finally:
+        stopping.value = 1
+        uninterrupted(lambda: [future.cancel() for future in futures])
+        until_all_over(futures)  # until one more Ctrl-C
+        uninterrupted(pool.shutdown)
 
 
 _WRITE: list[Callable[[File], int]] = []

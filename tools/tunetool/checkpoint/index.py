@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from tunetool.checkpoint.items import archive as archive_of
 from tunetool.checkpoint.raw_bytes import Plain, pages
 from tunetool.checkpoint.regions import merge
 from tunetool.checkpoint.source import Files
+from tunetool.ctrl_c import Threads
 from tunetool.errors import CannotJudge
 
 _GAP = 16 * 1024
@@ -138,8 +138,9 @@ def _ends(items: Mapping[Item, Archive | None], files: Files, threads: int) -> d
     # Many at a time: handing a read to a thread takes longer than the read itself.
     count = max(1, min(_READS_AT_A_TIME, -(-len(reads) // threads)))
     some = [reads[first : first + count] for first in range(0, len(reads), count)]
-    with ThreadPoolExecutor(threads) as pool:
-        for (file, read), content in zip(reads, itertools.chain(*pool.map(carry_out, some)), strict=True):
+    with Threads(threads) as pool:
+        contents = itertools.chain.from_iterable(pool.each(carry_out, some))
+        for (file, read), content in zip(reads, contents, strict=True):
             by_file[file].starts.append(read.start)
             by_file[file].contents.append(content)
     return by_file

@@ -6,7 +6,6 @@ import errno
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.steps import Stamp
 from tunetool.checkpoint.transfer import CopiedFile, digest_of
 from tunetool.checkpoint.workers import default_threads
+from tunetool.ctrl_c import Threads, wait_briefly
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.documents import parse
 from tunetool.node.common.files import replace_file
@@ -28,7 +28,6 @@ LARGEST_METADATA = 1 << 30
 """Bytes, as in ``tunetool.checkpoint.metadata``, which imports torch."""
 MARKER = ".tunetool-drained.json"
 SCHEMA = "tunetool.drained/1"
-_TICK_SECONDS = 0.2
 OF_THE_SAVE, OF_THE_SOURCE = "checksums of the save", "digests made at the source when the replica was made"
 OTHER_METADATA = "`.metadata` belongs to another save than the data"
 
@@ -151,15 +150,14 @@ def changes(
     ``tick`` gets the number of bytes read so far, several times a second, from this thread.
     """
     reading = _Reading(directory)
-    pool = ThreadPoolExecutor(threads or default_threads())
-    try:
-        asked = {name: pool.submit(reading.change, name, filed) for name, filed in sorted(marker.files.items())}
-        while wait(asked.values(), timeout=_TICK_SECONDS).not_done:
-            if tick is not None:
-                tick(reading.bytes)
-    finally:
-        reading.stopped = True
-        pool.shutdown(cancel_futures=True)
+    with Threads(threads or default_threads()) as pool:
+        try:
+            asked = {file: pool.begin(reading.change, (file, filed)) for file, filed in sorted(marker.files.items())}
+            while wait_briefly(asked.values())[1]:
+                if tick is not None:
+                    tick(reading.bytes)
+        finally:
+            reading.stopped = True
     found = {name: change for name, future in asked.items() if (change := future.result()) is not None}
     try:
         if digest_of_metadata(directory) != marker.digest:
@@ -176,8 +174,9 @@ class _Reading:
         self._directory, self.stopped, self.bytes = directory, False, 0
         self._lock = threading.Lock()
 
-    def change(self, name: str, filed: CopiedFile) -> str | None:
+    def change(self, item: tuple[str, CopiedFile]) -> str | None:
         """What is not as it was drained; None if all is."""
+        name, filed = item
         try:
             read = digest_of(self._directory / name, self._count)
         except OSError as error:

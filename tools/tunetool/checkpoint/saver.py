@@ -33,6 +33,7 @@ from tunetool.checkpoint.saver_replicas import SaverReplicas
 from tunetool.checkpoint.stager import Hold, marks, memory_of
 from tunetool.checkpoint.torch_call import TorchCall, taking_part
 from tunetool.checkpoint.writer import DirectWriter, Saved
+from tunetool.ctrl_c import uninterrupted, until, until_over
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 ANSWER_WITHIN = 1200.0
@@ -267,22 +268,26 @@ class Saver:
             finally:
                 copied.set()
 
-        # Python waits for such a thread before it ends, so that a last save is not lost.
-        executor = futures.ThreadPoolExecutor(1, "tunetool-saver")
-        self._saving = executor.submit(work)
-        executor.shutdown(wait=False)
+        def begin() -> None:
+            # Python waits for such a thread before it ends, so that a last save is not lost.
+            executor = futures.ThreadPoolExecutor(1, "tunetool-saver")  # noqa: TID251  (all of this is uninterrupted)
+            self._saving = executor.submit(work)
+            executor.shutdown(wait=False)
+
         try:
-            copied.wait()
+            uninterrupted(begin)
+            until(copied.wait)
         except BaseException:
             # Whoever catches an interruption may change the tensors.
-            copied.wait()
+            if self._saving is not None:
+                until(copied.wait)
             raise
 
     def wait(self) -> Path | None:
         """Wait for the last `save_async`. Returns the directory of its step; None if there was none, or no place took
         it. Raises as `save` does."""
         saving, self._saving = self._saving, None
-        return saving.result() if saving else None
+        return until_over(saving) if saving else None
 
     def close(self) -> None:
         """`wait`, at the end of training."""

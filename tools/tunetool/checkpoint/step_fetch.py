@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ from tunetool.checkpoint.steps import (
 from tunetool.checkpoint.tiers import Tier, checked, there_error, with_limits
 from tunetool.checkpoint.transfer import PART, CopiedFile, create, digest_of, write_all
 from tunetool.checkpoint.workers import default_threads
+from tunetool.ctrl_c import Threads, wait_briefly
 from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.node.common.commands import captured
 from tunetool.node.common.documents import parse
@@ -342,19 +342,17 @@ class _Copies:
             for path in self.partial.rglob("*"):
                 if not path.is_dir() and str(path.relative_to(self.partial)) not in names:
                     path.unlink()  # half a file, or of a call that asked for more
-        pool = ThreadPoolExecutor(default_threads())
-        try:
-            asked = [pool.submit(self._bring, name) for name in names]
-            while (state := wait(asked, timeout=_TICK_SECONDS)).not_done:
-                tick(self.bytes)
-                if any(future.exception() for future in state.done):
-                    break
-            self.stopped = bool(state.not_done)
-        except BaseException:
-            self.stopped = True
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with Threads(default_threads()) as pool:
+            try:
+                asked = [pool.begin(self._bring, name) for name in names]
+                over, waiting = wait_briefly(asked)
+                while waiting and not any(future.exception() for future in over):
+                    tick(self.bytes)
+                    over, waiting = wait_briefly(asked)
+                self.stopped = bool(waiting)
+            except BaseException:
+                self.stopped = True
+                raise
         errors = [error for future in asked if not future.cancelled() and (error := future.exception())]
         for error in errors:
             if not isinstance(error, Stopped):

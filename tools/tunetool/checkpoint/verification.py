@@ -11,7 +11,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.regions import Read, merge
 from tunetool.checkpoint.resume import leads_out, problem_of_file
 from tunetool.checkpoint.source import Files
+from tunetool.ctrl_c import Threads
 from tunetool.errors import CannotJudge, ExitCode, TunetoolError, UsageProblem
 from tunetool.regular_files import read_bytes
 
@@ -360,8 +360,5 @@ class _Checks(DirectReader):
                 self.add(error.message, where.file, where.tensor)
             return where.length
 
-        pool = ThreadPoolExecutor(self.threads)
-        try:
-            self.checked_bytes += sum(pool.map(check, items))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with Threads(self.threads) as pool:
+            self.checked_bytes += sum(pool.each(check, items))

@@ -45,7 +45,7 @@ class _Options(AsJson):
 
         go_on_under(self.python, TORCH)
         # Libraries that torch imports throw a Ctrl-C away that comes in them, or make another error of it.
-        uninterrupted(lambda: importlib.import_module("torch"), lambda _: None)
+        uninterrupted(lambda: importlib.import_module("torch"))
 
     def finish(
         self, kind: str, code: ExitCode, document: Callable[[], dict[str, Any]], show: Callable[[Console], None]

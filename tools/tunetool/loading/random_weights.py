@@ -11,7 +11,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -21,15 +20,13 @@ from typing import Any
 import numpy as np
 
 from tunetool.advise.shapes import Tensor
-from tunetool.ctrl_c import in_threads
+from tunetool.ctrl_c import Threads
 from tunetool.loading.safetensors_files import INDEX, SINGLE
 
 BYTES_PER_ELEMENT = 2
 """Of bfloat16, the dtype in which Qwen2.5-VL is published."""
 PIECE = 4 << 20
 """Elements that one thread generates at a time."""
-_AT_ONCE = 8
-"""Pieces for each core between two moments at which Ctrl-C counts."""
 _EMBEDDING_STD = 0.02
 """As Qwen2.5-VL's ``initializer_range``; a tied output layer then has logits of about 1 too."""
 
@@ -125,7 +122,7 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
         return done
 
     cores = len(os.sched_getaffinity(0))
-    with ExitStack() as stack, ThreadPoolExecutor(cores, "tunetool-weights") as threads:
+    with ExitStack() as stack, Threads(cores, "tunetool-weights") as threads:
         queues = []
         for shard in shards:
             handle = os.open(directory / shard.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -137,7 +134,7 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
         # The files in turn: one inode of a tmpfs takes 3.5 GB/s, several take several times that.
         pieces = (piece for piece in chain(*zip_longest(*queues)) if piece is not None)
         written = 0
-        for count in in_threads(threads, write_piece, pieces, cores * _AT_ONCE):
+        for count in threads.each(write_piece, pieces):
             written += count
             tick(written)
     if len(shards) > 1:

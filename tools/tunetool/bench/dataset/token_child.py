@@ -15,7 +15,7 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor  # noqa: TID251  (in a session of its own, where no Ctrl-C comes)
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any

@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor  # noqa: TID251  (in a session of its own, where no Ctrl-C comes)
 from queue import SimpleQueue
 from typing import Any
 

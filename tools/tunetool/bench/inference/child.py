@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor  # noqa: TID251  (in a session of its own, where no Ctrl-C comes)
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path

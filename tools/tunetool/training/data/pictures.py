@@ -7,12 +7,11 @@ import json
 import os
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tunetool.ctrl_c import in_threads
+from tunetool.ctrl_c import Threads
 from tunetool.errors import UsageProblem
 from tunetool.stage.destination import making
 from tunetool.stage.room import need_room
@@ -31,8 +30,6 @@ COLOURS = {
 """Colours with distinct initial letters, which the first token identifies; each channel leaves room for noise."""
 QUESTIONS = ("What colour is this picture?", "Which colour do you see?", "Name the colour of the picture.")
 _NOISE = 60
-_AT_ONCE = 8
-"""Pictures for each core between two moments at which Ctrl-C counts."""
 _QUALITY = 95
 BYTES_PER_PIXEL = 1.45
 """Upper estimate for a JPEG of such noise without chroma subsampling: 3.2 MB at 1928x1208."""
@@ -74,9 +71,9 @@ def write(
     noise = np.random.default_rng(seed).integers(0, _NOISE, (height, width, 3), dtype=np.uint8)
     written, samples, cores = 0, list[dict[str, object]](), len(os.sched_getaffinity(0))
     # Pillow releases the GIL while it encodes a JPEG.
-    with ThreadPoolExecutor(cores, "tunetool-pictures") as threads:
+    with Threads(cores, "tunetool-pictures") as threads:
         make_one = partial(_write_sample, directory, seed, noise)
-        for sample, size in in_threads(threads, make_one, range(images), cores * _AT_ONCE):
+        for sample, size in threads.each(make_one, range(images)):
             samples.append(sample)
             written += size
             tick(written)
