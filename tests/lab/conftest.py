@@ -186,6 +186,26 @@ def reboots_well(lab: Lab) -> None:
     assert "PASS" in judged, judged
 
 
+def groups_of(groups: str) -> tuple[str, str]:
+    """Options of a node whose drives make several volumes, without the program: a run checks it, and nothing measures."""
+    return "-e", json.dumps({"raid_array_groups": groups, "tunetool_install": False})
+
+
+def build(lab: Lab, groups: str, *arguments: str) -> str:
+    """Run site.yml for such a node; what it prints."""
+    done = lab.site(*groups_of(groups), *arguments)
+    assert done.code == 0, done.text
+    return done.stdout
+
+
+def play(lab: Lab, groups: str, name: str, *arguments: str) -> str:
+    """Run another playbook for such a node; what it prints."""
+    playbook = f"playbooks/{name}.yml"
+    done = lab.run("ansible-playbook", playbook, "-i", str(lab.inventory), *groups_of(groups), *arguments)
+    assert done.code == 0, done.text
+    return done.stdout
+
+
 def row(output: str, serial: str) -> str:
     """The table's line for a drive."""
     return next(line for line in output.splitlines() if re.search(rf"\b{serial}\b", line) and "nvme" in line)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import POINT, Lab, changed_tasks, row, started
+from conftest import POINT, Lab, build, changed_tasks, play, row, started
 
-NUMA = ("-e", json.dumps({"raid_array_groups": "numa", "tunetool_install": False}))
 SWAP = ("-e", "replace_drive_old_serial=LAB1NV2", "-e", "replace_drive_new_serial=LAB1NV2R")
 FILL = f"for d in {POINT}/numa*; do head -c 9M /dev/urandom > $d/data; done; sync; "
 SUMS = f"cd {POINT}; sha256sum numa*/data 2>/dev/null; true"
@@ -61,29 +60,17 @@ def four(second: str) -> tuple[str, str]:
     return "-e", json.dumps({"nvme_drives_count": 4, "nvme_drives_serials": serials})
 
 
-def build(lab: Lab, *arguments: str) -> str:
-    done = lab.site(*NUMA, *arguments)
-    assert done.code == 0, done.text
-    return done.stdout
-
-
-def play(lab: Lab, name: str, *arguments: str) -> str:
-    done = lab.run("ansible-playbook", f"playbooks/{name}.yml", "-i", str(lab.inventory), *NUMA, *arguments)
-    assert done.code == 0, done.text
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_each_numa_node_keeps_its_array_in_other_slots(empty: Lab) -> None:
     nodes = nodes_of(empty)
     wanted = {f"numa{node}": sorted(serial for serial in nodes if nodes[serial] == node) for node in ("0", "1")}
     assert [len(each) for each in wanted.values()] == [4, 4]
-    build(empty)
+    build(empty, "numa")
     assert members(empty) == wanted
     assert empty.ssh("node1", "ls /dev/md").split() == ["nvme_raid0_numa0", "nvme_raid0_numa1"]
     sums = empty.ssh("node1", FILL + SUMS)
     assert len(sums.splitlines()) == 2
-    assert changed_tasks(build(empty)) == []
+    assert changed_tasks(build(empty, "numa")) == []
     other = empty.site()
     assert other.code != 0
     assert "`array.groups`: expected all, found numa" in " ".join(other.text.split())
@@ -92,25 +79,25 @@ def test_each_numa_node_keeps_its_array_in_other_slots(empty: Lab) -> None:
     now = nodes_of(empty)
     assert all(now[serial] != nodes[serial] for serial in nodes)
     assert members(empty) == wanted
-    assert "drift: array.numa[numa0]" in build(empty)
+    assert "drift: array.numa[numa0]" in build(empty, "numa")
     assert members(empty) == wanted
     assert empty.ssh("node1", SUMS) == sums
 
 
 @pytest.mark.slow
 def test_a_run_cut_between_two_arrays_goes_on(empty: Lab) -> None:
-    build(empty, *four("LAB1NV2"))
+    build(empty, "numa", *four("LAB1NV2"))
     wanted = members(empty)
     sums = empty.ssh("node1", FILL + SUMS).splitlines()
     empty.ssh("node1", CUT_OFF)
-    build(empty, *four("LAB1NV2"))
+    build(empty, "numa", *four("LAB1NV2"))
     assert members(empty) == wanted
     assert empty.ssh("node1", SUMS).splitlines() == sums[:1]
 
 
 @pytest.mark.slow
 def test_a_lost_drive_costs_the_volume_of_its_numa_node(empty: Lab, tmp_path: Path) -> None:
-    build(empty, *four("LAB1NV2"))
+    build(empty, "numa", *four("LAB1NV2"))
     wanted = members(empty)
     volume, other = (("numa1", "numa0"), ("numa0", "numa1"))["LAB1NV2" in wanted["numa0"]]
     sums = empty.ssh("node1", FILL + SUMS).splitlines()
@@ -118,17 +105,17 @@ def test_a_lost_drive_costs_the_volume_of_its_numa_node(empty: Lab, tmp_path: Pa
     empty.lab("fault", "node1", "swap-drive", "--drive", "LAB1NV2")
     plan = tmp_path / "replace.json"
     swap = (*four("LAB1NV2R"), *SWAP)
-    planned = play(empty, "replace_drive", *swap, "--tags", "plan", "-e", f"plan_file={plan}")
+    planned = play(empty, "numa", "replace_drive", *swap, "--tags", "plan", "-e", f"plan_file={plan}")
     assert f"would be lost: volume `{volume}`" in planned
     assert f"keeps volume `{other}`" in row(planned, wanted[other][0])
-    play(empty, "replace_drive", *swap, "-e", f"apply_plan={plan}")
+    play(empty, "numa", "replace_drive", *swap, "-e", f"apply_plan={plan}")
     assert members(empty) == {**wanted, volume: sorted({*wanted[volume], "LAB1NV2R"} - {"LAB1NV2"})}
     assert empty.ssh("node1", SUMS).splitlines() == kept
     plan = tmp_path / "teardown.json"
-    planned = play(empty, "teardown", "--tags", "plan", "-e", f"plan_file={plan}")
+    planned = play(empty, "numa", "teardown", "--tags", "plan", "-e", f"plan_file={plan}")
     assert "would be lost: volume `numa0`" in planned
     assert "would be lost: volume `numa1`" in planned
-    play(empty, "teardown", "-e", f"apply_plan={plan}")
+    play(empty, "numa", "teardown", "-e", f"apply_plan={plan}")
     left = (
         "for d in $(lsblk -dno NAME,SERIAL | grep LAB1NV | cut -d' ' -f1); do wipefs -n /dev/$d; done; "
         f"grep {POINT} /etc/fstab /proc/self/mountinfo; grep numa /etc/mdadm/mdadm.conf; "

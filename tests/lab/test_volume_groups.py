@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import POINT, Lab, changed_tasks, row
+from conftest import POINT, Lab, build, changed_tasks, play, row
 
 pytestmark = pytest.mark.usefixtures("marker")
 
-# Without the program: each run of site.yml checks the node against its manifest, and nothing here measures.
-DRIVES = ("-e", json.dumps({"raid_array_groups": "drive", "tunetool_install": False}))
 NAMES = [f"drive{number}" for number in range(8)]
 SWAP = ("-e", "replace_drive_old_serial=LAB1NV2", "-e", "replace_drive_new_serial=LAB1NV2R")
 FILL = f"for d in {POINT}/drive*; do head -c 3M /dev/urandom > $d/data; done; sync; "
@@ -32,28 +30,15 @@ def mounted(lab: Lab) -> dict[str, str]:
     return dict(line.split() for line in lines.splitlines())
 
 
-def build(lab: Lab, *arguments: str) -> None:
-    done = lab.site(*DRIVES, *arguments)
-    assert done.code == 0, done.text
-
-
-def play(lab: Lab, name: str, *arguments: str) -> str:
-    done = lab.run("ansible-playbook", f"playbooks/{name}.yml", "-i", str(lab.inventory), *DRIVES, *arguments)
-    assert done.code == 0, done.text
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_each_drive_has_its_volume_and_keeps_it_over_a_boot(blank: Lab) -> None:
-    build(blank)
+    build(blank, "drive")
     wanted = {f"{POINT}/{name}": f"LAB1NV{number}" for number, name in enumerate(NAMES, start=1)}
     assert mounted(blank) == wanted
     assert blank.ssh("node1", "grep -c . /proc/mdstat; ls /dev/md* 2>/dev/null; true").split() == ["2"]
     assert blank.ssh("node1", f"lsattr -d {POINT} | cut -c5").strip() == "i"
     sums = blank.ssh("node1", FILL + SUMS)
-    again = blank.site(*DRIVES)
-    assert again.code == 0, again.text
-    assert changed_tasks(again.stdout) == []
+    assert changed_tasks(build(blank, "drive")) == []
     other = blank.site()
     assert other.code != 0
     assert "`array.groups`: expected all, found drive" in " ".join(other.text.split())
@@ -66,7 +51,7 @@ def test_each_drive_has_its_volume_and_keeps_it_over_a_boot(blank: Lab) -> None:
 
 @pytest.mark.slow
 def test_a_lost_drive_costs_its_volume_and_is_replaced(blank: Lab, tmp_path: Path) -> None:
-    build(blank, *three("LAB1NV2"))
+    build(blank, "drive", *three("LAB1NV2"))
     sums = blank.ssh("node1", FILL + SUMS).splitlines()
     blank.lab("fault", "node1", "swap-drive", "--drive", "LAB1NV2")
     kept = [line for line in sums if "drive1" not in line]
@@ -75,22 +60,20 @@ def test_a_lost_drive_costs_its_volume_and_is_replaced(blank: Lab, tmp_path: Pat
     assert [line for line in now if "drive1" not in line] == kept
     plan = tmp_path / "replace.json"
     swap = (*three("LAB1NV2R"), *SWAP)
-    planned = play(blank, "replace_drive", *swap, "--tags", "plan", "-e", f"plan_file={plan}")
+    planned = play(blank, "drive", "replace_drive", *swap, "--tags", "plan", "-e", f"plan_file={plan}")
     assert "blank, comes for `LAB1NV2`" in row(planned, "LAB1NV2R")
     assert "keeps volume `drive2`" in row(planned, "LAB1NV3")
-    play(blank, "replace_drive", *swap, "-e", f"apply_plan={plan}")
+    play(blank, "drive", "replace_drive", *swap, "-e", f"apply_plan={plan}")
     assert mounted(blank)[f"{POINT}/drive1"] == "LAB1NV2R"
     assert blank.ssh("node1", SUMS + " 2>/dev/null || true").splitlines() == kept
     manifest = json.loads(blank.ssh("node1", "cat /etc/tunetool/node.json"))
     assert [volume["name"] for volume in manifest["volumes"]] == NAMES[:3]
     assert manifest["volumes"][1]["array"]["members"][0]["serial"] == "LAB1NV2R"
-    again = blank.site(*DRIVES, *three("LAB1NV2R"))
-    assert again.code == 0, again.text
-    assert changed_tasks(again.stdout) == []
+    assert changed_tasks(build(blank, "drive", *three("LAB1NV2R"))) == []
     plan = tmp_path / "teardown.json"
-    planned = play(blank, "teardown", "--tags", "plan", "-e", f"plan_file={plan}")
+    planned = play(blank, "drive", "teardown", "--tags", "plan", "-e", f"plan_file={plan}")
     assert "volume `drive1` on drive `LAB1NV2R`" in planned
-    play(blank, "teardown", "-e", f"apply_plan={plan}")
+    play(blank, "drive", "teardown", "-e", f"apply_plan={plan}")
     left = (
         "for d in $(lsblk -dno NAME,SERIAL | grep LAB1NV | cut -d' ' -f1); do wipefs -n /dev/$d; done; "
         f"grep {POINT} /etc/fstab /proc/self/mountinfo; find /etc/systemd/system -name '*tunetool*'; "
