@@ -246,6 +246,15 @@ def test_what_no_benchmark_writes_is_refused(changes: dict[str, Any], words: str
         results(builders.record(*made.values(), kind="bench.checkpoint", checks=checks, verdict=PASS), "it")
 
 
+@pytest.mark.parametrize("twice", ["durable", "restore"])
+def test_a_figure_that_is_there_twice_is_named(twice: str) -> None:
+    figures = [rates(name, *TEN) for name in ("durable", "restore", twice)]
+    with pytest.raises(UsageProblem) as caught:
+        results(record(*figures), "it")
+    assert caught.value.message == f"`it` has `checkpoint.direct.{twice}` more than once"
+    assert caught.value.hint == "measure again: no benchmark writes that"
+
+
 def test_only_shuffled_reads_have_a_random_order() -> None:
     shuffled = tokens(1000)
     (figure,) = shuffled.measurements
@@ -275,10 +284,13 @@ def test_the_command_writes_once_and_replaces_nothing(tmp_path: Path) -> None:
     (said,) = json.loads((tmp_path / "said.json").read_text())["results"]
     assert (to / said["directory"] / "summary.json", said["verification"]) == (summary, "invalid")
     before = summary.stat().st_mtime_ns
-    for arguments in ([str(source), "--to", str(to)], [str(source), str(source), "--to", str(tmp_path / "other")]):
-        again = call(*arguments)
+    for names, where, words in (
+        ([source], to, "is there already"),
+        ([source] * 2, tmp_path / "other", "would hold two results"),
+    ):
+        again = call(*map(str, names), "--to", str(where))
         assert isinstance(again.exception, UsageProblem)
-        assert "is there already" in again.exception.message
+        assert words in again.exception.message
     assert summary.stat().st_mtime_ns == before
     assert not (tmp_path / "other").exists()
 
@@ -288,8 +300,12 @@ def test_all_results_are_written_or_none(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageProblem, match="is there already"):
         write([first, replace(first, directory="a")], tmp_path)
-    with pytest.raises(OSError, match="too long"):
-        write([first, replace(first, directory="b", files={"x" * 300: ""})], tmp_path)
-    assert not (tmp_path / "elsewhere").exists()
-    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+    (tmp_path / "mine").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for to in (tmp_path, tmp_path / "mine", tmp_path / "new/er"):
+        with pytest.raises(OSError, match="too long"):
+            write([first, replace(first, directory="b/c", files={"x" * 300: ""})], to)
+        with pytest.raises(OSError, match="too long"):
+            write([replace(first, directory=f"b/{'x' * 300}/c")], to)
+    assert sorted(tmp_path.rglob("*")) == before
     write([first], tmp_path)

@@ -8,6 +8,7 @@ rates are arithmetic means over the checkpoints, deviations those of a populatio
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -35,6 +36,7 @@ JUDGED = ("pass", "fail", "unstable")
 """Verdicts of records whose figures are proven; the check of an engine says whether its own restores were equal."""
 NEEDED = ("model", "ranks", "state_bytes")
 RULES = "rules.json"
+_NO_BENCHMARK = "measure again: no benchmark writes that"
 _RATES = (1.0, 1e18)
 """Bytes per second between which the rates of all storage lie."""
 _LONGEST = 100
@@ -106,10 +108,13 @@ def _checkpoint(record: Record, durable: Measurement, name: str) -> Result | Non
         raise UsageProblem(
             f"`{name}`: `{durable.name}` does not say its {missing[0]}", "measure again: older records do not have it"
         )
+    for figure in ("durable", "restore"):
+        if len(same := chosen(record.measurements, figure, engine=engine, place=None)) > 1:
+            raise UsageProblem(f"`{name}` has `{same[0].name}` more than once", _NO_BENCHMARK)
     restore = next(iter(chosen(record.measurements, "restore", engine=engine, place=None)), None)
     for each in (durable, *([restore] if restore is not None else [])):
         if odd := _odd(each, durable):
-            raise UsageProblem(f"`{name}`: `{each.name}` has {odd}", "measure again: no benchmark writes that")
+            raise UsageProblem(f"`{name}`: `{each.name}` has {odd}", _NO_BENCHMARK)
     model = f"tunetool-{_plain(str(durable.parameters['model']))}"
     stamp = _stamp(record)
     rules = of_checkpoint(record, durable, restore)
@@ -209,16 +214,20 @@ def _text(document: dict[str, Any]) -> str:
 def write(made: Sequence[Result], to: Path) -> None:
     """Write all results below ``to``, or none: not where one is there already, nor where one cannot be written.
 
-    Raises ``UsageProblem``, ``OSError``.
+    Where it fails, the directories that it made are gone again. Raises ``UsageProblem``, ``OSError``.
     """
     directories = [to / result.directory for result in made]
     for number, directory in enumerate(directories):
-        if os.path.lexists(directory) or directory in directories[:number]:
+        if directory in directories[:number]:
+            again = "name each record once, or another directory with `--to` for the second"
+            raise UsageProblem(f"`{directory}` would hold two results", again)
+        if os.path.lexists(directory):
             raise _there(directory)
     ours: list[Path] = []
+    above: list[Path] = []
     try:
         for directory in directories:
-            directory.parent.mkdir(parents=True, exist_ok=True)
+            _make_above(directory, above)
             try:
                 directory.mkdir()
             except FileExistsError:  # another call was quicker
@@ -230,7 +239,21 @@ def write(made: Sequence[Result], to: Path) -> None:
     except BaseException:
         for directory in ours:
             shutil.rmtree(directory, ignore_errors=True)
+        for parent in reversed(above):
+            with contextlib.suppress(OSError):  # another call may have put something there
+                parent.rmdir()
         raise
+
+
+def _make_above(directory: Path, made: list[Path]) -> None:
+    """Make the directories above, and add those that this call made."""
+    for parent in reversed(directory.parents):
+        if not parent.is_dir():
+            with contextlib.suppress(
+                FileExistsError
+            ):  # another call was quicker; of anything else the next `mkdir` says it
+                parent.mkdir()
+                made.append(parent)
 
 
 def _there(directory: Path) -> UsageProblem:
