@@ -47,6 +47,14 @@ def test_each_drive_has_its_volume_and_keeps_it_over_a_boot(blank: Lab) -> None:
     assert mounted(blank) == wanted
     assert blank.ssh("node1", SUMS) == sums
     assert blank.ssh("node1", "systemctl is-system-running --wait || true; systemctl --failed --no-legend") == "running"
+    # All together are fast enough, and one is not.
+    blank.lab("fault", "node1", "slow-drive", "--drive", "LAB1NV5")
+    done = blank.verify("--expect", "read=400MBps", "--duration", "1s")
+    assert done.code == 1, done.text
+    assert "volume `drive4` (drive `LAB1NV5`): sequential read" in " ".join(done.text.split())
+    statuses = {each["name"]: each["status"] for each in blank.record()["expectations"]}
+    assert statuses["sequential.read"] == "pass"
+    assert statuses["sequential.read.drive4"] == "fail"
 
 
 @pytest.mark.slow
