@@ -150,16 +150,9 @@ def groups_problem(array: Mapping[str, Any]) -> str | None:
 def drives_problems(count: int, size: str, serials: Sequence[str], level: str = DEFAULT) -> list[str]:
     """The problems of the drives that are asked for, each with its hint."""
     problems = []
-    fewest = BUILT_LEVELS[level].fewest
-    if count < fewest:
-        needs = (
-            "an array needs at least one drive"
-            if fewest == 1
-            else "%s needs at least %d" % (BUILT_LEVELS[level], fewest)
-        )
-        problems.append("`nvme_drives_count` is %d. hint: %s" % (count, needs))
-    elif BUILT_LEVELS[level].pairs and count % 2:
-        problems.append("`nvme_drives_count` is %d. hint: %s needs an even number" % (count, BUILT_LEVELS[level]))
+    lacking = BUILT_LEVELS[level].lacks(count)
+    if lacking:
+        problems.append("`nvme_drives_count` is %d. hint: %s" % (count, lacking))
     if serials and len(set(serials)) < count:
         problems.append(
             "`nvme_drives_serials` names %d of %d drives. hint: name them all, or none" % (len(set(serials)), count)

@@ -47,6 +47,16 @@ class Level:
         copies = len(present) // groups if groups else 0
         return bool(copies) and all(any(present[start : start + copies]) for start in range(0, len(present), copies))
 
+    def lacks(self, members: int) -> str | None:
+        """What an array of so many members lacks, or None where it can be made."""
+        if members < self.fewest:
+            return (
+                "an array needs at least one drive"
+                if self.fewest == 1
+                else "%s needs at least %d" % (self, self.fewest)
+            )
+        return "%s needs an even number" % self if self.pairs and members % 2 else None
+
     def create_arguments(self, chunk_bytes: int) -> list[str]:
         """For ``mdadm --create``."""
         chunk = ["--chunk=%dK" % (chunk_bytes // 1024)] if self.chunked else []
