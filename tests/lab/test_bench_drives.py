@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.usefixtures("marker"), pytest.mark.slow]
 
 BENCH = "tunetool bench drives --runs-dir /tmp/runs --engines fio-libaio --rounds 1 --duration 1s --allow-busy"
 BLANK = "--drives LAB1NV1,LAB1NV2 --counts 1,2"
+FOUR = "--drives LAB1NV1,LAB1NV2,LAB1NV3,LAB1NV4 --counts 2,4"
 LEFT = "lsblk -rno NAME,FSTYPE,MOUNTPOINT | grep -E 'nvme|md' | sort; cat /proc/mdstat; losetup -a"
 
 
@@ -42,6 +43,17 @@ def freed(lab: Lab) -> None:
     )
     lab.ssh("node1", f"umount {POINT}; rm /etc/tunetool/node.json")
     lab.ssh("node1", f'$(dirname $(readlink -f /opt/tunetool/bin/tunetool))/python -c "{wipe}"')
+
+
+def killed(lab: Lab, arguments: str) -> None:
+    """A run that is killed outright while it measures, and whose janitor has ended."""
+    script = (
+        f"({BENCH} {arguments} --rounds 1000 --bytes-per-drive 64MiB >/tmp/said 2>&1 & "
+        "echo $! > /tmp/pid); until ls /tmp/tunetool-*/volume/part-2/data.1 2>/dev/null; do sleep 1; done; "
+        f"kill -{int(signal.SIGKILL)} $(cat /tmp/pid); "
+        "while pgrep -f '[s]weeper.py'; do sleep 1; done"
+    )
+    lab.ssh("node1", script)
 
 
 def test_a_built_node_is_read_drive_by_drive_and_unchanged(built: Lab) -> None:
@@ -79,13 +91,7 @@ def test_layouts_are_made_on_blank_drives_and_leave_them_blank(built: Lab) -> No
     assert {each["id"]: each["status"] for each in record["checks"]} == {"scaling.taken-down": "pass"}
     assert built.ssh("node1", LEFT) == before
     # And again, because each run begins by refusing what is not blank; this one is killed.
-    script = (
-        f"({BENCH} {BLANK} --layout raid0-xfs --counts 2 --rounds 1000 --bytes-per-drive 64MiB >/tmp/said 2>&1 & "
-        "echo $! > /tmp/pid); until ls /tmp/tunetool-*/volume/part-2/data.1 2>/dev/null; do sleep 1; done; "
-        f"kill -{int(signal.SIGKILL)} $(cat /tmp/pid); "
-        "while pgrep -f '[s]weeper.py'; do sleep 1; done"
-    )
-    built.ssh("node1", script)
+    killed(built, f"{BLANK} --layout raid0-xfs --counts 2")
     assert built.ssh("node1", LEFT) == before
     again = built.tool("lab", "ssh", "node1", "--", f"{BENCH} {BLANK} --dry-run")
     assert again.code == 0, again.text
@@ -98,3 +104,32 @@ def test_layouts_are_made_on_blank_drives_and_leave_them_blank(built: Lab) -> No
     assert refused.code == 3
     assert f"holds ext4 UUID {uuid}" in refused.text
     assert uuid in built.ssh("node1", "blkid")
+
+
+def test_what_a_level_costs_is_measured_on_blank_drives(built: Lab) -> None:
+    freed(built)
+    before = built.ssh("node1", LEFT)
+    layouts = "--layout raid0-xfs,raid10-xfs,raid1-xfs --bytes-per-drive 64MiB"
+    done, record = bench(built, f"{FOUR} {layouts}")
+    assert done.code == 0, done.text
+    both = {(name, drives) for name in ("raid0-xfs", "raid1-xfs") for drives in (2, 4)}
+    assert layouts_of(record) == {*both, ("raid10-xfs", 4)}
+    proven(record)
+    # A written byte lands on each drive that has to have it, one that is read comes from one: md makes nothing alike.
+    mirrors = [each for each in record["measurements"] if "drive_bytes_ratio" in each["parameters"]]
+    assert len(mirrors) == 6
+    for each in mirrors:
+        asked = each["parameters"]
+        due = asked["copies"] if asked["direction"] == "write" else 1
+        assert 0.98 * due <= asked["drive_bytes_ratio"] <= 1.02 * due, each["name"]
+    ratios = {each["name"] for each in record["measurements"] if each["name"].endswith("_over_raid0")}
+    assert "scaling.raid10-xfs.4.fio-libaio.write.raid10_over_raid0" in ratios
+    assert {each["id"]: each["status"] for each in record["checks"]} == {
+        "scaling.layout.raid10-xfs.2": "skip",
+        "scaling.taken-down": "pass",
+    }
+    assert built.ssh("node1", LEFT) == before
+    killed(built, f"{FOUR} --layout raid10-xfs")
+    assert built.ssh("node1", LEFT) == before
+    again = built.tool("lab", "ssh", "node1", "--", f"{BENCH} {FOUR} --dry-run")
+    assert again.code == 0, again.text

@@ -232,8 +232,8 @@ def test_a_drive_is_blank_again_whatever_was_made(two: tuple[Made, list[BareDriv
     made, drives = two
     # Each begins with the look that refuses what is not blank: what one leaves, the next one finds.
     for layout in ("xfs-per-drive", "ext4-per-drive", "xfs-per-drive"):
-        with volume(LAYOUTS[layout], drives, made, place) as directories:
-            for directory in directories:
+        with volume(LAYOUTS[layout], drives, made, place) as opened:
+            for directory in opened.directories:
                 (directory / "data").write_bytes(os.urandom(32 << 20))
     assert mounts_below(place) == []
 
@@ -242,8 +242,8 @@ def test_what_somebody_else_put_on_a_drive_meanwhile_stays(place: Path) -> None:
     problems: list[str] = []
     with Made(problems.append) as made:
         (drive,) = virtual_drives(made, place, 1, SIZE)
-        with volume(LAYOUTS["ext4-per-drive"], [drive], made, place) as (directory,):
-            subprocess.run(["umount", directory], check=True)
+        with volume(LAYOUTS["ext4-per-drive"], [drive], made, place) as opened:
+            subprocess.run(["umount", *opened.directories], check=True)
             subprocess.run(["wipefs", "--all", "--quiet", drive.drive.path], check=True)
             subprocess.run(["mkfs.xfs", "-q", "-f", drive.drive.path], check=True)
         (problem,) = problems
@@ -326,7 +326,8 @@ def test_a_directory_of_any_name_gets_drives_that_go(place: Path, name: str) -> 
     problems: list[str] = []
     with Made(problems.append) as made:
         (drive,) = virtual_drives(made, directory, 1, SIZE)
-        with volume(LAYOUTS["ext4-per-drive"], [drive], made, directory) as (mounted,):
+        with volume(LAYOUTS["ext4-per-drive"], [drive], made, directory) as opened:
+            (mounted,) = opened.directories
             assert mounted.is_mount()
         assert not mounted.is_mount()
     assert problems == []
@@ -340,8 +341,8 @@ def test_a_mount_in_a_directory_named_by_a_link_is_taken_down(two: tuple[Made, l
     made, (drive, _) = two
     (place / "there").mkdir()
     (place / "link").symlink_to("there")
-    with volume(LAYOUTS["ext4-per-drive"], [drive], made, place / "link") as (mounted,):
-        (mounted / "data").write_text("of the run")
+    with volume(LAYOUTS["ext4-per-drive"], [drive], made, place / "link") as opened:
+        (opened.directories[0] / "data").write_text("of the run")
         assert mounts_below(place) != []
     assert mounts_below(place) == []
     assert list((place / "there").iterdir()) == []

@@ -253,7 +253,8 @@ def test_volumes_on_loop_devices_are_measured_at_once(
     built = {key: document.pop(key) for key in ("array", "filesystem", "offload_dir")}
     with Made(pytest.fail) as made:
         drives = virtual_drives(made, disk, 2, 2 << 30)
-        with volume(LAYOUTS["xfs-per-drive"], drives, made, disk) as places:
+        with volume(LAYOUTS["xfs-per-drive"], drives, made, disk) as opened:
+            places = opened.directories
             document |= {"schema": "tunetool.manifest/2", "expect": {"read": 1.0, "write": 1.0}, "volumes": []}
             for place in places:
                 filesystem = {**built["filesystem"], "mount_point": str(place)}

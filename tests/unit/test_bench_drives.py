@@ -16,22 +16,25 @@ import pytest
 import builders
 from parsed_page import pictures
 from shown_records import on_screen
-from tunetool.bench.drives import calls, figures, made, preflight
+from tunetool.bench.drives import calls, figures, made, preflight, volume
 from tunetool.bench.drives.layouts import CHUNK, LAYOUTS, counts, mkfs
 from tunetool.bench.drives.request import Request
 from tunetool.bench.drives.samples import Cell, Reading, Row
 from tunetool.bench.drives.view import view
 from tunetool.bench.drives.volume import BareDrive, as_they_are, stack_of
-from tunetool.errors import CannotJudge
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import Direction
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Fio
 from tunetool.measure.tester import without_storage
+from tunetool.node.array import create
+from tunetool.node.array.md_arrays import Array, Sync
 from tunetool.node.common import manifest
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import held_drives
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.machine.drive_contents import Signature
+from tunetool.node.machine.drives import Drive
 from tunetool.record import Record
 from tunetool.report.kinds import write_any_page, write_page
 from tunetool.verdict import CEILING, judge
@@ -46,11 +49,15 @@ def test_counts_are_powers_of_two_and_all() -> None:
 
 
 def test_file_systems_over_an_array_are_aligned_and_not_forced() -> None:
-    xfs, ext4 = (mkfs(each, "/dev/md127", UUID, 8) for each in ("xfs", "ext4"))
+    xfs, ext4 = (mkfs(LAYOUTS[each], "/dev/md127", UUID, 8) for each in ("raid0-xfs", "raid0-ext4"))
     assert xfs[:5] == ["mkfs.xfs", "-q", "-K", "-d", f"su={CHUNK},sw=8"]
     assert "su=262144" in xfs, "more is no legal stripe unit of a log"
     assert "nodiscard,stride=256,stripe_width=2048" in ext4
-    for call in (xfs, ext4, mkfs("xfs", "/dev/loop0", UUID, 1), mkfs("ext4", "/dev/loop0", UUID, 1)):
+    mirrored, alike = (mkfs(LAYOUTS[each], "/dev/md127", UUID, 8) for each in ("raid10-xfs", "raid1-xfs"))
+    assert mirrored[3:5] == ["-d", f"su={CHUNK},sw=4"], "half of the drives hold distinct data"
+    assert alike[3:5] == ["-d", "noalign"]
+    single = [mkfs(LAYOUTS[each], "/dev/loop0", UUID, 1) for each in ("raid0-xfs", "ext4-per-drive")]
+    for call in (xfs, ext4, mirrored, alike, *single):
         assert call[-1].startswith("/dev/")
         assert UUID in call[-2]
         # Forced, mkfs would overwrite what came there after the look.
@@ -62,6 +69,63 @@ def test_the_medium_says_what_was_made() -> None:
     assert raid.medium(4, "nvme") == "md RAID0 (4 x nvme), xfs"
     assert raid.medium(1, "nvme") == "nvme, xfs", "one drive makes no array"
     assert single.medium(4, "nvme") == "4 x nvme, ext4 on each"
+    assert LAYOUTS["raid10-xfs"].medium(4, "nvme") == "md RAID10 (4 x nvme), xfs"
+    assert [LAYOUTS[name].copies(4) for name in ("raid0-xfs", "raid10-xfs", "raid1-xfs", "xfs-per-drive")] == [
+        1,
+        2,
+        4,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "asked", "clean"),
+    [
+        ("raid0-xfs", ["--level=raid0", "--chunk=1024K"], False),
+        ("raid10-xfs", ["--level=raid10", "--chunk=1024K", "--layout=n2", "--bitmap=internal"], True),
+        ("raid1-xfs", ["--level=raid1", "--bitmap=internal"], True),
+    ],
+)
+def test_an_array_is_site_ymls_and_a_mirror_begins_clean(
+    layout: str, asked: list[str], clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drives = [builders.nvme_drive(number) for number in range(4)]
+    ran: list[list[str]] = []
+    sync: list[Sync | None] = [None]
+
+    def settled(member: str) -> Array:
+        names = tuple(drive.name for drive in drives)
+        return Array("md127", None, None, LAYOUTS[layout].level.name, 0, 4, "clean", names, sync=sync[0])  # type: ignore[union-attr]
+
+    monkeypatch.setattr(create, "run", ran.append)
+    monkeypatch.setattr(volume, "run", lambda argv, timeout=0: ran.append(argv))
+    monkeypatch.setattr(volume, "settled", settled)
+    monkeypatch.setattr(volume, "held", lambda members: contextlib.nullcontext())
+    monkeypatch.setattr(volume, "as_they_are", lambda bare: drives)
+    for name in ("refuse_unless_blank", "settle"):
+        monkeypatch.setattr(volume, name, lambda *_, **__: None)
+    monkeypatch.setattr(volume, "read_signatures", lambda names: [])
+    undo = Recorded()
+    monkeypatch.setattr(made, "undone", undo)
+    monkeypatch.setattr(made.Made, "_tell", lambda self: None)
+    bare = [BareDrive(drive) for drive in drives]
+    things = made.Made(pytest.fail)
+    with volume.volume(LAYOUTS[layout], bare, things, tmp_path) as opened:
+        assert opened.array == "md127"
+        assert [path.name for path in opened.directories] == ["part-1", "part-2", "part-3", "part-4"]
+        (noted,) = [entry for entry in things.entries if entry["kind"] == "array"]
+    mdadm = ran[0]
+    assert [word for word in mdadm if word.split("=")[0] in ("--level", "--chunk", "--layout", "--bitmap")] == asked
+    assert ("--assume-clean" in mdadm) == clean, "otherwise md makes copies alike during the measurement"
+    (uuid,) = [word[len("--uuid=") :] for word in mdadm if word.startswith("--uuid=")]
+    assert uuid.replace(":", "") in [each.replace("-", "") for each in noted["uuids"]]
+    assert undo.undone == ["mount", "directory", "array", "labels"]
+    # One that copies nevertheless is not measured, and taken down.
+    sync[0] = Sync("resync")
+    things = made.Made(pytest.fail)
+    with pytest.raises(CannotJudge, match="does a `resync`"), volume.volume(LAYOUTS[layout], bare, things, tmp_path):
+        pass
+    assert undo.undone[-2:] == ["array", "labels"]
 
 
 def test_files_of_all_drives_are_one_fio_with_a_null_target() -> None:
@@ -105,9 +169,11 @@ def test_only_root_makes_file_systems(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all("only root" in check.found for check in planned.skipped)
 
 
-def blank_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **of_the_second: Any) -> list[str]:
-    """Two drives that the reader of machines knows; the names of those that were asked whether they are blank."""
-    drives = [builders.nvme_drive(1), builders.nvme_drive(2, **of_the_second)]
+def blank_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: Sequence[Drive] = (), **of_the_second: Any
+) -> list[str]:
+    """Drives that the reader of machines knows; the names of those that were asked whether they are blank."""
+    drives = list(known) or [builders.nvme_drive(1), builders.nvme_drive(2, **of_the_second)]
     asked: list[str] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("tunetool.node.array.create.read_drives", lambda: drives)
@@ -141,6 +207,79 @@ def test_drives_are_taken_by_serial_when_blank_and_alike(tmp_path: Path, monkeyp
     (tmp_path / "node.json").write_text('{"array": {"members": [{"serial": "S2"}]}}')
     with pytest.raises(CannotJudge, match="S2"):
         preflight.plan(request(serials=["S1", "S2"]), os.environ)
+
+
+def mirrors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, drives: Sequence[Drive], modules: str = "raid", **fields: Any
+) -> preflight.Plan:
+    """What is planned on a machine whose kernel has XFS and the modules that begin so."""
+    blank_machine(monkeypatch, tmp_path, drives)
+    monkeypatch.setattr(preflight, "find", lambda program: f"/sbin/{program}")
+    monkeypatch.setattr(preflight, "read_text", lambda path: "Personalities : [raid0] \nunused devices: <none>")
+    monkeypatch.setattr(preflight, "_loads", lambda module: module.startswith(("xfs", modules)))
+    return preflight.plan(request(serials=[drive.serial for drive in drives], **fields), os.environ)
+
+
+def blank_drives(count: int, **fields: Any) -> list[Drive]:
+    return [builders.nvme_drive(number, **fields) for number in range(1, count + 1)]
+
+
+def test_counts_that_a_mirror_cannot_have_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = mirrors(monkeypatch, tmp_path, blank_drives(5), layouts=["raid0-xfs", "raid10-xfs", "raid1-xfs"])
+    assert planned.volumes == (
+        *(("raid0-xfs", each) for each in (1, 2, 4, 5)),
+        ("raid10-xfs", 4),
+        *(("raid1-xfs", each) for each in (2, 4, 5)),
+    )
+    assert [(check.status, check.id.removeprefix("scaling.layout."), check.found) for check in planned.skipped] == [
+        ("skip", "raid10-xfs.1", "RAID10 needs at least 4"),
+        ("skip", "raid10-xfs.2", "RAID10 needs at least 4"),
+        ("skip", "raid10-xfs.5", "RAID10 needs an even number"),
+        ("skip", "raid1-xfs.1", "RAID1 needs at least 2"),
+    ]
+    said = preflight.announcement(request(serials=["S1"]), planned)
+    assert "of files to each (of a mirror, 5 times that)" in said[0]
+    assert "layout.raid10-xfs.5: left out: RAID10 needs an even number" in said
+
+
+@pytest.mark.parametrize(
+    ("drives", "asked", "counts", "problem", "hint"),
+    [
+        (2, "raid10-xfs", [], "over 2 drives: RAID10 needs at least 4", "name more drives, or another `--layout`"),
+        (7, "raid10-xfs", [5], "over 5 drives: RAID10 needs an even number", "`--counts 6`"),
+        (2, "raid1-xfs", [1], "over 1 drive: RAID1 needs at least 2", "`--counts 2`"),
+    ],
+)
+def test_a_mirror_that_no_count_allows_is_a_wrong_call(
+    drives: int,
+    asked: str,
+    counts: list[int],
+    problem: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageProblem, match=f"`--layout {asked}` {problem}") as caught:
+        mirrors(monkeypatch, tmp_path, blank_drives(drives), layouts=[asked], counts=counts)
+    assert caught.value.hint == hint
+
+
+def test_the_copies_of_a_mirror_fit_on_its_drives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drives = blank_drives(8, size_bytes=2**31)
+    room = {
+        layout: 2 * mirrors(monkeypatch, tmp_path, drives, layouts=[layout], counts=[8]).file_bytes
+        for layout in ("raid0-xfs", "raid10-xfs", "raid1-xfs")
+    }
+    for layout, each in room.items():
+        assert each * LAYOUTS[layout].copies(8) <= 2**31 / 2, layout
+    assert room["raid10-xfs"] == room["raid0-xfs"], "what is compared has equal files"
+
+
+def test_a_level_that_the_kernel_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"layouts": ["raid0-xfs", "raid10-xfs"], "counts": [4]}
+    planned = mirrors(monkeypatch, tmp_path, blank_drives(4), modules="raid456", **asked)
+    assert planned.volumes == (("raid0-xfs", 4),), "raid0 is loaded already"
+    assert [check.found for check in planned.skipped] == ["this kernel has no md RAID10"]
 
 
 @pytest.mark.usefixtures("on_a_drive")
@@ -177,20 +316,34 @@ def test_unequal_drives_are_refused(
 # -- figures
 
 
-def row(layout: str, drives: int, direction: Direction, speeds: Sequence[float], engine: str = "fio-libaio") -> Row:
-    """Readings of these GB/s; the first drive moves twice as much as each of the others."""
+def row(
+    layout: str,
+    drives: int,
+    direction: Direction,
+    speeds: Sequence[float],
+    engine: str = "fio-libaio",
+    on_drives: float | None = None,
+) -> Row:
+    """Readings of these GB/s; the first drive moves twice as much as each of the others. ``on_drives``: what the drives
+    count for each claimed byte, if it is not what the layout's copies make of it."""
     members = [builders.nvme_drive(number) for number in range(drives)]
-    stack = stack_of(members, LAYOUTS[layout].medium(drives, "nvme"))
+    copies = LAYOUTS[layout].copies(drives)
+    array = "md127" if copies > 1 else None
+    stack = stack_of(members, LAYOUTS[layout].medium(drives, "nvme"), mirror=array)
+    due = on_drives or (copies if direction == "write" else 1)
     made_row = Row(Cell(layout, drives, engine, direction), stack, "fio 3.33", 2 * drives)
     for number, speed in enumerate(speeds, 1):
         claimed = round(speed * GB)
-        parts = [claimed // (drives + 1)] * drives
-        parts[0] = claimed - sum(parts[1:])
+        moved = round(claimed * due)
+        parts = [moved // (drives + 1)] * drives
+        parts[0] = moved - sum(parts[1:])
         sectors = [part // 512 for part in parts]
         devices = {
             drive.name: Counters(1, count, 1, 1, count, 1, 1) for drive, count in zip(members, sectors, strict=True)
         }
-        counted = Counted(claimed, 512 * sum(sectors), devices)
+        if array:
+            devices[array] = Counters(1, claimed // 512, 1, 1, claimed // 512, 1, 1)
+        counted = Counted(claimed, sum(devices[name].moved_bytes(direction) for name in stack.counts), devices)
         made_row.readings[number] = Reading(claimed, 1.0, counted, float(number), 0.1)
     return made_row
 
@@ -255,6 +408,65 @@ def test_bytes_that_a_drive_never_saw_prove_nothing() -> None:
     verdict = judge(figures.case(rows_of(lost), {"mode": "blank"}, [], []))
     assert verdict.status == "unproven"
     assert "counted only 0.500" in verdict.reasons[0]
+
+
+def mirrored(**on_drives: float) -> dict[Cell, Row]:
+    """A RAID10 that reads as fast as a RAID0 and writes half of it, as single drives would let it."""
+    return rows_of(
+        *(row("raid0-xfs", 1, direction, STEADY) for direction in ("read", "write")),
+        *(row("raid0-xfs", 4, direction, scaled(4.0)) for direction in ("read", "write")),
+        row("raid10-xfs", 4, "read", scaled(4.0), on_drives=on_drives.get("read")),
+        row("raid10-xfs", 4, "write", scaled(2.0), on_drives=on_drives.get("write")),
+    )
+
+
+def test_a_mirror_is_counted_on_its_array_and_its_drives() -> None:
+    by_name = {each.name: each for each in figures.measurements(mirrored(), {})}
+    for direction, ratio in (("read", 1.0), ("write", 2.0)):
+        known = by_name[f"scaling.raid10-xfs.4.fio-libaio.{direction}.bandwidth"]
+        assert known.evidence is not None
+        assert (known.evidence.device, known.evidence.ratio) == ("md127", pytest.approx(1.0))
+        assert (known.parameters["copies"], known.parameters["drive_bytes_ratio"]) == (2, ratio)
+        assert (known.parameters["least_drive_share"], known.parameters["most_drive_share"]) == (0.8, 1.6)
+    assert "copies" not in by_name["scaling.raid0-xfs.4.fio-libaio.write.bandwidth"].parameters
+    share = by_name["scaling.raid10-xfs.4.fio-libaio.write.efficiency"]
+    assert (share.value, share.parameters["against"]) == (pytest.approx(0.5), "raid0-xfs.1.fio-libaio.write")
+    lost = by_name["scaling.raid10-xfs.4.fio-libaio.write.raid10_over_raid0"]
+    assert (lost.value, lost.parameters["decided"]) == (pytest.approx(0.5), True)
+    assert by_name["scaling.raid10-xfs.4.fio-libaio.read.raid10_over_raid0"].value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("direction", "on_drives", "due"), [("write", 1.0, 2), ("read", 1.5, 1)])
+def test_a_mirror_whose_drives_moved_something_else(direction: str, on_drives: float, due: int) -> None:
+    assert judge(figures.case(mirrored(), {"mode": "blank"}, [], [])).status == "pass"
+    verdict = judge(figures.case(mirrored(**{direction: on_drives}), {"mode": "blank"}, [], []))
+    assert verdict.status == "unproven"
+    (reason,) = verdict.reasons
+    assert f"its drives counted {on_drives:.3f} bytes for each that was claimed, and {due} are due" in reason
+
+
+def test_what_a_level_costs_is_said_with_its_setting() -> None:
+    record = record_of(mirrored())
+    text = shown(record)
+    assert "raid10-xfs, fio-libaio - 4.00 50%" in text
+    assert (
+        "write: its array counted 1.0000 to 1.0000 of the bytes, its drives 2.0000 to 2.0000, 2 due: at most 50%"
+        in text
+    )
+    assert "share something" not in text, "half is what the copies leave"
+    (sentence,) = view(record).advice
+    assert "RAID10 and RAID0 (`raid_array_level: 10` and `0`) differ by reads +0.0 %" in sentence
+    assert "writes -50.0 %" in sentence
+    assert sentence.endswith("so RAID0 is the faster where that is decided.")
+    slow = {**mirrored(), **rows_of(row("raid10-xfs", 4, "write", scaled(1.5)))}
+    assert "4 drives give 1.50 times one of 2 that the copies leave: they share something" in shown(record_of(slow))
+
+
+def test_the_links_bind_a_mirrors_writes_at_half() -> None:
+    known = record_of(mirrored())
+    ceiling = builders.measurement(CEILING, 8.1 * GB)
+    text = shown(known.model_copy(update={"measurements": [*known.measurements, ceiling]}))
+    assert "raid10-xfs, fio-libaio, write: what binds is the drives' links, 99% of what they carry" in text
 
 
 def test_nothing_measured_is_no_pass() -> None:

@@ -19,6 +19,7 @@ from hidden_files import nobody_hides
 from programs import need_program
 from skips import no_loops
 from tunetool.bench.drives import made, volume
+from tunetool.bench.drives.layouts import LAYOUTS
 from tunetool.bench.drives.volume import BareDrive
 from tunetool.errors import CannotJudge
 from tunetool.node.common.commands import run
@@ -172,8 +173,7 @@ def benched(drive: Drive, monkeypatch: pytest.MonkeyPatch, did: list[bool]) -> N
     monkeypatch.setattr(volume, "_mounted", writing(drive, did))
     monkeypatch.setattr(made, "undone", lambda entry: None)
     monkeypatch.setattr(made.Made, "_tell", lambda self: None)
-    layout: Any = SimpleNamespace(striped=False, file_system="xfs")
-    with volume.volume(layout, [BareDrive(drive)], made.Made(pytest.fail), Path("/")):
+    with volume.volume(LAYOUTS["xfs-per-drive"], [BareDrive(drive)], made.Made(pytest.fail), Path("/")):
         pass
 
 

@@ -275,6 +275,8 @@ WRONG: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "--drives A,A": "names a serial twice",
         "--target full --layout raid0-xfs": "`--layout` makes file systems",
         f"{DRIVE} --layout raid5-xfs": "`--layout raid5-xfs` is not a layout",
+        f"{DRIVE} --layout raid10-xfs": "`--layout raid10-xfs` over 2 drives: RAID10 needs at least 4",
+        f"{DRIVE} --layout raid1-xfs --counts 1": "`--layout raid1-xfs` over 1 drive: RAID1 needs at least 2",
         f"{DRIVE} --counts 1,3": "`--counts 3`: there are 2 drives",
         "--target full --virtual 65": "`--virtual 65` is too many",
         "--target full --virtual 1 --engines nope": "`nope` is not an engine",

@@ -61,14 +61,26 @@ def refuse_unless_blank(members: list[Drive], deep: bool = False) -> None:
         refuse(drive, "holds %s" % held_there[0] if held_there else None)
 
 
-def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None, level: str = DEFAULT) -> None:
-    """Create the array. Without --run, mdadm asks if it sees something on a drive, gets no answer and stops."""
+def create(
+    name: str,
+    chunk: int,
+    members: list[Drive],
+    uuid: str | None = None,
+    level: str = DEFAULT,
+    assume_clean: bool = False,
+) -> None:
+    """Create the array. Without --run, mdadm asks if it sees something on a drive, gets no answer and stops.
+
+    ``assume_clean``: md makes no copies alike first. Only for an array that is thrown away and of which nothing is read
+    that was not written: the copies of anything else may differ.
+    """
     run(
         ["mdadm", "--create", "/dev/md/" + name, *LEVELS[level].create_arguments(chunk)]
         # One drive is a mistake to mdadm, unless it reads this before the number. It still asks about what it sees.
         + (["--force"] if len(members) == 1 else [])
         + ["--metadata=1.2", "--name=" + name, "--raid-devices=%d" % len(members)]
         + (["--uuid=" + uuid] if uuid else [])
+        + (["--assume-clean"] if assume_clean else [])
         + [drive.path for drive in members]
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tunetool.bench.drives.layouts import COMPARED, FILES, RAW
+from tunetool.bench.drives.layouts import ALONE, COMPARED, FILES, RAW
 from tunetool.bench.drives.samples import Cell, Row
-from tunetool.measure.evidence import doubt, obstacles
+from tunetool.measure.evidence import HIGHEST, LOWEST, doubt, obstacles
 from tunetool.measure.figure import What, measured
 from tunetool.measure.rounds import Ratio, compared, ratio
 from tunetool.measure.tester import ceiling_of, cpu_share
@@ -40,17 +40,27 @@ def _of_row(row: Row, rows: Rows, conditions: Mapping[str, Scalar]) -> Iterator[
         "repeated_samples": row.repeated.taken,
         "least_drive_share": round(least, 4),
         "most_drive_share": round(most, 4),
+        **_copies(row),
         **cpu_share(spent, row.threads),
         **ceiling_of(row.ceiling),
     }
     layer = "drive" if cell.layout == RAW else "filesystem"
     what = What(FORM, "bandwidth", row.program, row.stack.medium, BANDWIDTH, cell.labels, layer, parameters)
     yield measured(what, row.stack, readings, [reading.bandwidth for reading in readings])
-    base = rows.get(cell._replace(drives=1))
+    alone = (cell._replace(layout=name, drives=1) for name in (cell.layout, *ALONE.get(cell.layout, ())))
+    base = next((rows[each] for each in alone if each in rows), None)
     if base is not None and base is not row:
         # Of the sum that so many drives alone would give.
         share = ratio(base.cell.key, base.seconds_a_byte(cell.drives), row.seconds_a_byte())
         yield from _ratio(EFFICIENCY, row, share, conditions)
+
+
+def _copies(row: Row) -> dict[str, Scalar]:
+    """Of a mirror: on how many drives a byte lies, and what the drives themselves counted for each claimed one."""
+    known = row.drive_bytes()
+    if row.copies == 1 or not known:
+        return {}
+    return {"copies": row.copies, "drive_bytes_ratio": round(sum(known) / len(known), 4)}
 
 
 def _compared(name: str, rows: Rows, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -74,6 +84,18 @@ def _ratio(name: str, row: Row, to_base: Ratio | None, conditions: Mapping[str, 
     }
     what = What(FORM, "ratio", row.program, row.stack.medium, name, cell.labels, parameters=parameters)
     return compared(what, to_base)
+
+
+def _not_as_copied(row: Row) -> list[str]:
+    """Why the bytes of a mirror did not move as it keeps them: its array's counters do not tell."""
+    wrong = [each for each in row.drive_bytes() if not LOWEST * row.due <= each <= HIGHEST * row.due]
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda each: abs(each - row.due))
+    return [
+        f"{row.cell.key}: its drives counted {worst:.3f} bytes for each that was claimed, and {row.due} are due: "
+        "md made copies alike, or something else used the drives; run it again"
+    ]
 
 
 def taken_down(mode: str, count: int, problems: Sequence[str]) -> list[CheckResult]:
@@ -114,6 +136,8 @@ def unproven(rows: Rows) -> list[str]:
         line = doubt(row.stack, row.cell.direction, counted, row.program)
         if line:
             known.append(f"{row.cell.key}: {line}")
+        if row.copies > 1:
+            known += _not_as_copied(row)
         silent = row.stack.silent
         known += [f"`{name}` counts nothing: run `echo 1 > /sys/block/{name}/queue/iostats`" for name in silent]
     return list(dict.fromkeys(known))

@@ -36,6 +36,8 @@ from tunetool.measure.worker import Missing
 from tunetool.node.array.create import members_by_serial, refuse_unless_blank
 from tunetool.node.common import manifest
 from tunetool.node.common.commands import CommandError, run
+from tunetool.node.common.files import read_text
+from tunetool.node.common.raid_levels import Level
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_count, format_size
@@ -62,7 +64,7 @@ Mode = Literal["standing", "blank", "virtual"]
 _ROOM: Mapping[Mode, str] = {
     "standing": "free some, or use another `--target`",
     "blank": "use larger drives",
-    "virtual": f"use a larger `--virtual-size`: {format_size(4 * _LEAST)} or more",
+    "virtual": "use a larger `--virtual-size`: {least} or more",
 }
 _FEWER = "use fewer `--counts`, or `sysctl fs.aio-max-nr=1048576`"
 
@@ -102,18 +104,16 @@ def plan(request: Request, environment: Mapping[str, str]) -> Plan:
     drives = _blank(request.serials) if mode == "blank" else ()
     known = len(drives) or request.virtual or (len(stack.leaves) if stack else 0)
     wanted = _counts(request, known)
-    layouts, left_out = _layouts(request, mode, wanted)
+    volumes, left_out = _volumes(request, mode, wanted, known)
     chosen = choose(ENGINES, request.engines_of(request.engines, DRIVES_ENGINES))
     parallelism = default_parallelism(os.cpu_count() or 1)
-    each = _bytes_per_drive(request, mode, drives, stack)
+    each = _bytes_per_drive(request, mode, drives, stack, max((_copies(*volume) for volume in volumes), default=1))
     file_bytes = each // (2 * JOBS_A_DRIVE) // MIB * MIB
     io_bytes = _io_bytes(each, max(wanted), parallelism)
     usable, installed, without = _engines(chosen, request, environment, io_bytes)
     if mode == "standing" and stack is not None:
         volumes, raw = _standing(stack, wanted)
         left_out = [*left_out, *raw]
-    else:
-        volumes = tuple(itertools.product(layouts, wanted))
     return Plan(
         mode, volumes, tuple(usable), (*left_out, *without), file_bytes, io_bytes, parallelism, drives, stack, installed
     )
@@ -204,21 +204,42 @@ def _counts(request: Request, known: int) -> list[int]:
     return sorted(set(request.counts)) or counts(known)
 
 
-def _layouts(request: Request, mode: Mode, wanted: Sequence[int]) -> tuple[list[str], list[CheckResult]]:
-    """Those that can be made here, and a check for each other."""
+def _volumes(
+    request: Request, mode: Mode, wanted: Sequence[int], known: int
+) -> tuple[tuple[tuple[str, int], ...], list[CheckResult]]:
+    """The layouts that can be made here with their numbers of drives, of ``known`` ones, and a check for each other."""
     if mode == "standing":
-        return [], []
+        return (), []
     for name in request.layouts:
         if name not in LAYOUTS:
             raise UsageProblem(f"`--layout {name}` is not a layout", f"known: {', '.join(LAYOUTS)}")
-    usable, left_out = [], []
-    for name in dict.fromkeys(request.layouts or DEFAULT):
-        obstacle, remedy = _obstacle(name, mode, request, max(wanted))
+    names = list(dict.fromkeys(request.layouts or DEFAULT))
+    lacking = {(name, count): LAYOUTS[name].lacks(count) for name, count in itertools.product(names, wanted)}
+    if all(lacking.values()):
+        (name, count), why = list(lacking.items())[-1]
+        possible = [each for each in range(1, known + 1) if not LAYOUTS[name].lacks(each)]
+        raise UsageProblem(
+            f"`--layout {name}` over {format_count(count, 'drive')}: {why}",
+            f"`--counts {possible[-1]}`" if possible else "name more drives, or another `--layout`",
+        )
+    usable: list[tuple[str, int]] = []
+    left_out = []
+    for name in names:
+        possible = [count for count in wanted if not lacking[name, count]]
+        obstacle, remedy = _obstacle(name, mode, request, max(possible, default=0))
         if obstacle:
             left_out.append(skip(f"layout.{name}", "this layout is made and measured", obstacle, remedy))
-        else:
-            usable.append(name)
-    return usable, left_out
+            continue
+        usable += [(name, count) for count in possible]
+        for count in wanted:
+            if why := lacking[name, count]:
+                left_out.append(skip(f"layout.{name}.{count}", "this layout is made and measured", why, ""))
+    return tuple(usable), left_out
+
+
+def _copies(layout: str, drives: int) -> int:
+    """On how many drives of this volume each byte lies; 1 of one that is not made."""
+    return LAYOUTS[layout].copies(drives) if layout in LAYOUTS else 1
 
 
 def _obstacle(name: str, mode: Mode, request: Request, drives: int) -> tuple[str, str]:
@@ -232,12 +253,17 @@ def _obstacle(name: str, mode: Mode, request: Request, drives: int) -> tuple[str
     missing = [program for program in programs(layout, drives) if find(program) is None]
     if missing:
         return f"`{missing[0]}` is not installed", f"install it: {install_line(*missing)}"
-    if layout.striped and drives > 1 and not Path("/proc/mdstat").exists() and not _loads("raid0"):
-        return "this kernel has no md RAID0", "rehearse it on a virtual node: `tunetool lab up`"
+    if (level := layout.array(drives)) and not _has_md(level):
+        return f"this kernel has no md {level}", "rehearse it on a virtual node: `tunetool lab up`"
     known = Path("/proc/filesystems").read_text().split()
     if layout.file_system not in known and not _loads(layout.file_system):
         return f"this kernel has no {layout.file_system}", "see `modprobe`"
     return "", ""
+
+
+def _has_md(level: Level) -> bool:
+    """Whether the kernel has this level: built in, loaded, or as a module, which it loads now."""
+    return f"[{level.name}]" in (read_text("/proc/mdstat") or "") or _loads(level.name)
 
 
 def _loads(module: str) -> bool:
@@ -305,8 +331,13 @@ def _standing(stack: BlockStack, wanted: Sequence[int]) -> tuple[tuple[tuple[str
     return (*((RAW, each) for each in wanted), (ARRAY, count), files), []
 
 
-def _bytes_per_drive(request: Request, mode: Mode, drives: Sequence[BareDrive], stack: BlockStack | None) -> int:
-    """Bytes of files on each drive. Raises ``UsageProblem``, and ``CannotJudge`` where they do not fit."""
+def _bytes_per_drive(
+    request: Request, mode: Mode, drives: Sequence[BareDrive], stack: BlockStack | None, copies: int
+) -> int:
+    """Bytes of files for each drive, which lie on at most ``copies`` drives. Raises ``UsageProblem``, and
+    ``CannotJudge`` where they do not fit."""
+    # A drive gets a quarter full, with the copies of a mirror at most half.
+    parts = max(4, 2 * copies)
     if mode == "virtual":
         assert request.target is not None  # noqa: S101  (by the mode)
         room, each = free_bytes(request.target), request.virtual_bytes
@@ -316,9 +347,9 @@ def _bytes_per_drive(request: Request, mode: Mode, drives: Sequence[BareDrive], 
                 f"`{request.target}` has {format_size(room)}",
                 "free some, or use fewer or smaller ones: `--virtual-size`",
             )
-        most = each // 4
+        most = each // parts
     elif mode == "blank":
-        most = drives[0].drive.size_bytes // 4
+        most = drives[0].drive.size_bytes // parts
     else:
         assert request.target is not None  # noqa: S101  (by the mode)
         assert stack is not None  # noqa: S101
@@ -326,7 +357,7 @@ def _bytes_per_drive(request: Request, mode: Mode, drives: Sequence[BareDrive], 
     if most < _LEAST:
         raise CannotJudge(
             f"a drive's files take {format_size(_LEAST)} or more, and there is room for {format_size(most)}",
-            _ROOM[mode],
+            _ROOM[mode].format(least=format_size(parts * _LEAST)),
         )
     chosen = min(_LARGEST, most) if request.bytes_per_drive is None else request.bytes_per_drive
     if chosen < _LEAST or chosen > most:
@@ -355,7 +386,8 @@ def announcement(request: Request, planned: Plan) -> list[str]:
     fio = sum(engine in FIO for engine in planned.engines)
     samples = sum(fio if layout in (RAW, ARRAY) else both for layout, _ in planned.volumes)
     made = planned.mode != "standing"
-    seconds = samples * (request.duration + _START) + made * len(planned.volumes) * (_MAKE + files / _GUESS)
+    making = sum(_MAKE + files * _copies(*volume) / _GUESS for volume in planned.volumes) if made else 0.0
+    seconds = samples * (request.duration + _START) + making
     names = ", ".join(f"{layout} over {drives}" for layout, drives in planned.volumes) or "nothing"
     lines.append(f"measures {names}, by {', '.join(planned.engines) or 'no engine'}")
     lines.append(
@@ -384,7 +416,9 @@ def _makes(request: Request, planned: Plan, files: int) -> list[str]:
             "file systems on these, again and again; all of it is removed afterwards"
         ]
     serials = ", ".join(f"`{each.drive.serial}`" for each in planned.drives)
+    copies = max((_copies(*volume) for volume in planned.volumes), default=1)
+    mirrored = f" (of a mirror, {copies} times that)" if copies > 1 else ""
     return [
         f"makes file systems on {serials}, which are blank, again and again, writes {format_size(files)} of files to "
-        "each, and leaves the drives blank"
+        f"each{mirrored}, and leaves the drives blank"
     ]

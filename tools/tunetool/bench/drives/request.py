@@ -16,7 +16,7 @@ PREREQUISITES = ("fio",)
 KIND = "bench.drives"
 FIGURES = {
     "B/s": ("bandwidth", "ceiling"),
-    "1": ("efficiency", "xfs_over_ext4"),
+    "1": ("efficiency", "xfs_over_ext4", "raid0_over_per_drive", "raid10_over_raid0", "raid1_over_raid0"),
 }
 """Figures of its records, by unit."""
 
@@ -26,10 +26,10 @@ class Request(StartingPython, InRounds):
     """Measure how bandwidth grows with the number of drives, and which layout and file system is faster.
 
     With `--target`: reads the member drives of the array under a directory, 1, 2, 4 ... at once, where this run's own
-    files lie, and writes through files only. With `--drives`: makes RAID0 or single drives with XFS and ext4 on drives
-    that are blank, and leaves them blank. With `--virtual`: the same on loop devices. By fio and by DeepSpeed's handle,
-    to memory and, where there is a GPU, to its memory. The drives' own counters prove the bytes. Writes a record and a
-    page into the runs directory.
+    files lie, and writes through files only. With `--drives`: makes RAID0, RAID10, RAID1 or single drives with XFS and
+    ext4 on drives that are blank, and leaves them blank. With `--virtual`: the same on loop devices. By fio and by
+    DeepSpeed's handle, to memory and, where there is a GPU, to its memory. The drives' own counters prove the bytes.
+    Writes a record and a page into the runs directory.
 
     Exit codes: 0 measured and proven; 2 the call was wrong; 3 it could not be measured or proven.
     """
@@ -59,7 +59,8 @@ class Request(StartingPython, InRounds):
         default="",
         metavar="NAME,...",
         show_default=False,
-        help="Layouts to make: raid0-xfs, raid0-ext4, xfs-per-drive, ext4-per-drive. Default: the first three.",
+        help="Layouts to make: raid0-xfs, raid0-ext4, xfs-per-drive, ext4-per-drive, raid10-xfs (4, 6, 8 ... drives), "
+        "raid1-xfs (2 or more). Default: the first three.",
     )
     counts: tuple[int, ...] = option(
         "--counts", type=COUNTS, default=(), metavar="N,...", show_default=False, help="Numbers of drives. "

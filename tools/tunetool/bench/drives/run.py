@@ -170,10 +170,12 @@ class _Drives:
         def opened(layout: str, drives: int) -> Iterator[_Volume]:
             chosen = self.bare[:drives]
             self.session.progress.say(f"{layout} over {drives}: is made")
-            with volume(LAYOUTS[layout], chosen, made, self.base) as directories:
+            with volume(LAYOUTS[layout], chosen, made, self.base) as made_now:
                 kind = "loop device on disk" if self.plan.mode == "virtual" else "nvme"
                 medium = LAYOUTS[layout].medium(drives, kind)
-                stack = stack_of([each.drive for each in chosen], medium, directories[0])
+                mirror = made_now.array if LAYOUTS[layout].copies(drives) > 1 else None
+                directories = made_now.directories
+                stack = stack_of([each.drive for each in chosen], medium, directories[0], mirror)
                 held = _Volume(layout, drives, stack, directories)
                 self._lay_out(held)
                 yield held

@@ -44,9 +44,15 @@ _PUBLISHED = ("drives", "read, GB/sec", "write, GB/sec")
 _WORDS = {
     "xfs_over_ext4": ("XFS", "ext4"),
     "raid0_over_per_drive": ("RAID0", "a file system on each drive"),
+    "raid10_over_raid0": ("RAID10", "RAID0"),
+    "raid1_over_raid0": ("RAID1", "RAID0"),
 }
 """By the figure's name, what is compared with what."""
-_SETTINGS = {"raid0_over_per_drive": " (`raid_array_groups: all` and `drive`)"}
+_SETTINGS = {
+    "raid0_over_per_drive": " (`raid_array_groups: all` and `drive`)",
+    "raid10_over_raid0": " (`raid_array_level: 10` and `0`)",
+    "raid1_over_raid0": " (`raid_array_level: 1` and `0`)",
+}
 """What chooses between them on a node."""
 _VIRTUAL = " for virtual drives, which are files of one disk and say nothing of others"
 
@@ -71,6 +77,11 @@ class Curve:
     def best(self) -> Measurement:
         """Over the most drives."""
         return self.bandwidths[max(self.bandwidths)]
+
+    @property
+    def copies(self) -> int:
+        """How many drives get each byte that is written, over the most of them; 1 of what is read."""
+        return int(self.best.parameters.get("copies", 1)) if self.direction == "write" else 1
 
     @property
     def efficiency(self) -> Measurement | None:
@@ -161,14 +172,32 @@ def _notes(record: Record, known: Sequence[Curve]) -> Iterator[str]:
         )
         media = dict.fromkeys(curve.best.medium for curve in known)
         yield "; ".join(media)
-        ratios = [each.evidence.ratio for curve in known for each in curve.bandwidths.values() if each.evidence]
-        counted = [ratio for ratio in ratios if ratio is not None]
-        if counted:
+        plain = [each for curve in known for each in curve.bandwidths.values() if "copies" not in each.parameters]
+        if counted := _ratios(plain):
             yield f"evidence: block, each drive's own counters: {min(counted):.4f} to {max(counted):.4f} of the bytes"
+        yield from _of_mirrors(known)
     yield from _binds(record, known)
     for check in record.checks:
         if check.status == "skip" and "layout" in check.labels:
             yield _left_out(check)
+
+
+def _of_mirrors(known: Sequence[Curve]) -> Iterator[str]:
+    """The evidence of mirrors: each byte once on the array, and its copies on the drives."""
+    for curve in known:
+        bandwidths = [each for each in curve.bandwidths.values() if "copies" in each.parameters]
+        drives = [float(each.parameters["drive_bytes_ratio"]) for each in bandwidths]
+        if counted := _ratios(bandwidths):
+            limit = f": at most {1 / curve.copies:.0%} of N times one" if curve.copies > 1 else ""
+            yield (
+                f"{curve.title}, {curve.direction}: its array counted {min(counted):.4f} to {max(counted):.4f} of the "
+                f"bytes, its drives {min(drives):.4f} to {max(drives):.4f}, {curve.copies} due{limit}"
+            )
+
+
+def _ratios(figures: Sequence[Measurement]) -> list[float]:
+    """Counted bytes for each claimed one."""
+    return [each.evidence.ratio for each in figures if each.evidence and each.evidence.ratio is not None]
 
 
 def _left_out(check: CheckResult) -> str:
@@ -182,15 +211,23 @@ def _binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:
     whole = max(_counts(known), default=0)
     for curve in known:
         # The ceiling is that of all drives.
-        limit = what_limits(curve.best, ceiling if max(curve.bandwidths) == whole else None)
+        carried = ceiling / curve.copies if ceiling is not None and max(curve.bandwidths) == whole else None
+        limit = what_limits(curve.best, carried)
         if limit is not None:
             yield f"{curve.title}, {curve.direction}: what binds is {limit}"
-        elif (share := curve.efficiency) is not None and share.parameters["decided"] and share.value < 1:
+        elif (share := curve.efficiency) is not None and share.parameters["decided"] and _below(share, curve.copies):
+            left = f" of {max(curve.bandwidths) / curve.copies:g} that the copies leave" if curve.copies > 1 else ""
             yield (
                 f"{curve.title}, {curve.direction}: {max(curve.bandwidths)} drives give "
-                f"{share.value * max(curve.bandwidths):.2f} times one: they share something (a link, cores, one disk "
-                "below them)"
+                f"{share.value * max(curve.bandwidths):.2f} times one{left}: they share something (a link, cores, "
+                "one disk below them)"
             )
+
+
+def _below(share: Measurement, copies: int) -> bool:
+    """Whether a share, which is decidedly not 1, is also below what the copies of each byte leave of it."""
+    highest = share.confidence.high if share.confidence and copies > 1 else share.value
+    return highest < 1 / copies
 
 
 def _advice(known: Sequence[Curve]) -> list[str]:

@@ -13,8 +13,10 @@ from tunetool.bench.drives.layouts import CHUNK, MOUNT_OPTIONS, Layout, mkfs
 from tunetool.bench.drives.made import Made, down_to_here, loops_over, settle, virtual_drive
 from tunetool.errors import CannotJudge
 from tunetool.node.array.create import create, members_by_serial, refuse_unless_blank, settled
+from tunetool.node.array.md_arrays import Array
 from tunetool.node.common.commands import CommandError, run
 from tunetool.node.common.files import read_int, read_text
+from tunetool.node.common.raid_levels import Level
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.node.machine.drive_contents import UnreadableDevice, read_signatures
@@ -24,6 +26,16 @@ from tunetool.node.machine.held_drives import held
 VIRTUAL = "virtual-{number}"
 _ARRAY = "tunetool_bench"
 LOOP, NVME = "loop", "nvme"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A layout that is made and mounted."""
+
+    directories: Sequence[Path]
+    """One for each drive."""
+    array: str | None = None
+    """Kernel name."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +83,13 @@ def virtual_drives(made: Made, directory: Path, count: int, size: int) -> list[B
     return drives
 
 
-def stack_of(drives: Sequence[Drive], medium: str, directory: Path | None = None) -> BlockStack:
-    """The storage on these drives, whose own counters are the proof."""
+def stack_of(
+    drives: Sequence[Drive], medium: str, directory: Path | None = None, mirror: str | None = None
+) -> BlockStack:
+    """The storage on these drives, whose own counters are the proof.
+
+    ``mirror``: the array over them, if it keeps a byte on several: claimed bytes are those of its own counters then.
+    """
     leaves = tuple(
         Leaf(
             name=drive.name,
@@ -88,12 +105,13 @@ def stack_of(drives: Sequence[Drive], medium: str, directory: Path | None = None
         directory=str(directory or drives[0].path),
         mount=None,
         fs_type="",
-        device=None,
+        device=mirror,
         device_number=number,
         medium=medium,
         leaves=leaves,
-        redundant=False,
+        redundant=mirror is not None,
         in_memory=False,
+        device_iostats=mirror is None or read_int(f"/sys/block/{mirror}/queue/iostats") != 0,
     )
 
 
@@ -106,7 +124,7 @@ def _counted_by(drive: Drive, directory: Path | None) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) -> Iterator[list[Path]]:
+def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) -> Iterator[Opened]:
     """File systems on drives that are blank at this moment: a directory for each drive. Raises ``CannotJudge``."""
     # mount(8) shows where a path leads, and what is taken down is looked for by that.
     base = base.resolve()
@@ -117,12 +135,13 @@ def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) ->
             refuse_unless_blank(drives, deep=True)
             uuids = [str(uuid4()) for _ in range(len(drives) + 1)]
             made.note("labels", drives=[each.noted for each in bare], uuids=uuids, given_back=[], seen=[])
-            if layout.striped and len(drives) > 1:
-                device = _array(drives, uuids, made)
-                if old := read_signatures([Path(device).name]):
+            array = None
+            if level := layout.array(len(drives)):
+                array = _array(level, drives, uuids, made)
+                if old := read_signatures([array.device]):
                     # What an array over the same drives once held: mkfs.ext4 would overwrite it without a question.
                     raise CannotJudge(f"the drives hold {old[0]}, which an array over them shows: they are not blank")
-                root = _mounted(layout, device, uuids[0], len(drives), made, base / "volume")
+                root = _mounted(layout, array.path, uuids[0], len(drives), made, base / "volume")
                 directories = [root / f"part-{number}" for number in range(1, len(drives) + 1)]
                 for directory in directories:
                     directory.mkdir()
@@ -132,7 +151,7 @@ def volume(layout: Layout, bare: Sequence[BareDrive], made: Made, base: Path) ->
                     # Making the one before took its time; mkfs.ext4 asks nobody where it has no terminal.
                     refuse_unless_blank([drive], deep=True)
                     directories.append(_mounted(layout, drive.path, uuid, 1, made, base / f"volume-{number}"))
-        yield directories
+        yield Opened(directories, array.device if array else None)
 
 
 def as_they_are(bare: Sequence[BareDrive]) -> list[Drive]:
@@ -153,18 +172,27 @@ def as_they_are(bare: Sequence[BareDrive]) -> list[Drive]:
     return drives
 
 
-def _array(drives: Sequence[Drive], uuids: Sequence[str], made: Made) -> str:
+def _array(level: Level, drives: Sequence[Drive], uuids: Sequence[str], made: Made) -> Array:
     made.note("array", members=[drive.name for drive in drives], uuids=list(uuids))
     digits = uuids[-1].replace("-", "")
-    create(_ARRAY, CHUNK, list(drives), ":".join(digits[start : start + 8] for start in range(0, 32, 8)))
+    uuid = ":".join(digits[start : start + 8] for start in range(0, 32, 8))
+    # `site.yml` never assumes that, and its new mirror makes its copies alike for hours, which takes I/O from whatever
+    # is measured meanwhile. Nor would freezing it do: md reads what is not alike yet from the first copy alone. This
+    # array is thrown away, and everything that is read of it was written to both copies before.
+    create(_ARRAY, CHUNK, list(drives), uuid, level.name, assume_clean=level.redundant)
     array = settled(drives[0].name)
     if array is None:
         raise CannotJudge("`mdadm --create` reported success, but there is no array", "see `dmesg | tail`")
-    return array.path
+    if array.sync is not None:
+        raise CannotJudge(
+            f"the new array `{array.device}` does a `{array.sync.action}`, which takes its drives",
+            "see `mdadm --version`: it did not take `--assume-clean`",
+        )
+    return array
 
 
-def _mounted(layout: Layout, device: str, uuid: str, members: int, made: Made, path: Path) -> Path:
-    run(mkfs(layout.file_system, device, uuid, members), timeout=1800)
+def _mounted(layout: Layout, device: str, uuid: str, drives: int, made: Made, path: Path) -> Path:
+    run(mkfs(layout, device, uuid, drives), timeout=1800)
     settle()
     made.note("directory", path=str(path))
     path.mkdir(mode=0o700)
