@@ -51,7 +51,7 @@ def killed(lab: Lab, arguments: str) -> None:
         f"({BENCH} {arguments} --rounds 1000 --bytes-per-drive 64MiB >/tmp/said 2>&1 & "
         "echo $! > /tmp/pid); until ls /tmp/tunetool-*/volume/part-2/data.1 2>/dev/null; do sleep 1; done; "
         f"kill -{int(signal.SIGKILL)} $(cat /tmp/pid); "
-        "while pgrep -f '[s]weeper.py'; do sleep 1; done"
+        "while pgrep -f '[j]anitor.py'; do sleep 1; done"
     )
     lab.ssh("node1", script)
 
