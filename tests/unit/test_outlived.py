@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,72 @@ def test_an_errand_without_a_lock_keeps_none_from_a_child(tmp_path: Path) -> Non
     assert isinstance(foreign, ForeignLock)
     assert isinstance(other, Outcome)
     assert other.messages == [{"n": 1}]
+
+
+def test_a_child_that_ended_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Another call at its errand, as the last one here, does not wait for what hangs beside it."""
+    answers = Errand(lambda say: say(n=1), "x")
+    hangs = Errand(lambda say: time.sleep(1000), "hangs")
+    first, _, last = in_children([answers, hangs, answers], 3, str(tmp_path))
+    assert isinstance(first, Outcome)
+    assert isinstance(last, Outcome)
+    assert (first.messages, last.messages) == ([{"n": 1}], [{"n": 1}])
+
+
+def open_handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_broken_message_is_an_error_of_its_errand_alone(tmp_path: Path) -> None:
+    def break_it(say: Say) -> None:
+        for handle in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(handle, b"no message\n")
+
+    before = open_handles()
+    broken, other = in_children([Errand(break_it, "a"), Errand(lambda say: say(n=1), "b")], 5, str(tmp_path))
+    assert isinstance(broken, OSError)
+    assert isinstance(other, Outcome)
+    assert other.messages == [{"n": 1}]
+    assert open_handles() == before
+
+
+def test_a_full_lock_directory_is_an_error_of_its_errand(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    long = Errand(lambda say: say(n=1), "a", lambda messages, ended: {"step": "x" * 5000 if messages else ""})
+    before = open_handles()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        full, other = in_children([long, Errand(lambda say: say(n=1), "b")], 5, str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(full, OSError)
+    assert isinstance(other, Outcome)
+    assert other.messages == [{"n": 1}]
+    assert open_handles() == before
+
+
+def test_what_was_said_while_nobody_listened_counts(tmp_path: Path) -> None:
+    """This process may be stopped, or get no core, until patience is over: that is no silence of the child."""
+
+    def stop(*_: object) -> None:
+        (tmp_path / "stopped").touch()
+        while not (tmp_path / "said").exists():
+            time.sleep(0.01)
+        time.sleep(1.1)
+
+    def act(say: Say) -> None:
+        os.kill(os.getppid(), signal.SIGUSR1)
+        while not (tmp_path / "stopped").exists():
+            time.sleep(0.01)
+        say(done=True)
+        (tmp_path / "said").touch()
+
+    earlier = signal.signal(signal.SIGUSR1, stop)
+    try:
+        assert in_a_child(act, "x", 1, directory=str(tmp_path)).messages == [{"done": True}]
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
 
 
 def test_volumes_that_hang_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from .waiting import wait_for
 _REAP_SECONDS = 1.0
 _PAUSE = 0.05
 """Seconds between two tries to start a child where another call is at the same errand."""
+_LONGEST = 1 << 20
+"""Bytes that are taken of a child that says more than it is listened to."""
 Say = Callable[..., None]
 """Sends a message: its names and values, as JSON has them."""
 Messages = Sequence[Mapping[str, Any]]
@@ -90,8 +92,8 @@ def in_children(
             each.open(directory)
         _attend(children, patience)
     finally:
-        _end([each.pid for each in children if each.pid])
         outcomes = [each.close() for each in children]
+        _reap([each.pid for each in children if each.pid])
     return outcomes
 
 
@@ -105,6 +107,7 @@ class _Child:
         self.until = 0.0
         """When patience with it ends, once it was started."""
         self.error: Union[OSError, ForeignLock, None] = None
+        self._outcome: Union[Outcome, OSError, ForeignLock, None] = None
         self._lock: FileLock | None = None
         self._is_locked = False
         self._text = b""
@@ -154,8 +157,26 @@ class _Child:
         self._text += part
         self.ended = not part
 
+    def read_rest(self) -> None:
+        """Take what it has said already: this process may have been stopped until patience was over."""
+        os.set_blocking(self.reading, False)
+        with contextlib.suppress(BlockingIOError):
+            while not self.ended and len(self._text) < _LONGEST:
+                self.read()
+
     def close(self) -> Union[Outcome, OSError, ForeignLock]:
-        """What came of it; the lock is its own from now on."""
+        """End it; what came of it. The lock is free from now on, unless nothing can end it."""
+        if self._outcome is None:
+            try:
+                self._outcome = self._closed()
+            except OSError as error:
+                self._outcome = error
+        return self._outcome
+
+    def _closed(self) -> Union[Outcome, OSError, ForeignLock]:
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         if self.reading >= 0:
             os.close(self.reading)
         if self._lock is None:
@@ -165,7 +186,10 @@ class _Child:
                 return self.error
             if not self.pid:
                 return _earlier(lock)
-            messages = [json.loads(line) for line in self._text.split(b"\n")[:-1]]
+            try:
+                messages = [json.loads(line) for line in self._text.split(b"\n")[:-1]]
+            except ValueError:
+                return OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
             _sign(lock, self.until - self._patience, self.errand.note(messages, self.ended))
             return Outcome(messages, self.ended)
 
@@ -180,7 +204,15 @@ def _attend(children: Sequence[_Child], patience: float) -> None:
     while waiting or running:
         now = time.monotonic()
         started = [each for each in waiting if each.start()]
-        running = [each for each in running + started if each.pid and not each.ended and now < each.until]
+        running += [each for each in started if each.pid]
+        late = [each for each in running if now >= each.until and not each.ended]
+        for each in late:
+            each.read_rest()
+        over = [each for each in running if each.ended or each in late]
+        for each in over:
+            # Now: another call may be at the errand of one that answered, while others here hang.
+            each.close()
+        running = [each for each in running if each not in over]
         waiting = [each for each in waiting if each not in started] if now < last else []
         if not waiting and not running:
             return
@@ -230,11 +262,8 @@ def _begin(writing: int, lock: int) -> Say:
     return say
 
 
-def _end(children: Sequence[int]) -> None:
-    """End them. One that nothing can end is left: it holds its lock, and init reaps it."""
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+def _reap(children: Sequence[int]) -> None:
+    """Reap them. One that nothing can end is left: it holds its lock, and init reaps it."""
     left = set(children)
 
     def reaped() -> bool:
