@@ -233,8 +233,9 @@ class Losses:
     """The largest of a first step."""
     largest: float
     """The largest of any step."""
-    by_chance: float | None
-    """The largest between two rounds of one path, which read the same bytes; None where no path has two rounds."""
+    by_chance: Sequence[float] | None
+    """Of each path, the largest between two of its rounds, which read the same bytes; None where a path has no two
+    that can be compared."""
 
 
 def compare_losses(row: Row) -> Losses | None:
@@ -243,17 +244,19 @@ def compare_losses(row: Row) -> Losses | None:
     if not shared:
         return None
     apart = [_apart(row.samples["memory"][number], row.samples["bulk"][number]) for number in shared]
-    again = [
-        max(_apart(*pair))
-        for path in PATHS
-        for pair in combinations((row.samples[path][number] for number in shared), 2)
-    ]
+    again = [_within([row.samples[path][number] for number in shared]) for path in PATHS]
     return Losses(
         steps=sum(map(len, apart)),
         first=max(each[0] for each in apart),
         largest=max(map(max, apart)),
-        by_chance=max(again) if again else None,
+        by_chance=[max(each) for each in again] if all(again) else None,
     )
+
+
+def _within(rounds: Sequence[Sample]) -> list[float]:
+    """Relative differences between the rounds of one path. Other steps, or a loss that is no number, show nothing of
+    what chance does."""
+    return [each for pair in combinations(rounds, 2) for each in _apart(*pair) if isfinite(each)]
 
 
 def _apart(one: Sample, other: Sample) -> list[float]:
