@@ -101,6 +101,13 @@ def test_a_record_that_fell_short_of_an_expectation_still_counts() -> None:
     assert (first.text, reaches(node, [first])) == ("44GBps", True)
 
 
+def test_a_note_of_a_pass_is_no_problem() -> None:
+    verdict = judge(Case(judged="work", notes=["array.numa: `S1` on 1"]))
+    assert (verdict.status, verdict.kinds) == ("pass", ["note"])
+    (node,) = nodes_of(verified("n1", 50e9, 25e9, verdict=verdict))
+    assert node.problem is None
+
+
 @pytest.mark.parametrize(
     ("reason", "counts"),
     [("random read 4k 1 MIOPS is below 5 MIOPS: see x", True), ("array.members: one is gone", False)],

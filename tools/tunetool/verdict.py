@@ -139,9 +139,10 @@ def judge(case: Case) -> Verdict:
 
 
 def first_problem(judged: Verdict | FleetHost) -> str | None:
-    """The first reason that is about more than how figures compare with expectations; that of no kind is, too."""
-    kinds = judged.kinds or []
-    return next((each for each, kind in zip_longest(judged.reasons, kinds) if kind != "expectation"), None)
+    """The first reason that is about more than how figures compare with expectations, and no note; that of no kind is,
+    too."""
+    pairs = zip_longest(judged.reasons, judged.kinds or [])
+    return next((each for each, kind in pairs if kind not in ("expectation", "note")), None)
 
 
 def status_of(measurement: Measurement, expectation: Expectation, tolerance: float = 0.0) -> Status:
