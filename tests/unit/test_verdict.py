@@ -221,6 +221,21 @@ def test_exactly_the_expectation_is_enough() -> None:
     assert judge(Case(measurements=[figure(50e9)], expectations=[wanted(50e9)])).status == "pass"
 
 
+def volume(name: str, drives: str, value: float) -> Measurement:
+    own = figure(value)
+    more = {"name": f"{own.name}.{name}", "labels": {**own.labels, "volume": name}, "parameters": {"drives": drives}}
+    return own.model_copy(update=more)
+
+
+def test_a_volume_of_drives_unknown_leaves_no_share_to_judge() -> None:
+    """Of how many drives the other's are a part is not known then."""
+    total = figure(10e9).model_copy(update={"parameters": {"drives": "S1, S2"}})
+    case = Case([total, volume("numa0", "S1, S2", 5e9), volume("numa1", "", 5e9)], [wanted(9e9)])
+    assert judge(case).status == "pass", judge(case).reasons
+    known = Case([total, volume("numa0", "S1", 5e9), volume("numa1", "S2", 4e9)], [wanted(9e9)])
+    assert judge(known).status == "fail"
+
+
 def test_without_expectation_nothing_is_judged() -> None:
     verdict = judge(Case(measurements=[figure(50e9)], checks=[check("pass")]))
     assert verdict.status == "unproven"

@@ -221,14 +221,14 @@ def serials_of(figure: Measurement) -> Sequence[str]:
 
 
 def shares(measurements: Sequence[Measurement], expectations: Sequence[Expectation]) -> list[Share]:
-    """What is expected of each of several volumes; nothing where there is one, or where drives are not known."""
+    """What is expected of each of several volumes; nothing where there is one, or where drives of one are not known."""
     by_name = {measurement.name: measurement for measurement in measurements}
     found = []
     for wanted in expectations:
         total = by_name.get(wanted.name)
         volumes = volumes_of(measurements, total) if total is not None else []
-        if total is not None and (of_drives := len(serials_of(total))):
-            found += [Share(total, each, wanted, of_drives) for each in volumes if serials_of(each)]
+        if total is not None and all(map(serials_of, [total, *volumes])):
+            found += [Share(total, each, wanted, len(serials_of(total))) for each in volumes]
     return found
 
 
