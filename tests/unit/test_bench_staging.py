@@ -291,7 +291,7 @@ DRIFTED = [2.5, 2.25, 2.0, 1.72]
         "no number in one",
     ],
 )
-def test_what_rounds_of_one_path_differ_by_is_no_difference_of_paths(
+def test_what_rounds_of_one_path_differ_by_is_no_difference(
     memory: list[list[float]], bulk: list[list[float]], status: str, found: str
 ) -> None:
     row = Row("single", 1, 1, GB, GB)
@@ -301,7 +301,7 @@ def test_what_rounds_of_one_path_differ_by_is_no_difference_of_paths(
     assert (check.status, found in check.found) == (status, True), check
 
 
-def test_an_overflow_in_one_round_excuses_no_difference_of_paths() -> None:
+def test_an_overflow_in_one_round_excuses_no_difference() -> None:
     overflowed, wrong = [2.5, float("nan"), 2.0, 1.75], [2.5, 2.25, 2.0, 0.5]
     row = Row("single", 1, 1, GB, GB)
     for path, rounds in (("memory", [overflowed, wrong]), ("bulk", [overflowed, LOSSES])):

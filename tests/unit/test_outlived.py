@@ -120,7 +120,7 @@ def open_handles() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_broken_message_is_an_error_of_its_errand_alone(tmp_path: Path) -> None:
+def test_a_broken_message_is_an_error_of_one_errand(tmp_path: Path) -> None:
     def break_it(say: Say) -> None:
         for handle in range(3, 20):
             with contextlib.suppress(OSError):
