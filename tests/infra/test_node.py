@@ -158,6 +158,10 @@ def test_one_screen_and_its_recording_show_what_was_built(host: Host) -> None:
     for document in (seen, later):
         document["memory"].pop("available")
         document.pop("source")
+        # The first look was written to a file before the second was taken.
+        assert [volume.pop("free_bytes") > 0 for volume in document["filesystems"] if volume["mount_point"] == "/"] == [
+            True
+        ]
     assert later == seen
 
 
