@@ -65,6 +65,42 @@ def test_ctrl_c_ends_a_command(
     assert done.stderr.splitlines()[-1] == "interrupted"
 
 
+_ENDED_TOO = """
+import multiprocessing, time
+from tunetool.checkpoint import exporting
+
+def as_it_begins(name, do):
+    work = getattr(exporting, name)
+    def call(futures):
+        do(futures)
+        return work(futures)
+    setattr(exporting, name, call)
+
+def interrupt(futures):
+    while sum(each.running() for each in futures) < 3:  # as many as the pool hands out to two processes
+        time.sleep(0.01)
+    signal.raise_signal(signal.SIGTERM)
+
+def end(futures):
+    for each in multiprocessing.active_children():
+        each.kill()
+
+# SIGTERM for a whole group of processes: the one that waits gets it, and then those that write.
+as_it_begins("wait_briefly", interrupt)
+as_it_begins("until_all_over", end)
+"""
+
+
+def test_export_ends_though_its_processes_are_ended_meanwhile(tmp_path: Path) -> None:
+    # More files than processes take at once.
+    state = {f"tensor{number}": torch.zeros(300_000) for number in range(9)}
+    dcp.save(state, storage_writer=DirectWriter(tmp_path / "step_5"), planner=DirectSavePlanner(), no_dist=True)
+    given = _EXPORT.format(step=tmp_path / "step_5", tier=tmp_path).split()
+    done = ended_command(_ENDED_TOO, "checkpoint", *given)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")
+    assert [path.name for path in tmp_path.iterdir()] == ["step_5"]
+
+
 _SAVES = """
 import torch
 from tunetool.checkpoint import Saver

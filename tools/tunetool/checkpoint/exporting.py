@@ -235,8 +235,8 @@ def _write_files(export: Export, step: Path, hidden: Path, described: Any, tick:
             "a process of the export was ended from outside", "look at `dmesg | tail` for a lack of memory"
         ) from None
     finally:
+        # None is cancelled: where a process is ended from outside, such a future is never over.
         stopping.value = 1
-        uninterrupted(lambda: [future.cancel() for future in futures])
         until_all_over(futures)  # until one more Ctrl-C
         uninterrupted(pool.shutdown)
 
@@ -253,6 +253,9 @@ def _begin(parent: int, step: Path, hidden: Path, written: Any, stopping: Any) -
 
 
 def _write_here(writer: FileWriter, written: Any, stopping: Any, file: File) -> int:
+    if stopping.value:
+        return 0
+
     def advance(count: int) -> bool:
         with written.get_lock():
             written.value += count
