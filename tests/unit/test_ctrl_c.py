@@ -183,6 +183,26 @@ except KeyboardInterrupt:
     assert said(program) == ["interrupted", "ended"]
 
 
+def test_all_handlers_are_put_back_though_ctrl_c_comes_then() -> None:
+    program = """
+from tunetool import ctrl_c
+ours = lambda number, frame: None
+signal.signal(signal.SIGTERM, ours)
+put, pressed = signal.signal, []
+def putting(number, handler):
+    put(number, handler)
+    if handler is signal.default_int_handler and not pressed:
+        pressed.append(number)
+        signal.raise_signal(signal.SIGINT)
+signal.signal = putting
+try:
+    ctrl_c.uninterrupted(lambda: None)
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGTERM) is ours)
+"""
+    assert said(program) == ["interrupted True"]
+
+
 def test_of_timers_only_that_of_a_lost_ctrl_c_waits() -> None:
     program = """
 from tunetool import ctrl_c

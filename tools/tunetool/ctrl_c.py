@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
@@ -70,7 +70,7 @@ def uninterrupted(act: Callable[[], T], undo: Callable[[T], None] = lambda _: No
     is_over = False
 
     def keep(number: int, frame: FrameType | None) -> None:
-        if is_over:  # another that came as the handlers were put back has left this one in its place
+        if is_over:  # several that came as the handlers were put back have left this one in its place
             signal.signal(number, before[signal.Signals(number)])
             signal.raise_signal(number)
         else:
@@ -86,10 +86,11 @@ def uninterrupted(act: Callable[[], T], undo: Callable[[T], None] = lambda _: No
                 signal.signal(number, keep)
         done.append(act())
     finally:
-        is_over = True
         try:
-            for replaced, handler in before.items():
-                signal.signal(replaced, handler)
+            try:
+                _put_back(before)
+            finally:
+                is_over = True
             for each in came:
                 signal.raise_signal(each)
         except BaseException:
@@ -97,6 +98,20 @@ def uninterrupted(act: Callable[[], T], undo: Callable[[T], None] = lambda _: No
                 undo(made)
             raise
     return done[0]
+
+
+def _put_back(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object] | int]) -> None:
+    """All of them, and only then what a signal raises that comes meanwhile."""
+    came: BaseException | None = None
+    for _ in range(3):
+        try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            break
+        except BaseException as error:
+            came = error
+    if came is not None:
+        raise came
 
 
 def until(wait: Callable[[float], bool]) -> None:
