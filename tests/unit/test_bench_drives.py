@@ -462,6 +462,13 @@ def test_what_a_level_costs_is_said_with_its_setting() -> None:
     assert "4 drives give 1.50 times one of 2 that the copies leave: they share something" in shown(record_of(slow))
 
 
+def test_reads_of_a_mirror_that_md_does_not_share_out_evenly() -> None:
+    slow = {**mirrored(), **rows_of(row("raid10-xfs", 4, "read", scaled(2.4)))}
+    text = shown(record_of(slow))
+    assert "4 drives give 2.40 times one: md read one of them up to 1.60 times as much as its part" in text
+    assert "share something" not in text
+
+
 def test_the_links_bind_a_mirrors_writes_at_half() -> None:
     known = record_of(mirrored())
     ceiling = builders.measurement(CEILING, 8.1 * GB)

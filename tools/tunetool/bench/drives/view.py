@@ -54,6 +54,8 @@ _SETTINGS = {
     "raid1_over_raid0": " (`raid_array_level: 1` and `0`)",
 }
 """What chooses between them on a node."""
+_EVEN = 1.1
+"""Of an equal part of a mirror's reads, which md shares out: more on one drive holds up the others."""
 _VIRTUAL = " for virtual drives, which are files of one disk and say nothing of others"
 
 
@@ -219,9 +221,18 @@ def _binds(record: Record, known: Sequence[Curve]) -> Iterator[str]:
             left = f" of {max(curve.bandwidths) / curve.copies:g} that the copies leave" if curve.copies > 1 else ""
             yield (
                 f"{curve.title}, {curve.direction}: {max(curve.bandwidths)} drives give "
-                f"{share.value * max(curve.bandwidths):.2f} times one{left}: they share something (a link, cores, "
-                "one disk below them)"
+                f"{share.value * max(curve.bandwidths):.2f} times one{left}: {_why_less(curve)}"
             )
+
+
+def _why_less(curve: Curve) -> str:
+    """Why drives give less than they would alone, where no link and no program binds them."""
+    parameters = curve.best.parameters
+    most = float(parameters.get("most_drive_share", 1.0))
+    if curve.direction == "read" and "copies" in parameters and most > _EVEN:
+        # The others wait for it.
+        return f"md read one of them up to {most:.2f} times as much as its part"
+    return "they share something (a link, cores, one disk below them)"
 
 
 def _below(share: Measurement, copies: int) -> bool:
