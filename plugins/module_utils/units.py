@@ -154,5 +154,6 @@ def _scaled(count: float, step: int, units: tuple[str, ...]) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """``1 host``, ``2 hosts``."""
-    return "%d %s%s" % (number, noun, "" if number == 1 else "s")
+    """``1 host``, ``2 hosts``, ``2 processes``."""
+    plural = "es" if noun.endswith("s") else "s"
+    return "%d %s%s" % (number, noun, "" if number == 1 else plural)

@@ -515,6 +515,33 @@ def test_an_interruption_waits_until_the_tensors_are_copied(tmp_path: Path, monk
     assert holds(saver.wait(), 1)
 
 
+def test_a_wait_that_was_interrupted_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, begun, let_go, finish = (
+        Saver([tmp_path]),
+        threading.Event(),
+        threading.Event(),
+        writer_module.DirectWriter.finish,
+    )
+
+    def late(*arguments: Any) -> Any:
+        assert begun.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert let_go.wait(60)
+        return finish(*arguments)
+
+    def wait() -> None:
+        begun.set()
+        saver.wait()
+        time.sleep(60)
+
+    monkeypatch.setattr(writer_module.DirectWriter, "finish", late)
+    saver.save_async(state(1), 1)
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    let_go.set()
+    assert holds(saver.wait(), 1)
+
+
 def resident() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024

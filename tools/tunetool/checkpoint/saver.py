@@ -33,7 +33,7 @@ from tunetool.checkpoint.saver_replicas import SaverReplicas
 from tunetool.checkpoint.stager import Hold, marks, memory_of
 from tunetool.checkpoint.torch_call import TorchCall, taking_part
 from tunetool.checkpoint.writer import DirectWriter, Saved
-from tunetool.ctrl_c import uninterrupted, until, until_over
+from tunetool.ctrl_c import uninterrupted, until, until_all_over
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 ANSWER_WITHIN = 1200.0
@@ -285,9 +285,12 @@ class Saver:
 
     def wait(self) -> Path | None:
         """Wait for the last `save_async`. Returns the directory of its step; None if there was none, or no place took
-        it. Raises as `save` does."""
+        it. Raises as `save` does. Ctrl-C ends the wait and not the save: call it again."""
+        if self._saving is None:
+            return None
+        until_all_over([self._saving])
         saving, self._saving = self._saving, None
-        return until_over(saving) if saving else None
+        return saving.result()
 
     def close(self) -> None:
         """`wait`, at the end of training."""
