@@ -41,6 +41,7 @@ options:
     description:
       - RV(volumes) as tunetool.node.scratch_filesystem returned it, in place of O(array), O(members) and O(filesystem)
         where it is not empty.
+      - One with C(left) is broken. It is written as it was, is not checked, and a warning names it.
     type: list
     elements: dict
     default: []
@@ -122,14 +123,16 @@ checks:
 import json  # noqa: E402  (Ansible wants the documentation first)
 import os  # noqa: E402
 from dataclasses import asdict  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import Any, Collection  # noqa: E402
 
+from ..module_utils.array.drive_volumes import broken_text  # noqa: E402
 from ..module_utils.audit.manifest_checks import BY_ID, LATER, WAITS, WARNS, run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, as_results, built_manifest, diff_entry, known_manifest  # noqa: E402
 from ..module_utils.common.files import closed, content, open_directory, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, SCHEMA_OF_SEVERAL, dump, each_volume, write  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.machine.drives import read_drives  # noqa: E402
 from ..module_utils.play.convergence import AnsibleModule, Words, change, in_one_line, line_of, look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
@@ -169,7 +172,8 @@ def main() -> None:
     # Before the lock: the owner's volume may hang, and with it whoever waits for this node.
     with in_one_line(module, words):
         storage = storage_of(module.params)
-        tuned = _tuned(module, each_volume(storage)[0][1]["filesystem"]["mount_point"])
+        # A look at one that is broken fails.
+        tuned = _tuned(module, each_volume(_without(storage, broken_of(module)))[0][1]["filesystem"]["mount_point"])
     document, result = change(module, lambda: write_manifest(module, storage, tuned), words)
     if module.check_mode:
         module.exit_json(**result)
@@ -228,7 +232,8 @@ def write_manifest(
 
 def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any]) -> None:
     """Check the node against its manifest and end the module: with failure where something is not as asked."""
-    checks = run_checks(document)
+    left = broken_of(module)
+    checks = run_checks(_without(document, left))
     nothing = (LATER, WAITS) if document["reboot_required"] else (LATER,)
     bad = [check for check in checks if check.status == FAIL and BY_ID[check.id].building not in nothing]
     failed = [check for check in bad if BY_ID[check.id].building != WARNS]
@@ -238,16 +243,35 @@ def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any
         module.fail_json(msg="built, but not as asked:\n" + "\n".join(lines), **result)
     for check in bad:
         module.warn("%s: found %s. hint: %s" % (check.id, check.found, check.remedy))
+    present = {drive.serial for drive in read_drives()} if left else set()
+    for name, serials in left.items():
+        module.warn(broken_text(name, serials, present))
     for reason in module.params["reboot_reasons"]:
         module.warn("reboot required: %s" % reason)
     module.exit_json(**result)
+
+
+def broken_of(module: AnsibleModule) -> dict[str, list[str]]:
+    """Serials of the drives of each volume that is broken, and that was left alone, by its name."""
+    volumes = module.params["volumes"]
+    return {
+        each["name"]: [member["serial"] for member in each["array"]["members"]] for each in volumes if each.get("left")
+    }
+
+
+def _without(document: dict[str, Any], left: Collection[str]) -> dict[str, Any]:
+    """The manifest, or its parts, of a node that has only the other volumes."""
+    if not left:
+        return document
+    return dict(document, volumes=[each for each in document["volumes"] if each["name"] not in left])
 
 
 def storage_of(wanted: dict[str, Any]) -> dict[str, Any]:
     """The manifest's parts `array` and `filesystem`. Raises ``Refusal``."""
     if not wanted["volume"]:
         if wanted["volumes"]:
-            return {"volumes": wanted["volumes"]}
+            # What is broken is said by the run, and found by each check.
+            return {"volumes": [{key: each[key] for key in each if key != "left"} for each in wanted["volumes"]]}
         if wanted["array"] is None:
             raise Refusal("neither `array` nor `volume` is given. hint: the roles that build the volume come first")
         return {"array": dict(wanted["array"], members=wanted["members"]), "filesystem": wanted["filesystem"]}

@@ -130,7 +130,7 @@ table:
   type: str
 """
 
-from dataclasses import dataclass  # noqa: E402  (Ansible wants the documentation first)
+from dataclasses import dataclass, replace  # noqa: E402  (Ansible wants the documentation first)
 from typing import Any, Mapping, Sequence  # noqa: E402
 
 from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
@@ -169,7 +169,10 @@ from ..module_utils.array.drive_volumes import (  # noqa: E402
     groups_of,
     in_order,
     known_volumes,
+    left_alone,
     named,
+    part_left_alone,
+    standing,
 )
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.numa_volumes import found_volumes, grouped, moved  # noqa: E402
@@ -412,6 +415,12 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     drives = [with_capacity(drive, formats.get(drive.name)) for drive in drives]
     allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
     known = several_known(drives, contents, wanted["array"])
+    left = left_alone(known)
+    if left:
+        # Noted by the run that made another volume anew; the drives of the rest are known.
+        known = standing(known)
+        gone = sum(len(volume.serials) for volume in left)
+        criteria = replace(criteria, serials=tuple(known), count=criteria.count - gone)
     consent = Consent(
         plan=wanted["plan"],
         wipes=allowed,
@@ -445,7 +454,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     }
     built = built_manifest()
     unlike = layout_difference(built, wanted["array"]["groups"]) if built else None
-    several = several_of(selection, wanted, known, chunk) if groups != ALL else Several(ALL)
+    several = several_of(selection, wanted, known, chunk, left) if groups != ALL else Several(ALL)
     blockers = [str(unlike)] if unlike else [*several.problems, *build_obstacles(wanted, selection, chunk, several)]
     if wanted["plan"]:
         action, reason = (
@@ -526,8 +535,14 @@ class Several:
     """Whether any drive is."""
 
 
-def several_of(selection: Selection, wanted: dict[str, Any], known: Mapping[str, AnyVolume], chunk: int) -> Several:
-    """``known``: those that are there, or that were noted."""
+def several_of(
+    selection: Selection,
+    wanted: dict[str, Any],
+    known: Mapping[str, AnyVolume],
+    chunk: int,
+    left: Sequence[AnyVolume] = (),
+) -> Several:
+    """``known``: those that are there, or that were noted; ``left``: those that are broken, and are left alone."""
     groups, drives = wanted["array"]["groups"], {drive.serial: drive for drive in selection.selected}
     if selection.problem:
         return Several(groups)
@@ -553,6 +568,7 @@ def several_of(selection: Selection, wanted: dict[str, Any], known: Mapping[str,
     for volume in [] if problems else volumes:
         new = not kept.issuperset(volume.serials)
         parts.append(volume.part([drives[serial] for serial in volume.serials], new, made=not new))
+    parts += map(part_left_alone, left)
     return Several(groups, parts, problems, shown, bool(away))
 
 

@@ -77,7 +77,7 @@ array:
 volumes:
   description:
     - Where there are several, every one with its C(name), its C(array) as the manifest holds it, and C(new) where
-      it is yet to be made; else empty.
+      it is yet to be made; else empty. One with C(left) is broken, and is left alone.
   returned: success
   type: list
   elements: dict
@@ -121,8 +121,11 @@ from ..module_utils.array.drive_volumes import (  # noqa: E402
     in_order,
     kept_volumes,
     known_volumes,
+    left_alone,
     named,
     note,
+    part_left_alone,
+    standing,
 )
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, examine, read_arrays  # noqa: E402
@@ -181,6 +184,7 @@ def converge_several(module: AnsibleModule) -> dict[str, object]:
     serials = {drive.name: drive.serial for drive in members}
     signatures = read_signatures(list(serials))
     known = known_volumes(groups=groups)
+    left, known = left_alone(known), standing(known)
     if groups == NUMA and not known:
         known = found_volumes(_examined(module, list(serials)), serials, module.params["name"])
     # What the plan gives up is kept by nobody, whoever made it.
@@ -204,7 +208,7 @@ def converge_several(module: AnsibleModule) -> dict[str, object]:
     if module.check_mode:
         _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
     elif new:
-        _begin_several(module, volumes, kept, new, hashes)
+        _begin_several(module, volumes, left, kept, new, hashes)
     if not module.check_mode:
         for on_array, facts, step, _ in arrays:
             _settle(module, facts, step, on_array)
@@ -238,16 +242,22 @@ def converge_several(module: AnsibleModule) -> dict[str, object]:
             "level": parts[0]["array"]["level"],
             "chunk_bytes": parts[0]["array"]["chunk_bytes"],
         },
-        "volumes": parts,
+        "volumes": sorted([*parts, *map(part_left_alone, left)], key=lambda each: (len(each["name"]), each["name"])),
         "data_members": len(parts[0]["array"]["members"]),
         "diff": ledger.diff,
     }
 
 
 def _begin_several(
-    module: AnsibleModule, volumes: Sequence[AnyVolume], kept: set[str], new: list[Drive], hashes: dict[str, str]
+    module: AnsibleModule,
+    volumes: Sequence[AnyVolume],
+    left: Sequence[AnyVolume],
+    kept: set[str],
+    new: list[Drive],
+    hashes: dict[str, str],
 ) -> None:
-    """Note the volumes, wipe what the plan names, and create the arrays over the ``new`` drives."""
+    """Note the volumes, wipe what the plan names, and create the arrays over the ``new`` drives. ``left``: broken ones,
+    which stay noted."""
     doomed = [drive for drive in new if drive.serial in hashes]
     with held(new):
         _refuse_unless_ready(doomed, [drive for drive in new if drive not in doomed], hashes)
@@ -256,7 +266,7 @@ def _begin_several(
             # A manifest that is left is of no drive here: an owner's volume, or one that cannot be read.
             forget_volume()
         # First: after an interruption the file systems and the arrays are ours by their UUIDs.
-        note(volumes)
+        note([*volumes, *left])
         if doomed:
             refuse_unless_wipeable(doomed, hashes)
             wipe(doomed)

@@ -99,7 +99,9 @@ filesystem:
   returned: success
   type: dict
 volumes:
-  description: Where there are several, each as the manifest holds it; else empty.
+  description:
+    - Where there are several, each as the manifest holds it; else empty. One with C(left) is broken, and was left
+      alone.
   returned: success
   type: list
   elements: dict

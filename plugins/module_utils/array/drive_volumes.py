@@ -11,8 +11,8 @@ import json
 import os
 import re
 import uuid
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Mapping, Sequence, Union
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Collection, Mapping, Sequence, Union
 
 from ..common.drift import known_manifest
 from ..common.files import content, replace_file
@@ -36,6 +36,8 @@ class DriveVolume:
     serial: str
     uuid: str
     """Of its file system."""
+    as_built: Mapping[str, Any] | None = field(default=None, compare=False)
+    """The manifest's part of it, while it is broken and another one is made anew: it is left alone."""
     level: ClassVar[str] = SINGLE.name
 
     @property
@@ -66,6 +68,8 @@ class ArrayVolume:
     """The array's name."""
     level: str
     chunk_bytes: int
+    as_built: Mapping[str, Any] | None = field(default=None, compare=False)
+    """As that of a ``DriveVolume``."""
 
     def carried_by(self, drive: str, signature: Signature) -> bool:
         """Whether what lies on the drive of this kernel name is the label of the volume's array."""
@@ -134,6 +138,36 @@ def in_order(volumes: Mapping[str, AnyVolume]) -> list[AnyVolume]:
     return sorted(dict.fromkeys(volumes.values()), key=lambda volume: (len(volume.name), volume.name))
 
 
+def left_alone(volumes: Mapping[str, AnyVolume]) -> list[AnyVolume]:
+    """Those of the volumes that are broken, and that a run leaves alone which makes another one anew."""
+    return [volume for volume in in_order(volumes) if volume.as_built is not None]
+
+
+def standing(volumes: Mapping[str, AnyVolume]) -> dict[str, AnyVolume]:
+    """The others, by the serials of their drives."""
+    return {serial: volume for serial, volume in volumes.items() if volume.as_built is None}
+
+
+def part_left_alone(volume: AnyVolume) -> dict[str, Any]:
+    """For the modules after this one, which pass it on into the manifest as it was: ``left`` tells it from others."""
+    return {**(volume.as_built or {}), "name": volume.name, "new": False, "left": True}
+
+
+def broken_text(name: str, serials: Sequence[str], present: Collection[str]) -> str:
+    """What to say of a volume that is left alone. ``serials``: of its drives; ``present``: of those on the node."""
+    gone = [serial for serial in serials if serial not in present]
+    cure = (
+        "replace it next: `ansible-playbook tunetool.node.replace_drive -e replace_drive_old_serial=%s -e "
+        "replace_drive_new_serial=NEW`" % gone[0]
+        if len(gone) == 1
+        else "put them back, or tear down and build again"
+        if gone
+        else "run `tunetool provision`"
+    )
+    missing = " without %s" % ", ".join("`%s`" % serial for serial in gone) if gone else ""
+    return "volume `%s` is broken%s, and was left alone. hint: %s" % (name, missing, cure)
+
+
 def _of_manifest(name: str, array: Mapping[str, Any]) -> AnyVolume:
     serials = tuple(member["serial"] for member in array["members"])
     if array["level"] == SINGLE.name:
@@ -143,10 +177,13 @@ def _of_manifest(name: str, array: Mapping[str, Any]) -> AnyVolume:
 
 def _of_note(row: Mapping[str, Any]) -> AnyVolume:
     name, drawn = str(row["name"]), str(row["uuid"])
+    as_built = row.get("as_built")
+    if not isinstance(as_built, (dict, type(None))):
+        raise TypeError("as_built")
     if "serials" not in row:
-        return DriveVolume(name, str(row["serial"]), drawn)
+        return DriveVolume(name, str(row["serial"]), drawn, as_built)
     serials = tuple(str(serial) for serial in row["serials"])
-    return ArrayVolume(name, serials, drawn, str(row["array"]), str(row["level"]), int(row["chunk_bytes"]))
+    return ArrayVolume(name, serials, drawn, str(row["array"]), str(row["level"]), int(row["chunk_bytes"]), as_built)
 
 
 def named(serials: Sequence[str], known: Mapping[str, AnyVolume]) -> list[AnyVolume]:
@@ -175,7 +212,8 @@ def kept_volumes(volumes: Sequence[AnyVolume], serials: Mapping[str, str], signa
 def note(volumes: Sequence[AnyVolume], root: str = "/") -> None:
     """Write which volumes there are, or remove that where there are none. Raises ``OSError``."""
     if volumes:
-        replace_file(_path(root), json.dumps([asdict(volume) for volume in volumes], indent=2) + "\n")
+        rows = [{key: value for key, value in asdict(volume).items() if value is not None} for volume in volumes]
+        replace_file(_path(root), json.dumps(rows, indent=2) + "\n")
     elif os.path.exists(_path(root)):
         os.unlink(_path(root))
 

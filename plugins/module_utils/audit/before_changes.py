@@ -268,6 +268,8 @@ def _obstacles_of_several(
     several = Volumes(dict(wanted, volumes=volumes), found, root)
     _collect(found, several.around)
     for each in volumes:
+        if each.get("left"):
+            continue
         volume = several.volume(each)
         if volume.array is None and not each["new"]:
             continue  # what is on an array, and so which line in fstab is its own, is known once it is assembled

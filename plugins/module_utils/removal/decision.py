@@ -113,6 +113,8 @@ class Removal:
     """Where there are several volumes, those that go."""
     noted: tuple[AnyVolume, ...] = ()
     """For a replacement there: the volumes as they will be."""
+    left: tuple[AnyVolume, ...] = ()
+    """For a replacement there: other volumes that are broken too, which it leaves alone."""
     note: str = "nothing to remove"
     """The message in that case."""
 

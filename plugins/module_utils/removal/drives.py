@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import Sequence
+from typing import Any, Sequence
 
 from ..array.create import drawn_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
-from ..array.drive_volumes import ArrayVolume, DriveVolume, in_order
+from ..array.drive_volumes import AnyVolume, ArrayVolume, DriveVolume, in_order
 from ..array.md_arrays import Superblock
 from ..array.present import as_array
 from ..common.manifest import each_volume
@@ -144,12 +144,28 @@ def _hash(drive: Drive, machine: Machine) -> str:
     return digest(["drive", drive.serial, drive.size_bytes, drive.lba_bytes, sorted(labels)])
 
 
+def broken_beside(machine: Machine, old: str) -> list[AnyVolume]:
+    """Volumes without the drive ``old`` that lack one of theirs, with the manifest's part of each; without it where
+    nothing has that: such a one could not be known again."""
+    present = {drive.serial for drive in machine.drives}
+    parts: dict[str, Any] = {each["name"]: each for each in (machine.manifest or {}).get("volumes", ())}
+    return [
+        replace(volume, as_built=parts.get(volume.name, volume.as_built))
+        for volume in in_order(machine.volumes)
+        if old not in volume.serials and not present.issuperset(volume.serials)
+    ]
+
+
 def after_swap(removal: Removal, machine: Machine, old: str, new: str) -> Removal:
     """With the volumes as they will be noted: the new drive has the place of the old one in its volume, which gets a
-    UUID of its own. The old one may come back to the node, and a line in fstab would then mount either."""
+    UUID of its own. The old one may come back to the node, and a line in fstab would then mount either. Those that are
+    ``left`` are noted with the manifest's part of them."""
     gone = machine.volumes[old]
-    noted = [each for each in in_order(machine.volumes) if each != gone]
+    left = {volume.name: volume for volume in removal.left}
+    noted = [left.get(each.name, replace(each, as_built=None)) for each in in_order(machine.volumes) if each != gone]
     if isinstance(gone, ArrayVolume):
         serials = tuple(new if serial == old else serial for serial in gone.serials)
-        return replace(removal, noted=(*noted, replace(gone, serials=serials, uuid=drawn_uuid())))
-    return replace(removal, noted=(*noted, replace(gone, serial=new, uuid=str(uuid.uuid4()))))
+        anew: AnyVolume = replace(gone, serials=serials, uuid=drawn_uuid(), as_built=None)
+    else:
+        anew = replace(gone, serial=new, uuid=str(uuid.uuid4()), as_built=None)
+    return replace(removal, noted=(*noted, anew))

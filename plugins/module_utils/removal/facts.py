@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from ..array.drive_volumes import ALL, groups_of, known_volumes
+from ..array.drive_volumes import ALL, broken_text, groups_of, known_volumes
 from ..array.md_arrays import examine, read_arrays
 from ..common.manifest import built_members, load
 from ..machine.drive_contents import (
@@ -84,7 +84,7 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
         return removal.note
     volume = removal.volume
     if removal.places:
-        return "\n".join([*_of_several(removal), *_ends(removal, in_the_way)])
+        return "\n".join([*_of_several(removal), *_left_alone(removal), *_ends(removal, in_the_way)])
     lines = ["would be lost: array `%s` UUID %s" % (volume.name, volume.uuid)]
     if removal.holds:
         lines += ["  with %s" % what for what in removal.holds]
@@ -130,6 +130,11 @@ def _of_several(removal: Removal) -> list[str]:
                 used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
                 lines.append("  mounted at `%s`, %s used" % (place.mount_point, format_size(used)))
     return lines
+
+
+def _left_alone(removal: Removal) -> list[str]:
+    present = {row.drive.serial for row in removal.decisions}
+    return [broken_text(volume.name, volume.serials, present) for volume in removal.left]
 
 
 def _ends(removal: Removal, in_the_way: list[str]) -> list[str]:

@@ -8,12 +8,12 @@ from typing import Mapping, Sequence
 from ..array.adopt_or_wipe import Consent
 from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
 from ..array.drive_selection import select
-from ..array.drive_volumes import ArrayVolume
+from ..array.drive_volumes import ArrayVolume, by_serial_of, standing
 from ..array.numa_volumes import belongs
 from ..machine.drive_contents import plain_uuid
 from ..machine.drives import Drive
 from .decision import Machine, Removal, Volume, plan_removal
-from .drives import after_swap, plan_several
+from .drives import after_swap, broken_beside, plan_several
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,27 @@ def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) 
 
 
 def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> Removal:
-    """Only the volume of the old drive goes: all others keep their data."""
+    """Only the volume of the old drive goes: all others keep their data, and one that is broken too is left alone."""
     serials = tuple(machine.volumes)
     if swap.old not in serials and swap.new in serials:
-        return _done(machine, serials, "`%s` is no longer a member, `%s` is one" % (swap.old, swap.new))
-    removal = plan_several(machine, mount_point, only=swap.old)
-    problems = [*removal.problems, *wrong_serials(serials, swap), *_more_absent(removal, swap)]
+        reason = "`%s` is no longer a member, `%s` is one" % (swap.old, swap.new)
+        return _done(machine, tuple(standing(machine.volumes)), reason)
     volume = machine.volumes.get(swap.old)
+    broken = broken_beside(machine, swap.old)
+    left = by_serial_of([each for each in broken if each.as_built is not None])
+    removal = plan_several(machine, mount_point, only=swap.old)
+    removal = replace(
+        removal,
+        left=tuple(dict.fromkeys(left.values())),
+        decisions=tuple(
+            Decision(row.drive, IGNORE, "volume `%s` is broken too, and is left alone" % left[row.drive.serial].name)
+            if row.drive.serial in left
+            else row
+            for row in removal.decisions
+        ),
+    )
+    alone = replace(removal, absent=tuple(serial for serial in removal.absent if serial not in left))
+    problems = [*removal.problems, *wrong_serials(serials, swap), *_more_absent(alone, swap)]
     problems += [
         "drive `%s` is not on the NUMA node of volume `%s`. hint: put it into a slot of that node"
         % (drive.serial, volume.name)
@@ -69,7 +83,7 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
     ]
     if problems:
         return replace(removal, problems=tuple(problems))
-    wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)
+    wanted = tuple(swap.new if serial == swap.old else serial for serial in serials if serial not in left)
     return _with_new(after_swap(replace(removal, serials=wanted), machine, swap.old, swap.new), machine, swap)
 
 
@@ -140,7 +154,9 @@ def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
         for drive in machine.drives
     ]
     consent = Consent(level=machine.level)
-    selection = select(after, {}, replace(swap.criteria, serials=removal.serials), name, machine.unreadable, consent)
+    count = swap.criteria.count - sum(len(volume.serials) for volume in removal.left)
+    criteria = replace(swap.criteria, serials=removal.serials, count=count)
+    selection = select(after, {}, criteria, name, machine.unreadable, consent)
     ruled = {row.drive.name: row for row in selection.decisions if row.drive.serial in removal.serials}
     rows = []
     for row in removal.decisions:

@@ -90,7 +90,8 @@ class TuningJob(Job):
         super().__init__(ledger, root)
         self.tuning = normal_form({name: str(asked[name] or "") for name in ARGUMENTS})
         self.serials: Sequence[str] = asked["serials"]
-        volumes: Sequence[Mapping[str, Any]] = asked.get("volumes") or ()
+        # One that is broken and left alone has nothing that could be set.
+        volumes = [each for each in asked.get("volumes") or () if not each.get("left")]
         arrays = [each["array"] for each in volumes] or [{"uuid": asked["array_uuid"], "level": ""}]
         uuids = [str(array["uuid"] or NEW_ARRAY) for array in arrays if array["level"] != SINGLE.name]
         self.array_uuids: Sequence[str] = list(dict.fromkeys(uuids))

@@ -42,6 +42,9 @@ class Volumes(Job):
         for each in self.volumes:
             if each.get("later"):
                 continue
+            if each.get("left"):
+                answers.append({key: each[key] for key in ("name", "array", "filesystem", "offload_dir", "left")})
+                continue
             with self.ledger.about(each["name"], present.get(each["name"])):
                 volume = self.volume(each)
                 self._refuse_if_gone(each, volume)
@@ -110,7 +113,9 @@ class Volumes(Job):
             refusal = "`%s` %s. hint: nothing was changed; %s" % (self.point, problem, hint)
             self.ledger.cannot("mount.around", "a directory with the volumes", problem, hint, refusal)
         else:
-            self._make([name for name in names if not os.path.isdir(os.path.join(real, name))])
+            # A look at one that is broken fails.
+            mine = [each["name"] for each in self.volumes if not each.get("left")]
+            self._make([name for name in mine if not os.path.isdir(os.path.join(real, name))])
 
     def _make(self, missing: Sequence[str]) -> None:
         after = "".join("%s/%s\n" % (self.point, name) for name in missing)
