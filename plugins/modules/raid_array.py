@@ -298,7 +298,7 @@ def _planned(
         array_name(asked["name"], volume.name), DEFAULT, parse_size(asked["chunk"]), tuple(drive.name for drive in mine)
     )
     own = dict(each_volume(manifest)).get(volume.name) if manifest else None
-    facts = _facts(module, wanted, mine, hashes, own)
+    facts = _facts(module, wanted, mine, hashes, own, volume=volume.name)
     if facts.differences is not None:
         facts = replace(facts, differences=of_volume(facts.differences, volume.name))
     return (volume, facts, *decide_build(facts))
@@ -383,6 +383,7 @@ def _facts(
     hashes: dict[str, str],
     manifest: Mapping[str, Any] | None,
     adopt: bool = False,
+    volume: str = "",
 ) -> Facts:
     """``manifest``: of a node that has this array alone."""
     superblocks = _examined(module, list(wanted.members))
@@ -392,10 +393,10 @@ def _facts(
     differences = None
     if manifest is not None and not doomed:
         serials = tuple(drive.serial for drive in members)
-        expected = Asked(wanted.name, wanted.level, wanted.chunk_bytes, serials, len(members), adopt)
+        expected = Asked(wanted.name, wanted.level, wanted.chunk_bytes, serials, len(members), adopt, volume)
         differences = array_differences(manifest, expected, arrays, superblocks, known)
     held_there = contents_text(list(doomed))
-    return Facts(wanted, tuple(members), doomed, superblocks, arrays, known, differences, held_there)
+    return Facts(wanted, tuple(members), doomed, superblocks, arrays, known, differences, held_there, volume)
 
 
 def _examined(module: AnsibleModule, names: Sequence[str]) -> dict[str, Superblock]:

@@ -13,6 +13,7 @@ from builders import nvme_drive
 from machines import ARRAY_CURES
 from tunetool.node.array import create
 from tunetool.node.array.build import ArrayRefusal, Facts, decide_build
+from tunetool.node.array.drift import Asked, compare_array
 from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine, read_arrays
 from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common.commands import CommandError, NotInstalled
@@ -291,6 +292,53 @@ def test_a_rebuild_is_read_with_its_share_and_time(tmp_path: Path) -> None:
 def test_a_second_array_of_our_name_is_refused() -> None:
     step = decide(WANTED, {}, [replace(ASSEMBLED, members=("sda", "sdb"))])
     assert step.action == "refuse"
+
+
+EMPTIED = replace(ASSEMBLED, members=(None,) * 8)
+BUILT = {"array": {"uuid": UUID, "name": "nvme_raid0_numa0", "members": [{"serial": name} for name in NAMES]}}
+OF_NUMA = Asked("nvme_raid0_numa0", "raid0", 2**20, NAMES, 8, volume="numa0")
+
+
+@pytest.mark.parametrize("state", ["clean", "broken"])
+def test_an_array_without_any_drive_says_how_to_let_it_go(state: str) -> None:
+    """It keeps its name and its UUID, and takes none of the drives that come back."""
+    emptied = replace(EMPTIED, state=state)
+    let_go = "let its name go: `mdadm --stop /dev/md127`"
+    assert not emptied.serves
+    assert let_go in str(emptied.fault)
+    for blocks in ({}, SUPERBLOCKS):
+        with pytest.raises(ArrayRefusal, match="has none of its drives any more") as caught:
+            decide_build(replace(FACTS, superblocks=blocks, arrays=[emptied]))
+        assert let_go in str(caught.value)
+    (state_of_it,) = [
+        each
+        for each in compare_array(BUILT, OF_NUMA, replace(emptied, name=OF_NUMA.name), {})
+        if each.name == "array.state"
+    ]
+    assert let_go in state_of_it.hint
+    # Drives of one that never ran are in no slot, and are there.
+    assert not replace(EMPTIED, state="inactive").empty
+
+
+@pytest.mark.parametrize(
+    ("found", "hint"),
+    [
+        ("scratch_numa0", "`raid_array_name: scratch` asks for what is there"),
+        ("data", "`mdadm --assemble /dev/md/nvme_raid0_numa0 --update=name --name=nvme_raid0_numa0` with its drives"),
+    ],
+)
+def test_one_of_several_arrays_is_never_told_to_be_adopted(found: str, hint: str) -> None:
+    blocks = {name: replace(block, name=found) for name, block in SUPERBLOCKS.items()}
+    wanted = replace(WANTED, name=OF_NUMA.name)
+    with pytest.raises(ArrayRefusal) as caught:
+        decide_build(replace(FACTS, wanted=wanted, superblocks=blocks, volume="numa0"))
+    serials = {name: name for name in NAMES}
+    remade = compare_array(BUILT, OF_NUMA, replace(ASSEMBLED, uuid="1:1:1:1", name=found), serials)
+    hints = {each.name: each.hint for each in remade}
+    assert hint in str(caught.value)
+    assert hint in hints["array.name"]
+    assert f"--update=uuid --uuid={UUID}` with its drives" in hints["array.uuid"]
+    assert "adopt" not in " ".join([str(caught.value), *hints.values()])
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.booleans())

@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 from ..common.drift import Difference, Drifted
 from ..common.refusal import Refusal
 from ..machine.drives import Drive
-from .drift import GIVE_UP
+from .drift import GIVE_UP, name_hint
 from .md_arrays import Array, Step, Superblock, Wanted, decide
 
 
@@ -34,6 +34,8 @@ class Facts:
     """Of a built node from what is asked; None where nothing was built, or where it is given up."""
     held: str = ""
     """What the doomed drives hold, a line each."""
+    volume: str = ""
+    """The name of the volume on it, where it is one of several: such a one is not adopted."""
 
     @property
     def spared(self) -> list[Drive]:
@@ -63,15 +65,23 @@ def decide_build(facts: Facts) -> tuple[Step, list[Difference]]:
         if not all(difference.mended for difference in differences):
             raise Drifted(differences)
     if step.action == "refuse" or (facts.doomed and not making):
-        only_name = len(step.reasons) == 1 and step.reasons[0].startswith("name:")
+        reasons = "; ".join(step.reasons) or "a plan cannot wipe members of an array that stays"
+        cure = "put back what is missing, or ask for what is there%s. %s" % (_by_name(facts, step), GIVE_UP)
+        emptied = [each for each in facts.arrays if making and each.name == facts.wanted.name and each.empty]
+        if emptied:
+            # What lay on it is gone with its drives: there is nothing to give up.
+            cure = "then run it again"
         raise ArrayRefusal(
-            "array `%s` is not as asked: %s. hint: nothing was changed; put back what is missing, or ask for what "
-            "is there%s. %s"
-            % (
-                facts.wanted.name,
-                "; ".join(step.reasons) or "a plan cannot wipe members of an array that stays",
-                ", with `raid_array_adopt: true` under its own name" if only_name else "",
-                GIVE_UP,
-            )
+            "array `%s` is not as asked: %s. hint: nothing was changed; %s" % (facts.wanted.name, reasons, cure)
         )
     return step, differences
+
+
+def _by_name(facts: Facts, step: Step) -> str:
+    """How to ask for an array that is as asked but for its name."""
+    if len(step.reasons) != 1 or not step.reasons[0].startswith("name:"):
+        return ""
+    if not facts.volume:
+        return ", with `raid_array_adopt: true` under its own name"
+    found = next(block.name for name, block in facts.superblocks.items() if name in facts.wanted.members)
+    return ": " + name_hint(facts.wanted.name, found, facts.volume)

@@ -12,7 +12,7 @@ from ..common.raid_levels import LEVELS
 from ..units import format_size_binary
 from .drive_volumes import groups_of
 from .initramfs_check import judge_images, mdadm_conf_path, rebuild_command
-from .md_arrays import Array, Superblock, cure_of, find
+from .md_arrays import LET_GO, Array, Superblock, cure_of, find
 from .mdadm_conf import conf_with_array
 
 ANEW = "save the data, `ansible-playbook tunetool.node.teardown`, then `tunetool provision`; or ask for what is there"
@@ -47,6 +47,8 @@ class Asked:
     """Serial numbers of the members; empty if the present drives do not make a valid selection."""
     count: int
     adopt: bool = False
+    volume: str = ""
+    """The name of the volume on it, where it is one of several: such a one is not adopted."""
 
 
 def built_array(
@@ -106,22 +108,43 @@ def compare_array(
                 manifest["array"]["uuid"],
                 str(array.uuid),
                 asked.adopt,
-                ""
-                if asked.adopt
-                else "somebody made it again. `raid_array_adopt: true` takes it as it is, with what it holds",
+                "" if asked.adopt else "somebody made it again. " + _taken(manifest["array"], array, asked.volume),
             )
         )
     if not asked.adopt:
-        cannot("array.name", asked.name, str(array.name), "`raid_array_name: %s` asks for what is there" % array.name)
+        cannot("array.name", asked.name, str(array.name), name_hint(asked.name, str(array.name), asked.volume))
     cannot("array.level", asked.level, array.level, ANEW)
     cannot("array.chunk", format_size_binary(asked.chunk_bytes), format_size_binary(array.chunk_bytes), ANEW)
     left += _members(manifest, asked, array, serials)
     cure = cure_of(array.state, array.level)
-    if array.device and cure and array.state != "inactive":
+    if array.device and array.empty:
+        cannot("array.state", "active", "without any of its drives", LET_GO % array.path)
+    elif array.device and cure and array.state != "inactive":
         cannot("array.state", "active", array.state, cure)
     if (not array.device or array.state == "inactive") and complete(array):
         left.append(Difference("array.assembled", "array `%s`" % array.name, "not assembled"))
     return left
+
+
+def _taken(built: Mapping[str, Any], array: Array, volume: str) -> str:
+    """How an array that somebody made again becomes the node's, with what it holds."""
+    if not volume:
+        return "`raid_array_adopt: true` takes it as it is, with what it holds"
+    stop = "unmount it, `mdadm --stop %s`, then " % array.path if array.device else ""
+    return (
+        "%s`mdadm --assemble /dev/md/%s --update=uuid --uuid=%s` with its drives gives it the UUID that is noted, and "
+        "keeps what it holds" % (stop, built["name"], built["uuid"])
+    )
+
+
+def name_hint(wanted: str, found: str, volume: str = "") -> str:
+    """The setting that asks for an array of this name, or what gives it the one that is asked for. ``volume``: its,
+    where it is one of several, by which their names end."""
+    end = "_" + volume if volume else ""
+    if found.endswith(end):
+        return "`raid_array_name: %s` asks for what is there" % found[: len(found) - len(end)]
+    rename = "mdadm --assemble /dev/md/%s --update=name --name=%s" % (wanted, wanted)
+    return "unmount it, `mdadm --stop` it, then `%s` with its drives renames it" % rename
 
 
 def _members(manifest: Mapping[str, Any], asked: Asked, array: Array, serials: Mapping[str, str]) -> list[Difference]:

@@ -37,6 +37,11 @@ HALTED_STATES: Mapping[str, str] = {
 """States of an array that is whole, and that somebody stopped: what they mean and what to do."""
 
 
+_STOP = "end what uses it, unmount it, and let its name go: `mdadm --stop %s`"
+LET_GO = _STOP + "; `tunetool provision` assembles it once its drives are back"
+"""What to do about an array that is empty; takes its path."""
+
+
 def cure_of(state: str, level: str) -> str | None:
     """What to do about an array of this level in this ``md/array_state``; None where it serves."""
     if state == "broken" and level in LEVELS and LEVELS[level].redundant:
@@ -102,6 +107,11 @@ class Array:
         return LEVELS[self.level].serves([member not in gone for member in self.members])
 
     @property
+    def empty(self) -> bool:
+        """Whether it was running, and every drive of it is gone. It keeps its name, and takes none of them back."""
+        return bool(self.members) and not any(self.members) and self.state not in ("inactive", "clear")
+
+    @property
     def degraded(self) -> bool:
         """Whether it serves without one of its members, or while one is filled."""
         return self.serves and (None in self.members or bool(self.rebuilding))
@@ -121,6 +131,8 @@ class Array:
     def fault(self) -> str | None:
         """Why it cannot be read and written, with the cure; None if nothing of the kernel's facts says so."""
         cure = cure_of(self.state, self.level)
+        if self.empty and not (self.level in LEVELS and LEVELS[self.level].redundant):
+            return "array `%s` has none of its drives any more: %s" % (self.device, LET_GO % self.path)
         if cure:
             return "array `%s` is %s: %s" % (self.device, self.state, cure)
         if not self.serves and LEVELS[self.level].redundant:
@@ -384,7 +396,15 @@ def decide(
     else:
         others = [array for array in arrays if array.name == wanted.name][:1]
         uuid, action = others[0].uuid if others else None, "create"
-        reasons = ["an array named `%s` (%s) exists on other drives" % (wanted.name, each.device) for each in others]
+        reasons = [
+            "an array named `%s` (%s) %s"
+            % (
+                wanted.name,
+                each.device,
+                "has none of its drives any more: " + _STOP % each.path if each.empty else "exists on other drives",
+            )
+            for each in others
+        ]
     return Step("refuse" if reasons else action, uuid, tuple(reasons))
 
 
@@ -415,7 +435,7 @@ def _unlike(
 def _unfit(wanted: Wanted, array: Array, serials: Mapping[str, str] | None) -> list[str]:
     """Why the array that runs over the members cannot be kept or assembled."""
     reasons = []
-    if (array.state in DEAD_STATES and array.state != "inactive") or array.state in HALTED_STATES:
+    if array.empty or (array.state in DEAD_STATES and array.state != "inactive") or array.state in HALTED_STATES:
         reasons.append(str(array.fault))
     elif array.state != "inactive" and set(array.members) != set(wanted.members):
         reasons.append("assembled `%s` has other members: %s" % (array.device, by_serial(array.members, serials)))

@@ -147,7 +147,7 @@ def _overview_of_arrays(
         return [difference for name, each in unknown for difference in of_volume([each], name)]
     for name, volume in volumes:
         members = tuple(member["serial"] for member in volume["array"]["members"])
-        own = replace(asked, name=array_name(asked.name, name), members=members, count=len(members))
+        own = replace(asked, name=array_name(asked.name, name), members=members, count=len(members), volume=name)
         differences += of_volume(array_differences(volume, own, arrays, superblocks, serials, root), name)
     return differences
 

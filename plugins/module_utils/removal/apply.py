@@ -22,7 +22,7 @@ from ..job_scratch import scratch_units
 from ..job_scratch.program import jobs_of_node
 from ..machine.device_users import users_of
 from ..machine.drive_contents import claim_problem, read_signatures, use_problems
-from ..machine.drives import read_drives
+from ..machine.drives import disks_under, read_drives
 from ..machine.file_system import BUILT
 from ..machine.fstab import FSTAB, without_entry
 from ..machine.held_drives import held, refuse, untouched
@@ -187,6 +187,19 @@ class Job:
                     self._mounted_again(point)
                 raise
             unmounted += [place.mount_point] if was_mounted else []
+        self._stop_emptied()
+
+    def _stop_emptied(self) -> None:
+        """Stop arrays of which no drive is left: nothing else would, and a new one could not have their names."""
+        for array in [array for place in self.places if place.array_uuid for array in place.arrays if array.empty]:
+            if self.ledger.note("array %s" % array.name, "%s, without any of its drives\n" % array.device, ""):
+                under = disks_under("/", array.device)
+                if under:
+                    raise Refusal(
+                        "array `%s` has drives again: %s. hint: nothing was wiped; run it again"
+                        % (array.device, ", ".join(sorted(under)))
+                    )
+                run(["mdadm", "--stop", array.path])
 
     def _unmount(self, place: Place) -> None:
         point = place.mount_point

@@ -218,7 +218,13 @@ class Volume(MountPoint):
             "filesystem.uuid",
             expected,
             uuid,
-            "somebody made it again. `raid_array_adopt: true` takes it as it is, with what it holds",
+            "somebody made it again. "
+            + (
+                "unmount it; `xfs_admin -U %s %s` gives it the UUID that is noted, and keeps what it holds"
+                % (expected, self.array.path if self.array else "DEVICE")
+                if self.volume
+                else "`raid_array_adopt: true` takes it as it is, with what it holds"
+            ),
             "",
         )
         return expected
