@@ -140,6 +140,7 @@ from ..module_utils.array.adopt_or_wipe import (  # noqa: E402
     cut_off,
     is_foreign,
 )
+from ..module_utils.array.create import begun  # noqa: E402
 from ..module_utils.array.drift import GIVE_UP, Asked, complete, layout_difference  # noqa: E402
 from ..module_utils.array.drive_decisions import (  # noqa: E402
     ADOPT,
@@ -235,7 +236,7 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
     return tuple(array for array in arrays.values() if is_foreign(array, array_name, ours))
 
 
-def cut_off_arrays(contents: Contents, array_name: str, level: str, count: int) -> dict[str, str]:
+def cut_off_arrays(contents: Contents, array_name: str, level: str, count: int, unmade: str = "") -> dict[str, str]:
     """Arrays of ours whose creation was cut off, with what to say of each; see ``cut_off``."""
     members = [
         name
@@ -253,7 +254,7 @@ def cut_off_arrays(contents: Contents, array_name: str, level: str, count: int) 
         return {}
     # Also of a manifest that is damaged: what it names was built. Not where a boot had begun to make it again.
     known = (read_text(MANIFEST_PATH) or "").replace(read_text(BEGUN_PATH) or "-", "")
-    return cut_off(array_name, count, superblocks, read_arrays(), known, level)
+    return cut_off(array_name, count, superblocks, read_arrays(), known, level, unmade=unmade)
 
 
 def several_known(drives: list[Drive], contents: Contents, array: Mapping[str, Any]) -> dict[str, AnyVolume]:
@@ -282,12 +283,14 @@ def _labelled(contents: Contents) -> list[str]:
 
 def cut_off_volumes(contents: Contents, known: Mapping[str, AnyVolume]) -> dict[str, str]:
     """As ``cut_off_arrays``, of the arrays of several volumes."""
-    return {
-        uuid: what
-        for volume in in_order(known)
-        if isinstance(volume, ArrayVolume)
-        for uuid, what in cut_off_arrays(contents, volume.array, volume.level, len(volume.serials)).items()
-    }
+    found = {}
+    for volume in in_order(known):
+        if isinstance(volume, ArrayVolume):
+            noted = begun(volume=volume.name)
+            ours = noted is not None and not noted.made and plain_uuid(noted.uuid) == plain_uuid(volume.uuid)
+            unmade = volume.uuid if ours else ""
+            found.update(cut_off_arrays(contents, volume.array, volume.level, len(volume.serials), unmade))
+    return found
 
 
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:

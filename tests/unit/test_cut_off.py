@@ -171,7 +171,7 @@ def run_module(root: Path, monkeypatch: pytest.MonkeyPatch, manifest: str = "", 
         "obstacles": lambda *_, **__: [],
         "overview": lambda *_: [],
         "read_text": texts.get,
-        "cut_off": lambda *given: cut_off(*given, root=str(root)),
+        "cut_off": lambda *given, **more: cut_off(*given, **more, root=str(root)),
     }.items():
         monkeypatch.setattr(module, name, fake)
 

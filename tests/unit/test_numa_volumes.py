@@ -601,17 +601,31 @@ class Ended(Exception):
     """The module's end, with its answer."""
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, drives: Sequence[Drive], *, plan: bool = False, there: Any = None) -> Any:
-    """The answer of nvme_drives on a node with these drives; ``there``: what lies on them."""
+def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    drives: Sequence[Drive],
+    *,
+    plan: bool = False,
+    there: Any = None,
+    left: str = "",
+    noted: create.Begun | None = None,
+) -> Any:
+    """The answer of nvme_drives on a node with these drives. ``there``: what lies on them; ``left``: the volume that is
+    broken and left alone; ``noted``: what is of the array that was begun."""
     pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     module = importlib.import_module("plugins.modules.nvme_drives")
-    known = {serial: module.ArrayVolume(**vars(each)) for serial, each in KNOWN.items()}
-    for name, stand_in in {
+    known = {
+        serial: module.ArrayVolume(**{**vars(each), "as_built": {"name": left} if each.name == left else None})
+        for serial, each in KNOWN.items()
+    }
+    slots = {each.name: (OF[each.numa_node or 0].index(each.serial), each.numa_node or 0) for each in DRIVES}
+    for attribute, stand_in in {
+        "begun": lambda volume: noted if volume == "numa1" else None,
         "read_drives": lambda: list(drives),
         "read_contents": lambda drives, deep: (there or {}, {}),
         "contents_hash": lambda drive: drive.serial,
-        "examine": lambda names: {},
+        "examine": lambda names: {name: block(name, *slots[name]) for name in names},
         "read_arrays": lambda: [],
         "devices_of": lambda drive: {},
         "built_manifest": lambda: None,
@@ -621,7 +635,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, drives: Sequence[Drive], *, plan: bo
         "known_volumes": lambda groups: known if there else {},
         "anything_of_ours": lambda: False,
     }.items():
-        monkeypatch.setattr(module, name, stand_in)
+        monkeypatch.setattr(module, attribute, stand_in)
     said: list[str] = []
 
     def end(**answer: Any) -> None:
@@ -680,3 +694,68 @@ def test_volumes_on_drives_are_no_arrays() -> None:
     """Notes of the other kind are not taken for groups."""
     known: dict[str, AnyVolume] = {"S001": DriveVolume("drive0", "S001", "u")}
     assert [list(each.serials) for each in of_nodes([drive(1, numa_node=0)], known).volumes] == [["S001"]]
+
+
+def test_an_array_torn_while_it_was_made_is_given_up_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drives of one that is made again hold what the old one held: only the note tells that it never ran."""
+    torn = {**labels(0), **{name: each for name, each in labels(1).items() if name in ("nvme2n1", "nvme6n1")}}
+    assert "not on `S004`, `S008`, which are blank" in chosen(monkeypatch, DRIVES, there=torn)["msg"]
+    begun = create.Begun(UUIDS[1])
+    refused = chosen(monkeypatch, DRIVES, there=torn, noted=begun)["msg"]
+    assert "`tunetool provision --plan plan.json`" in refused
+    assert "making its array was cut off: 2 of 4 members were written, and no data" in refused
+    part = chosen(monkeypatch, DRIVES, plan=True, there=torn, noted=begun)["plan"]
+    found = {each["serial"]: each["action"] for each in part["drives"]}
+    assert found == {**dict.fromkeys(OF[0], KEEP), "S002": WIPE, "S006": WIPE, "S004": TAKE, "S008": TAKE}
+    assert part["array_action"] == "create"
+    # One that was made, or another one, may hold somebody's data.
+    for noted in (create.Begun(UUIDS[1], "laid"), create.Begun(UUIDS[1], formatting=True), create.Begun(UUIDS[0])):
+        assert "which are blank" in chosen(monkeypatch, DRIVES, there=torn, noted=noted)["msg"]
+
+
+def test_the_drives_of_a_broken_volume_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = [each for each in DRIVES if each.serial != "S002"]
+    assert "7 usable" in chosen(monkeypatch, lost, there=labels(0, 1))["msg"]
+    answer = chosen(monkeypatch, lost, there=labels(0, 1), left="numa1")
+    assert [each["serial"] for each in answer["selected"]] == OF[0]
+
+
+def test_a_broken_array_beside_is_not_tuned(tmp_path: Path) -> None:
+    manifest = lay_out_numa(tmp_path)
+    first, second = ({"name": each["name"], "array": dict(each["array"])} for each in manifest["volumes"])
+    second["array"]["uuid"] = "5:5:5:5"
+    asked = {**dict.fromkeys(TUNING, ""), "read_ahead": "4MiB", "serials": MINE[0], "array_uuid": ""}
+    with pytest.raises(Refusal, match="array 5:5:5:5 does not run"):
+        TuningJob({**asked, "volumes": [first, second]}, Ledger(None, acting=False), str(tmp_path)).all()
+    TuningJob({**asked, "volumes": [first, {**second, "left": True}]}, Ledger(None, acting=False), str(tmp_path)).all()
+
+
+def test_an_array_whose_drives_are_all_gone_is_let_go(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = replace(
+        node,
+        drives=[each for each in node.drives if each.serial not in MINE[1]],
+        superblocks={name: each for name, each in node.superblocks.items() if each.name.endswith("0")},
+        signatures={name: each for name, each in node.signatures.items() if node.superblocks[name].name.endswith("0")},
+        arrays=[replace(each, members=(None,) * 4) if each.device == "md126" else each for each in node.arrays],
+        under={**node.under, "md126": frozenset()},
+        inside={"md127": node.inside["md127"]},
+    )
+    removal = plan_several(gone, POINT)
+    assert removal.problems == ()
+    assert [[each.device for each in place.arrays] for place in removal.places] == [["md127"], ["md126"]]
+    done: list[str] = []
+
+    def run(argv: Sequence[str]) -> Result:
+        done.append(" ".join(argv))
+        return Result(0, "", "")
+
+    monkeypatch.setattr(removal_apply, "run", run)
+    monkeypatch.setattr(removal_apply, "read_mounts", lambda: [])
+    monkeypatch.setattr(removal_apply, "claim_problem", lambda path: None)
+    monkeypatch.setattr(removal_apply, "disks_under", lambda root, device: set())
+    job = removal_apply.Job(removal, removal.volume, "teardown", "", Ledger(None, acting=True))  # type: ignore[arg-type]
+    job.unmount()
+    assert done == ["mdadm --stop /dev/md126"]
+    monkeypatch.setattr(removal_apply, "disks_under", lambda root, device: {"nvme4n1"})
+    with pytest.raises(Refusal, match="has drives again: nvme4n1"):
+        job.unmount()

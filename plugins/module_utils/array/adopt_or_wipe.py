@@ -221,11 +221,14 @@ def cut_off(
     known: str,
     level: str = DEFAULT,
     root: str = "/",
+    unmade: str = "",
 ) -> dict[str, str]:
     """Arrays called ``name`` over ``count`` drives whose creation was cut off: what to say of each, by plain UUID.
 
     ``superblocks`` are those of all drives, by kernel name; ``known`` is the text of the manifest: what it names was
-    built. An array whose first member is absent, or with anything in its data, is never among them.
+    built. An array whose first member is absent, or with anything in its data, is never among them, unless it is
+    ``unmade``: the UUID of one whose making was noted and never ended. It never ran, so what is in its data was there
+    before, such as the old array's that its drives were in.
     """
     found = {}
     for uuid in sorted({block.uuid for block in superblocks.values()}):
@@ -237,11 +240,12 @@ def cut_off(
             and {(block.name, block.level, block.raid_disks) for block in blocks} == {(name, level, count)}
             and needs_every_member(level)
             and len(blocks) < first.raid_disks
-            and 0 in roles
             and None not in roles
             and len(set(roles)) == len(roles)
             and not any(array.uuid == uuid and array.state not in ("inactive", "clear") for array in arrays)
-            and all(_empty(block, root) for block in blocks)
+            and (
+                plain_uuid(uuid) == plain_uuid(unmade) or (0 in roles and all(_empty(block, root) for block in blocks))
+            )
         ):
             found[plain_uuid(uuid)] = "making its array was cut off: %d of %d members were written, and no data" % (
                 len(blocks),

@@ -124,6 +124,11 @@ class Begun:
     formatting: bool = False
     """mkfs has begun on it: it may have discarded and written any of it."""
 
+    @property
+    def made(self) -> bool:
+        """Whether its making is known to have ended."""
+        return bool(self.lay) or self.formatting
+
     def problem(self, device: str, path: str) -> str | None:
         """Why the array (``/dev/DEVICE``, read by ``path``) is not as it was made, or None. Raises ``OSError``."""
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
