@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +19,17 @@ from tunetool.node.array.adopt_or_wipe import Consent
 from tunetool.node.array.drift import layout_difference
 from tunetool.node.array.drive_decisions import IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria
 from tunetool.node.array.drive_selection import select
-from tunetool.node.array.drive_volumes import DriveVolume, known_volumes, named, note
+from tunetool.node.array.drive_volumes import (
+    DriveVolume,
+    by_serial_of,
+    known_volumes,
+    left_alone,
+    named,
+    note,
+    part_left_alone,
+)
 from tunetool.node.audit.values import value_problems
+from tunetool.node.common.check_result import PASS, Check
 from tunetool.node.common.commands import Result
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.io_settings import ARGUMENTS as TUNING
@@ -29,6 +40,7 @@ from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.removal.decision import Machine, consent_problem
 from tunetool.node.removal.drives import plan_several
+from tunetool.node.removal.facts import describe
 from tunetool.node.removal.replacement import Swap, plan_replacement
 from tunetool.node.tuning.apply import TuningJob
 from tunetool.node.volume import apply as volume_apply
@@ -235,6 +247,113 @@ def test_a_replacement_that_was_cut_off_is_known_to_be_done(node: Machine) -> No
     assert "NEW" in removal.serials
 
 
+def without(node: Machine, *lost: str, new: Sequence[str] = ()) -> Machine:
+    """The node without the drives of these serials, and with blank ones that came."""
+    like = node.drives[-1]
+    came = [replace(like, name=f"nvme{20 + at}n1", serial=serial, uses=()) for at, serial in enumerate(new)]
+    return replace(node, drives=[*(each for each in node.drives if each.serial not in lost), *came])
+
+
+BROKEN = (
+    "volume `drive4` is broken without `LAB1NV5`, and was left alone. hint: replace it next: `ansible-playbook "
+    "tunetool.node.replace_drive -e replace_drive_old_serial=LAB1NV5 -e replace_drive_new_serial=NEW`"
+)
+
+
+def test_two_drives_of_two_volumes_are_replaced_in_turn(node: Machine, tmp_path: Path) -> None:
+    assert node.manifest is not None
+    there = without(node, "LAB1NV3", "LAB1NV5", new=["NEW"])
+    swap = Swap("LAB1NV3", "NEW", Criteria(8), {})
+    removal = plan_replacement(there, "nvme_raid0", POINT, swap)
+    assert removal.problems == ()
+    stay = [serial for serial in SERIALS if serial not in ("LAB1NV3", "LAB1NV5")]
+    assert verdicts(removal) == {"LAB1SYS": IGNORE, **dict.fromkeys(stay, IGNORE), "NEW": TAKE}
+    assert [place.name for place in removal.places] == ["drive2"]
+    assert sorted(removal.serials) == sorted([*stay, "NEW"])
+    assert BROKEN in describe(removal, []).splitlines()
+    # What is known once the manifest is gone.
+    note(removal.noted, str(tmp_path))
+    (tmp_path / "etc/tunetool/node.json").unlink()
+    noted = known_volumes(str(tmp_path))
+    assert noted == by_serial_of(removal.noted)
+    assert [each.as_built for each in left_alone(noted)] == [node.manifest["volumes"][4]]
+    cut = replace(there, manifest=None, volumes=noted)
+    again = plan_replacement(cut, "nvme_raid0", POINT, swap)
+    assert again.done
+    assert "LAB1NV5" not in again.serials
+    # The second one, whether or not the first run came to its end.
+    came = replace(there.drives[-1], name="nvme30n1", serial="LAST")
+    second = Swap("LAB1NV5", "LAST", Criteria(8), {})
+    last = plan_replacement(replace(cut, drives=[*there.drives, came]), "nvme_raid0", POINT, second)
+    assert (last.problems, last.left) == ((), ())
+    assert left_alone(by_serial_of(last.noted)) == []
+    assert {each.name for each in last.noted} == {f"drive{number}" for number in range(8)}
+    assert sorted(last.serials) == sorted([*stay, "NEW", "LAST"])
+
+
+def test_a_dead_drive_that_answers_is_to_be_pulled(node: Machine) -> None:
+    there = replace(without(node, "LAB1NV3", new=["NEW"]), unreadable={"nvme5n1": "cannot be read: Input/output error"})
+    removal = plan_replacement(there, "nvme_raid0", POINT, Swap("LAB1NV3", "NEW", Criteria(8), {}))
+    assert removal.problems == (
+        "drive `LAB1NV5` of volume `drive4` cannot be read: Input/output error. hint: end what uses it; pull a "
+        "dead one, and its volume is left alone",
+    )
+
+
+def test_a_broken_volume_of_which_no_part_is_known_refuses(node: Machine) -> None:
+    """Nothing could be written of it into the new manifest."""
+    there = replace(without(node, "LAB1NV3", "LAB1NV5", new=["NEW"]), manifest=None)
+    removal = plan_replacement(there, "nvme_raid0", POINT, Swap("LAB1NV3", "NEW", Criteria(8), {}))
+    assert removal.problems[0].startswith("more members are absent: `LAB1NV5`. hint:")
+
+
+def test_a_drive_that_is_back_is_no_longer_left_alone(node: Machine) -> None:
+    assert node.manifest is not None
+    noted = {
+        serial: replace(each, as_built=node.manifest["volumes"][4] if serial == "LAB1NV5" else None)
+        for serial, each in node.volumes.items()
+    }
+    there = replace(without(node, "LAB1NV3", new=["NEW"]), manifest=None, volumes=noted)
+    removal = plan_replacement(there, "nvme_raid0", POINT, Swap("LAB1NV3", "NEW", Criteria(8), {}))
+    assert (removal.problems, removal.left) == ((), ())
+    assert "LAB1NV5" in removal.serials
+    assert left_alone(by_serial_of(removal.noted)) == []
+
+
+def test_a_note_of_another_form_makes_no_volume_known(tmp_path: Path) -> None:
+    (tmp_path / "etc/tunetool").mkdir(parents=True)
+    row = {"name": "drive0", "serial": "A", "uuid": "1"}
+    path = tmp_path / "etc/tunetool/drives.json"
+    path.write_text(json.dumps([row]))
+    assert list(known_volumes(str(tmp_path))) == ["A"]
+    path.write_text(json.dumps([{**row, "as_built": "drive0"}]))
+    assert known_volumes(str(tmp_path)) == {}
+
+
+def test_the_manifest_keeps_what_was_left_alone_and_says_it(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    module = importlib.import_module("plugins.modules.node_manifest")
+    assert node.manifest is not None
+    volumes = [dict(each) for each in node.manifest["volumes"]]
+    volumes[4]["left"] = True
+    assert module.storage_of({"volume": "", "volumes": volumes}) == {"volumes": node.manifest["volumes"]}
+    checked: list[str] = []
+    said: list[str] = []
+
+    def run_checks(document: dict[str, Any]) -> list[Check]:
+        checked.extend(each["name"] for each in document["volumes"])
+        return [Check("array.members", PASS, "", "", "")]
+
+    monkeypatch.setattr(module, "run_checks", run_checks)
+    monkeypatch.setattr(module, "read_drives", lambda: without(node, "LAB1NV5").drives)
+    params = {"volumes": volumes, "reboot_reasons": []}
+    fake = SimpleNamespace(params=params, warn=said.append, exit_json=lambda **answer: None)
+    module.judge(fake, dict(node.manifest, reboot_required=False), {})
+    assert checked == [f"drive{number}" for number in range(8) if number != 4]
+    assert said == [BROKEN]
+
+
 def look(root: Path, manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Ledger:
     """Compare the volumes of a recorded node with what built them."""
     volumes = known_volumes(str(root))
@@ -289,6 +408,21 @@ def test_a_difference_names_its_volume(tmp_path: Path, built: dict[str, Any], mo
     assert names == ["services[slurmd.service][drive0]", f"fstab[{POINT}/drive3][drive3]"]
     drop_in = next(entry["after"] for entry in ledger.diff if "slurmd" in entry["after_header"])
     assert f"RequiresMountsFor={POINT}/drive0 {POINT}/drive1 " in drop_in
+
+
+def test_a_volume_that_is_left_alone_is_not_looked_at(
+    tmp_path: Path, built: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fstab = tmp_path / "etc/fstab"
+    fstab.write_text("".join(line for line in fstab.read_text().splitlines(keepends=True) if "/drive3 " not in line))
+    for path in (built["volumes"][3]["offload_dir"], built["volumes"][3]["filesystem"]["mount_point"]):
+        (tmp_path / path.lstrip("/")).rmdir()
+    broken = replace(known_volumes(str(tmp_path))["LAB1NV4"], as_built=built["volumes"][3])
+    volumes = [{"name": each["name"], "array": each["array"]} for each in built["volumes"]]
+    volumes[3] = part_left_alone(broken)
+    ledger = look(tmp_path, built, monkeypatch, volumes=volumes)
+    assert [str(each) for each in ledger.differences] == []
+    assert ledger.diff == []
 
 
 def test_nothing_else_lies_beside_the_volumes(

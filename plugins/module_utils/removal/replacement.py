@@ -76,6 +76,14 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
     alone = replace(removal, absent=tuple(serial for serial in removal.absent if serial not in left))
     problems = [*removal.problems, *wrong_serials(serials, swap), *_more_absent(alone, swap)]
     problems += [
+        "drive `%s` of volume `%s` %s. hint: end what uses it; pull a dead one, and its volume is left alone"
+        % (drive.serial, machine.volumes[drive.serial].name, machine.unreadable[drive.name])
+        for drive in machine.drives
+        if drive.name in machine.unreadable
+        and machine.volumes.get(drive.serial, volume) != volume
+        and drive.serial not in left
+    ]
+    problems += [
         "drive `%s` is not on the NUMA node of volume `%s`. hint: put it into a slot of that node"
         % (drive.serial, volume.name)
         for drive in machine.drives
