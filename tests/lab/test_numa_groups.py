@@ -123,3 +123,48 @@ def test_a_lost_drive_costs_the_volume_of_its_numa_node(empty: Lab, tmp_path: Pa
         f"ls -d {POINT} /etc/tunetool/node.json /etc/tunetool/drives.json /etc/tunetool/array* 2>/dev/null; true"
     )
     assert empty.ssh("node1", left) == ""
+
+
+@pytest.mark.slow
+def test_an_array_whose_drives_are_all_pulled_is_let_go(empty: Lab, tmp_path: Path) -> None:
+    build(empty, "numa", *four("LAB1NV2"))
+    volume, serials = next((name, each) for name, each in members(empty).items() if "LAB1NV2" in each)
+    for serial in serials:
+        empty.lab("fault", "node1", "remove-drive", "--drive", serial)
+    refused = empty.site(*NUMA, *four("LAB1NV2"))
+    assert refused.code != 0
+    assert f"`array.state[{volume}]`: expected active, found without any of its drives" in " ".join(
+        refused.text.split()
+    )
+    plan = tmp_path / "teardown.json"
+    planned = play(empty, "numa", "teardown", "--tags", "plan", "-e", f"plan_file={plan}")
+    assert f"volume `{volume}`: nothing is left on its drives, or they are gone" in planned
+    play(empty, "numa", "teardown", "-e", f"apply_plan={plan}")
+    assert empty.ssh("node1", f"ls /dev/md 2>/dev/null; grep {POINT} /etc/fstab /proc/self/mountinfo; true") == ""
+
+
+@pytest.mark.slow
+def test_two_arrays_that_lost_a_drive_are_made_again_in_turn(empty: Lab, tmp_path: Path) -> None:
+    build(empty, "numa", *four("LAB1NV2"))
+    wanted = members(empty)
+    first = next(name for name, each in wanted.items() if "LAB1NV2" in each)
+    second = "numa1" if first == "numa0" else "numa0"
+    lost = ("LAB1NV2", wanted[second][0])
+    for serial in lost:
+        empty.lab("fault", "node1", "swap-drive", "--drive", serial)
+    serials = [serial + "R" if serial in lost else serial for each in wanted.values() for serial in each]
+    stays = "-e", json.dumps({"nvme_drives_count": 4, "nvme_drives_serials": serials})
+    for volume, serial in zip((first, second), lost, strict=True):
+        swap = (*stays, "-e", f"replace_drive_old_serial={serial}", "-e", f"replace_drive_new_serial={serial}R")
+        plan = tmp_path / f"{volume}.json"
+        play(empty, "numa", "replace_drive", *swap, "--tags", "plan", "-e", f"plan_file={plan}")
+        done = play(empty, "numa", "replace_drive", *swap, "-e", f"apply_plan={plan}")
+        said = f"volume `{second}` is broken without `{lost[1]}`, and was left alone" in " ".join(done.split())
+        assert said == (volume == first)
+        assert members(empty)[volume] == sorted({*wanted[volume], serial + "R"} - {serial})
+        if volume == first:
+            empty.ssh("node1", f"head -c 9M /dev/urandom > {POINT}/{first}/data; sync")
+            sums = empty.ssh("node1", SUMS)
+    assert empty.ssh("node1", SUMS) == sums
+    manifest = json.loads(empty.ssh("node1", "cat /etc/tunetool/node.json"))
+    assert [each["name"] for each in manifest["volumes"]] == ["numa0", "numa1"]
