@@ -203,7 +203,7 @@ def play(lab: Lab, groups: str, name: str, *arguments: str) -> str:
     playbook = f"playbooks/{name}.yml"
     done = lab.run("ansible-playbook", playbook, "-i", str(lab.inventory), *groups_of(groups), *arguments)
     assert done.code == 0, done.text
-    return done.stdout
+    return done.text
 
 
 def row(output: str, serial: str) -> str:

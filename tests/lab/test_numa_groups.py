@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import POINT, Lab, build, changed_tasks, play, row, started
+from conftest import POINT, Lab, build, changed_tasks, groups_of, play, row, started
 
 SWAP = ("-e", "replace_drive_old_serial=LAB1NV2", "-e", "replace_drive_new_serial=LAB1NV2R")
 FILL = f"for d in {POINT}/numa*; do head -c 9M /dev/urandom > $d/data; done; sync; "
@@ -131,7 +131,7 @@ def test_an_array_whose_drives_are_all_pulled_is_let_go(empty: Lab, tmp_path: Pa
     volume, serials = next((name, each) for name, each in members(empty).items() if "LAB1NV2" in each)
     for serial in serials:
         empty.lab("fault", "node1", "remove-drive", "--drive", serial)
-    refused = empty.site(*NUMA, *four("LAB1NV2"))
+    refused = empty.site(*groups_of("numa"), *four("LAB1NV2"))
     assert refused.code != 0
     assert f"`array.state[{volume}]`: expected active, found without any of its drives" in " ".join(
         refused.text.split()

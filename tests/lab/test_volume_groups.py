@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import POINT, Lab, build, changed_tasks, play, row
+from conftest import POINT, Lab, build, changed_tasks, groups_of, play, row
 
 pytestmark = pytest.mark.usefixtures("marker")
 
@@ -112,7 +112,7 @@ def test_two_lost_drives_are_replaced_one_after_the_other(blank: Lab, tmp_path: 
     now = mounted(blank)
     assert (now[f"{POINT}/drive0"], now[f"{POINT}/drive1"]) == ("LAB1NV1", "LAB1NV2R")
     second = blank.ssh("node1", f"head -c 3M /dev/urandom > {POINT}/drive1/data; sync; sha256sum {POINT}/drive1/data")
-    refused = blank.site(*DRIVES, *stays)
+    refused = blank.site(*groups_of("drive"), *stays)
     assert refused.code != 0
     assert "absent: `LAB1NV3`" in " ".join(refused.text.split())
     plan = tmp_path / "second.json"
