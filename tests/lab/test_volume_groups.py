@@ -48,6 +48,7 @@ def test_each_drive_has_its_volume_and_keeps_it_over_a_boot(blank: Lab) -> None:
     assert blank.ssh("node1", SUMS) == sums
     assert blank.ssh("node1", "systemctl is-system-running --wait || true; systemctl --failed --no-legend") == "running"
     # All together are fast enough, and one is not.
+    build(blank, "drive", "-e", json.dumps({"tunetool_install": True}))
     blank.lab("fault", "node1", "slow-drive", "--drive", "LAB1NV5")
     done = blank.verify("--expect", "read=400MBps", "--duration", "1s")
     assert done.code == 1, done.text
