@@ -280,6 +280,14 @@ def test_a_level_that_the_kernel_lacks_is_left_out(tmp_path: Path, monkeypatch: 
     planned = mirrors(monkeypatch, tmp_path, blank_drives(4), modules="raid456", **asked)
     assert planned.volumes == (("raid0-xfs", 4),), "raid0 is loaded already"
     assert [check.found for check in planned.skipped] == ["this kernel has no md RAID10"]
+    alone = mirrors(monkeypatch, tmp_path, blank_drives(4), modules="raid456", layouts=["raid10-xfs"], counts=[4])
+    said = preflight.announcement(request(serials=["S1"]), alone)
+    assert said == ["makes and measures nothing", "layout.raid10-xfs: left out: this kernel has no md RAID10"]
+
+
+def test_only_drives_that_are_used_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = mirrors(monkeypatch, tmp_path, blank_drives(5), layouts=["raid10-xfs"])
+    assert "on `S1`, `S2`, `S3`, `S4`, which are blank" in preflight.announcement(request(serials=["S1"]), planned)[0]
 
 
 @pytest.mark.usefixtures("on_a_drive")

@@ -379,6 +379,9 @@ def _io_bytes(each: int, drives: int, parallelism: int) -> int:
 
 def announcement(request: Request, planned: Plan) -> list[str]:
     """What the run will make, write and read, and how long it takes, a line each."""
+    left_out = [f"{check.labels['layout']}: left out: {check.found}" for check in planned.skipped]
+    if not (planned.volumes and planned.engines):
+        return ["makes and measures nothing", *left_out]
     files = 2 * planned.file_bytes + planned.io_bytes * bool(planned.installed)
     lines = list(_makes(request, planned, files))
     both = len(planned.engines) * len(DIRECTIONS)
@@ -388,16 +391,14 @@ def announcement(request: Request, planned: Plan) -> list[str]:
     made = planned.mode != "standing"
     making = sum(_MAKE + files * _copies(*volume) / _GUESS for volume in planned.volumes) if made else 0.0
     seconds = samples * (request.duration + _START) + making
-    names = ", ".join(f"{layout} over {drives}" for layout, drives in planned.volumes) or "nothing"
-    lines.append(f"measures {names}, by {', '.join(planned.engines) or 'no engine'}")
+    names = ", ".join(f"{layout} over {drives}" for layout, drives in planned.volumes)
+    lines.append(f"measures {names}, by {', '.join(planned.engines)}")
     lines.append(
         f"{format_count(request.pace.fewest, 'round')}, {samples} samples of {request.duration:g} s in each, in an "
         f"order that is drawn: about {request.pace.fewest * seconds:.0f} s in all; each sample of a write writes what "
         "the drives take in that time"
     )
-    lines += request.pace.announcement()
-    lines += [f"{check.labels['layout']}: left out: {check.found}" for check in planned.skipped]
-    return lines
+    return [*lines, *request.pace.announcement(), *left_out]
 
 
 def _makes(request: Request, planned: Plan, files: int) -> list[str]:
@@ -415,7 +416,7 @@ def _makes(request: Request, planned: Plan, files: int) -> list[str]:
             f"makes {request.virtual} sparse files of {each} in `{request.target}` and loop devices over them, and "
             "file systems on these, again and again; all of it is removed afterwards"
         ]
-    serials = ", ".join(f"`{each.drive.serial}`" for each in planned.drives)
+    serials = ", ".join(f"`{each.drive.serial}`" for each in planned.drives[: planned.most_drives])
     copies = max((_copies(*volume) for volume in planned.volumes), default=1)
     mirrored = f" (of a mirror, {copies} times that)" if copies > 1 else ""
     return [
