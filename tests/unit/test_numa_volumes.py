@@ -505,6 +505,27 @@ def test_a_replacement_takes_the_array_of_that_node_alone(node: Machine) -> None
     assert plan_replacement(replace(swapped(node, 1), manifest=None, volumes=noted), NAME, POINT, swap).done
 
 
+def test_one_left_alone_is_known_whole_after_a_cut(node: Machine, tmp_path: Path) -> None:
+    """Its line in fstab is by the UUID of a file system that no drive tells any more, and the manifest is gone."""
+    assert node.manifest is not None
+    (tmp_path / "etc/tunetool/node.json").unlink()
+    noted = [replace(node.volumes["LAB1NV1"], as_built=node.manifest["volumes"][0]), node.volumes["LAB1NV2"]]
+    note(noted, str(tmp_path))
+    known = known_volumes(str(tmp_path))
+    lost = [each for each in swapped(node, 1).drives if each.serial not in ("LAB1NV1", "NEW")]
+    new = replace(lost[-1], name="nvme9n1", serial="NEW", uses=(), arrays=(), numa_node=0)
+    blocks = {name: each for name, each in node.superblocks.items() if name not in ("nvme1n1", "nvme4n1")}
+    cut = replace(node, manifest=None, volumes=known, superblocks=blocks, inside={}, arrays=[], under={})
+    expected = (node.manifest["volumes"][0]["filesystem"]["uuid"], f"{POINT}/numa0")
+    swap = Swap("LAB1NV1", "NEW", Criteria(8), {})
+    torn_down = plan_several(replace(cut, drives=lost), "/elsewhere")
+    assert (torn_down.places[0].filesystem_uuid, torn_down.places[0].mount_point) == expected
+    four = next(each for each in node.drives if each.serial == "LAB1NV4")
+    removal = plan_replacement(replace(cut, drives=[*lost, four, new]), NAME, "/elsewhere", swap)
+    assert removal.problems == ()
+    assert (removal.places[0].filesystem_uuid, removal.places[0].mount_point) == expected
+
+
 @pytest.mark.parametrize("numa_node", [0, None])
 def test_a_drive_of_another_node_replaces_none(node: Machine, numa_node: int | None) -> None:
     removal = plan_replacement(swapped(node, numa_node), NAME, POINT, Swap("LAB1NV4", "NEW", Criteria(8), {}))
@@ -609,9 +630,10 @@ def chosen(
     there: Any = None,
     left: str = "",
     noted: create.Begun | None = None,
+    strange: dict[str, Superblock] | None = None,
 ) -> Any:
     """The answer of nvme_drives on a node with these drives. ``there``: what lies on them; ``left``: the volume that is
-    broken and left alone; ``noted``: what is of the array that was begun."""
+    broken and left alone; ``noted``: what is of the array that was begun; ``strange``: members of other arrays."""
     pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     module = importlib.import_module("plugins.modules.nvme_drives")
@@ -625,7 +647,7 @@ def chosen(
         "read_drives": lambda: list(drives),
         "read_contents": lambda drives, deep: (there or {}, {}),
         "contents_hash": lambda drive: drive.serial,
-        "examine": lambda names: {name: block(name, *slots[name]) for name in names},
+        "examine": lambda names: {name: (strange or {}).get(name) or block(name, *slots[name]) for name in names},
         "read_arrays": lambda: [],
         "devices_of": lambda drive: {},
         "built_manifest": lambda: None,

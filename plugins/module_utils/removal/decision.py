@@ -47,10 +47,17 @@ class Machine:
         return str(self.manifest["array"]["level"]) if self.manifest else DEFAULT
 
     @property
+    def parts(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the manifest says of each of several volumes, by name. Where there is none, those that were left alone
+        are noted with what it said: no drive of them need tell their file system's UUID any more."""
+        if self.manifest:
+            return {name: volume for name, volume in each_volume(self.manifest) if name}
+        return {volume.name: volume.as_built for volume in self.volumes.values() if volume.as_built}
+
+    @property
     def points(self) -> Mapping[str, str]:
         """The mount points of several volumes, by the volume's name, as they were built."""
-        volumes = each_volume(self.manifest) if self.manifest else []
-        return {name: volume["filesystem"]["mount_point"] for name, volume in volumes if name}
+        return {name: part["filesystem"]["mount_point"] for name, part in self.parts.items()}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
 from ..array.drive_volumes import AnyVolume, ArrayVolume, DriveVolume, in_order
 from ..array.md_arrays import Superblock
 from ..array.present import as_array
-from ..common.manifest import each_volume
 from ..machine.drive_contents import plain_uuid
 from ..machine.drives import Drive
 from .decision import NOT_A_MEMBER, Machine, Place, Removal, Volume, digest, plan_removal
@@ -28,7 +27,6 @@ def _plan_arrays(machine: Machine, mount_point: str, only: str | None) -> Remova
     """Each array as if it were alone."""
     volumes = [volume for volume in in_order(machine.volumes) if isinstance(volume, ArrayVolume)]
     doomed = [volume for volume in volumes if only is None or only in volume.serials]
-    manifests = dict(each_volume(machine.manifest)) if machine.manifest else {}
     parts, places = [], []
     for volume in doomed:
         # By its UUID, whatever somebody has called it since.
@@ -37,7 +35,7 @@ def _plan_arrays(machine: Machine, mount_point: str, only: str | None) -> Remova
             for name, block in machine.superblocks.items()
             if _is_of(block, volume)
         }
-        alone = replace(machine, manifest=manifests.get(volume.name), superblocks=ours, volumes={})
+        alone = replace(machine, manifest=machine.parts.get(volume.name), superblocks=ours, volumes={})
         point = machine.points.get(volume.name) or "%s/%s" % (mount_point, volume.name)
         part = plan_removal(alone, volume.array, point, volume.serials)
         parts.append(part)
