@@ -238,15 +238,15 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
 
 def cut_off_arrays(contents: Contents, array_name: str, level: str, count: int, unmade: str = "") -> dict[str, str]:
     """Arrays of ours whose creation was cut off, with what to say of each; see ``cut_off``."""
-    members = [
-        name
-        for name, signatures in contents.items()
-        for signature in signatures
-        if signature.type == RAID_MEMBER
-        and signature.device == name
-        and (signature.label or "").split(":")[-1] == array_name
-    ]
-    if not array_name or not 0 < len(members) < count:
+    carriers: dict[str, list[str]] = {}
+    for name, signatures in contents.items():
+        for signature in signatures:
+            label = (signature.label or "").split(":")[-1]
+            if signature.type == RAID_MEMBER and signature.device == name and label == array_name:
+                carriers.setdefault(plain_uuid(signature.uuid), []).append(name)
+    # Of each array apart: an old drive, whose array had the same name, need not be pulled.
+    members = [name for names in carriers.values() if len(names) < count for name in names]
+    if not array_name or not members:
         return {}
     try:
         superblocks = examine(members)

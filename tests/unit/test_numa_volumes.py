@@ -735,6 +735,17 @@ def test_an_array_torn_while_it_was_made_is_given_up_alone(monkeypatch: pytest.M
         assert "which are blank" in chosen(monkeypatch, DRIVES, there=torn, noted=noted)["msg"]
 
 
+def test_the_old_drive_hides_no_array_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still answers, with the label of the old array, whose name is the new one's."""
+    torn = {**labels(0), **{name: each for name, each in labels(1).items() if name != "nvme4n1"}}
+    old, uuid = replace(DRIVES[1], name="nvme9n1", serial="OLD"), "5" * 8 + ":5" * 3
+    there, strange = {**torn, old.name: [label(old.name, 1, uuid)]}, {old.name: block(old.name, 1, 1, uuid=uuid)}
+    begun = create.Begun(UUIDS[1])
+    part = chosen(monkeypatch, [*DRIVES, old], plan=True, there=there, noted=begun, strange=strange)["plan"]
+    found = {each["serial"]: each["action"] for each in part["drives"]}
+    assert found == {**dict.fromkeys([*OF[0], "OLD"], KEEP), **dict.fromkeys(OF[1], WIPE), "S004": TAKE, "OLD": REFUSE}
+
+
 def test_the_drives_of_a_broken_volume_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = [each for each in DRIVES if each.serial != "S002"]
     assert "7 usable" in chosen(monkeypatch, lost, there=labels(0, 1))["msg"]
