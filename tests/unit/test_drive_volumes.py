@@ -330,6 +330,26 @@ def test_a_note_of_another_form_makes_no_volume_known(tmp_path: Path) -> None:
     assert known_volumes(str(tmp_path)) == {}
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [{"array": {}}, {"filesystem": None}, {"offload_dir": 1}, {"name": "drive5"}, "another drive", "another UUID"],
+    ids=str,
+)
+def test_a_note_that_lies_of_a_volume_left_alone_is_none(node: Machine, tmp_path: Path, lie: Any) -> None:
+    """Nothing of it would be looked at, and the new manifest would have it."""
+    assert node.manifest is not None
+    part = json.loads(json.dumps(node.manifest["volumes"][4]))
+    if lie == "another drive":
+        part["array"]["members"][0]["serial"] = "LAB1NV6"
+    elif lie == "another UUID":
+        part["array"]["uuid"] = "1"
+    else:
+        part = {**part, **lie}
+    (tmp_path / "etc/tunetool/node.json").unlink()
+    note([replace(node.volumes["LAB1NV5"], as_built=part)], str(tmp_path))
+    assert known_volumes(str(tmp_path)) == {}
+
+
 def test_the_manifest_keeps_what_was_left_alone_and_says_it(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))

@@ -11,12 +11,12 @@ import json
 import os
 import re
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Collection, Mapping, Sequence, Union
 
 from ..common.drift import known_manifest
 from ..common.files import content, replace_file
-from ..common.manifest import MANIFEST_PATH, VOLUME_NAME, each_volume
+from ..common.manifest import MANIFEST_PATH, SCHEMA, VOLUME_NAME, each_volume, validate
 from ..common.raid_levels import SINGLE
 from ..common.refusal import Refusal
 from ..machine.drive_contents import RAID_MEMBER, Signature, plain_uuid
@@ -177,13 +177,21 @@ def _of_manifest(name: str, array: Mapping[str, Any]) -> AnyVolume:
 
 def _of_note(row: Mapping[str, Any]) -> AnyVolume:
     name, drawn = str(row["name"]), str(row["uuid"])
-    as_built = row.get("as_built")
-    if not isinstance(as_built, (dict, type(None))):
-        raise TypeError("as_built")
+    volume: AnyVolume
     if "serials" not in row:
-        return DriveVolume(name, str(row["serial"]), drawn, as_built)
-    serials = tuple(str(serial) for serial in row["serials"])
-    return ArrayVolume(name, serials, drawn, str(row["array"]), str(row["level"]), int(row["chunk_bytes"]), as_built)
+        volume = DriveVolume(name, str(row["serial"]), drawn)
+    else:
+        serials = tuple(str(serial) for serial in row["serials"])
+        volume = ArrayVolume(name, serials, drawn, str(row["array"]), str(row["level"]), int(row["chunk_bytes"]))
+    as_built = row.get("as_built")
+    if as_built is None:
+        return volume
+    # Nobody looks at what is left alone: whatever is here would stand in the next manifest.
+    if validate(as_built, SCHEMA["properties"]["volumes"]["items"]) or volume != _of_manifest(
+        as_built["name"], as_built["array"]
+    ):
+        raise ValueError("as_built")
+    return replace(volume, as_built=as_built)
 
 
 def named(serials: Sequence[str], known: Mapping[str, AnyVolume]) -> list[AnyVolume]:
