@@ -526,6 +526,32 @@ def test_one_left_alone_is_known_whole_after_a_cut(node: Machine, tmp_path: Path
     assert (removal.places[0].filesystem_uuid, removal.places[0].mount_point) == expected
 
 
+def test_nothing_is_noted_of_a_replacement_that_is_refused(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a manifest the note alone says whose the drives are that still carry the old array's label."""
+    done: list[str] = []
+    refused = [True]
+
+    def unmount(job: removal_apply.Job) -> None:
+        if refused[0]:
+            raise Refusal("has a user")
+        done.append("unmount")
+
+    monkeypatch.setattr(removal_apply.Job, "unmount", unmount)
+    monkeypatch.setattr(removal_apply.Job, "wipe", lambda job: done.append("wipe"))
+    monkeypatch.setattr(removal_apply.Job, "forget", lambda job: done.append("forget"))
+    monkeypatch.setattr(removal_apply, "note", lambda volumes: done.append("note"))
+    monkeypatch.setattr(removal_apply, "forget", lambda: done.append("forget the manifest"))
+    removal = plan_replacement(swapped(node, 1), NAME, POINT, Swap("LAB1NV4", "NEW", Criteria(8), {}))
+    job = removal_apply.Job(removal, removal.volume, "replace", "", Ledger(None, acting=True))  # type: ignore[arg-type]
+    with pytest.raises(Refusal):
+        job.run({})
+    assert done == []
+    refused.clear()
+    refused.append(False)
+    job.run({})
+    assert done == ["unmount", "wipe", "forget", "note", "forget the manifest"]
+
+
 @pytest.mark.parametrize("numa_node", [0, None])
 def test_a_drive_of_another_node_replaces_none(node: Machine, numa_node: int | None) -> None:
     removal = plan_replacement(swapped(node, numa_node), NAME, POINT, Swap("LAB1NV4", "NEW", Criteria(8), {}))

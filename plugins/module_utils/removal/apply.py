@@ -152,13 +152,13 @@ class Job:
         if self.removal.incoming is not None:
             refuse_unless_wipeable([self.removal.incoming], allowed)
         if not self.teardown:
-            if self.removal.noted and self.ledger.acting:
-                # Of the manifest, which goes last, and without which the other volumes must still be known as ours.
-                note(self.removal.noted)
             self.unmount()
             self.wipe()
             self.forget()
             if self.removal.noted and self.ledger.acting:
+                # Not before: where there is no manifest, only the former note says whose the drives are that are yet
+                # to be wiped. The manifest goes last; without it the other volumes must still be known as ours.
+                note(self.removal.noted)
                 forget()
             return
         # A check of a volume that is gone would drain the node in Slurm: it ends before, and no boot starts it after.
