@@ -552,6 +552,16 @@ def test_nothing_is_noted_of_a_replacement_that_is_refused(node: Machine, monkey
     assert done == ["unmount", "wipe", "forget", "note", "forget the manifest"]
 
 
+def test_an_array_beside_that_could_not_be_kept_refuses(node: Machine) -> None:
+    """All of its drives are there, one under another name since md lost it: nothing could be built after the removal."""
+    lost = [replace(each, state="broken") if each.device == "md127" else each for each in node.arrays]
+    swap = Swap("LAB1NV4", "NEW", Criteria(8), {})
+    (problem,) = plan_replacement(replace(swapped(node, 1), arrays=lost), NAME, POINT, swap).problems
+    assert problem.startswith("volume `numa0`: array `md127` is broken: ")
+    idle = [replace(each, state="inactive") if each.device == "md127" else each for each in node.arrays]
+    assert plan_replacement(replace(swapped(node, 1), arrays=idle), NAME, POINT, swap).problems == ()
+
+
 @pytest.mark.parametrize("numa_node", [0, None])
 def test_a_drive_of_another_node_replaces_none(node: Machine, numa_node: int | None) -> None:
     removal = plan_replacement(swapped(node, numa_node), NAME, POINT, Swap("LAB1NV4", "NEW", Criteria(8), {}))

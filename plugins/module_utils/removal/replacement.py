@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 from ..array.adopt_or_wipe import Consent
 from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
 from ..array.drive_selection import select
-from ..array.drive_volumes import ArrayVolume, by_serial_of, standing
+from ..array.drive_volumes import AnyVolume, ArrayVolume, by_serial_of, in_order, standing
 from ..array.numa_volumes import belongs
 from ..machine.drive_contents import plain_uuid
 from ..machine.drives import Drive
@@ -83,6 +83,7 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
         and machine.volumes.get(drive.serial, volume) != volume
         and drive.serial not in left
     ]
+    problems += _faults_beside(machine, [each for each in (volume, *removal.left) if each is not None])
     problems += [
         "drive `%s` is not on the NUMA node of volume `%s`. hint: put it into a slot of that node"
         % (drive.serial, volume.name)
@@ -93,6 +94,18 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
         return replace(removal, problems=tuple(problems))
     wanted = tuple(swap.new if serial == swap.old else serial for serial in serials if serial not in left)
     return _with_new(after_swap(replace(removal, serials=wanted), machine, swap.old, swap.new), machine, swap)
+
+
+def _faults_beside(machine: Machine, others: Sequence[AnyVolume]) -> list[str]:
+    """Why arrays could not be kept whose drives are all there, but those of ``others``: md may have lost one that came
+    back. An inactive one is assembled."""
+    return [
+        "volume `%s`: %s; nothing was changed" % (volume.name, array.fault)
+        for volume in in_order(machine.volumes)
+        if isinstance(volume, ArrayVolume) and volume not in others
+        for array in machine.arrays
+        if plain_uuid(array.uuid) == plain_uuid(volume.uuid) and array.state != "inactive" and array.fault
+    ]
 
 
 def _is_place(drive: Drive, volume: ArrayVolume, machine: Machine, swap: Swap) -> bool:
