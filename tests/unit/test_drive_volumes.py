@@ -300,6 +300,21 @@ def test_a_dead_drive_that_answers_is_to_be_pulled(node: Machine) -> None:
     )
 
 
+def test_a_drive_beside_without_its_volume_refuses(node: Machine) -> None:
+    """The build, which comes after the removal, would refuse what lies there, or make its volume again, empty."""
+    there, swap = without(node, "LAB1NV3", new=["NEW"]), Swap("LAB1NV3", "NEW", Criteria(8), {})
+    theirs = replace(there, signatures={**node.signatures, "nvme5n1": [xfs("nvme5n1", "theirs")]})
+    assert plan_replacement(theirs, "nvme_raid0", POINT, swap).problems == (
+        "drive `LAB1NV5` holds xfs label `drive0` UUID theirs, where volume `drive4` was built. hint: nothing was "
+        "changed; pull it, and its volume is left alone",
+    )
+    blank = replace(there, signatures={name: each for name, each in node.signatures.items() if name != "nvme5n1"})
+    (problem,) = plan_replacement(blank, "nvme_raid0", POINT, swap).problems
+    assert problem.startswith("drive `LAB1NV5` holds nothing, where volume `drive4` was built.")
+    # One that was noted, and is yet to be made.
+    assert plan_replacement(replace(blank, manifest=None), "nvme_raid0", POINT, swap).problems == ()
+
+
 def test_a_broken_volume_of_which_no_part_is_known_refuses(node: Machine) -> None:
     """Nothing could be written of it into the new manifest."""
     there = replace(without(node, "LAB1NV3", "LAB1NV5", new=["NEW"]), manifest=None)

@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 from ..array.adopt_or_wipe import Consent
 from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
 from ..array.drive_selection import select
-from ..array.drive_volumes import AnyVolume, ArrayVolume, by_serial_of, in_order, standing
+from ..array.drive_volumes import AnyVolume, ArrayVolume, by_serial_of, in_order, kept_volumes, standing
 from ..array.numa_volumes import belongs
 from ..machine.drive_contents import plain_uuid
 from ..machine.drives import Drive
@@ -83,7 +83,8 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
         and machine.volumes.get(drive.serial, volume) != volume
         and drive.serial not in left
     ]
-    problems += _faults_beside(machine, [each for each in (volume, *removal.left) if each is not None])
+    going = [each for each in (volume, *removal.left) if each is not None]
+    problems += [*_strangers_beside(machine, going), *_faults_beside(machine, going)]
     problems += [
         "drive `%s` is not on the NUMA node of volume `%s`. hint: put it into a slot of that node"
         % (drive.serial, volume.name)
@@ -94,6 +95,25 @@ def _plan_for_one_of_several(machine: Machine, mount_point: str, swap: Swap) -> 
         return replace(removal, problems=tuple(problems))
     wanted = tuple(swap.new if serial == swap.old else serial for serial in serials if serial not in left)
     return _with_new(after_swap(replace(removal, serials=wanted), machine, swap.old, swap.new), machine, swap)
+
+
+def _strangers_beside(machine: Machine, others: Sequence[AnyVolume]) -> list[str]:
+    """Drives of volumes but ``others`` that carry something else. Without a manifest one may be yet to be made."""
+    stay = [volume for volume in in_order(machine.volumes) if volume not in others]
+    signatures = [each for labels in machine.signatures.values() for each in labels]
+    kept = kept_volumes(stay, {drive.name: drive.serial for drive in machine.drives}, signatures)
+    problems = []
+    for drive in machine.drives:
+        volume = by_serial_of(stay).get(drive.serial)
+        if volume is None or drive.serial in kept or drive.name in machine.unreadable:
+            continue
+        held = ", ".join([*map(str, machine.signatures.get(drive.name, ())), *drive.partitions])
+        if held or machine.manifest is not None:
+            problems.append(
+                "drive `%s` holds %s, where volume `%s` was built. hint: nothing was changed; pull it, and its volume "
+                "is left alone" % (drive.serial, held or "nothing", volume.name)
+            )
+    return problems
 
 
 def _faults_beside(machine: Machine, others: Sequence[AnyVolume]) -> list[str]:
