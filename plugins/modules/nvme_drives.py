@@ -281,14 +281,16 @@ def _labelled(contents: Contents) -> list[str]:
     ]
 
 
-def cut_off_volumes(contents: Contents, known: Mapping[str, AnyVolume]) -> dict[str, str]:
+def cut_off_volumes(drives: list[Drive], contents: Contents, known: Mapping[str, AnyVolume]) -> dict[str, str]:
     """As ``cut_off_arrays``, of the arrays of several volumes."""
     found = {}
+    present = {drive.serial for drive in drives}
     for volume in in_order(known):
         if isinstance(volume, ArrayVolume):
             noted = begun(volume=volume.name)
             ours = noted is not None and not noted.made and plain_uuid(noted.uuid) == plain_uuid(volume.uuid)
-            unmade = volume.uuid if ours else ""
+            # One of which a drive is away may have been whole, and somebody's since.
+            unmade = volume.uuid if ours and present.issuperset(volume.serials) else ""
             found.update(cut_off_arrays(contents, volume.array, volume.level, len(volume.serials), unmade))
     return found
 
@@ -438,7 +440,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         mates=array_mates(contents),
         cut_off=cut_off_arrays(contents, name, wanted["level"], criteria.count)
         if groups == ALL
-        else cut_off_volumes(contents, known),
+        else cut_off_volumes(drives, contents, known),
     )
     selection = select(drives, contents, criteria, name, unreadable, consent, formats)
     answer: dict[str, Any] = {

@@ -771,6 +771,16 @@ def test_an_array_torn_while_it_was_made_is_given_up_alone(monkeypatch: pytest.M
         assert "which are blank" in chosen(monkeypatch, DRIVES, there=torn, noted=noted)["msg"]
 
 
+def test_an_array_that_lacks_a_drive_may_have_been_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note is older than the array's last member: where a drive is away, the array may have been made and used."""
+    there = {**labels(0), **{name: each for name, each in labels(1).items() if name != "nvme4n1"}}
+    spare = replace(DRIVES[3], name="nvme9n1", serial="SPARE")
+    drives = [*(each for each in DRIVES if each.serial != "S004"), spare]
+    answer = chosen(monkeypatch, drives, plan=True, there=there, noted=create.Begun(UUIDS[1]))["plan"]
+    assert WIPE not in {each["action"] for each in answer["drives"]}
+    assert "and no data" not in str(answer)
+
+
 def test_the_old_drive_hides_no_array_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """It still answers, with the label of the old array, whose name is the new one's."""
     torn = {**labels(0), **{name: each for name, each in labels(1).items() if name != "nvme4n1"}}
