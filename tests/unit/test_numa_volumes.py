@@ -781,6 +781,25 @@ def test_an_array_that_lacks_a_drive_may_have_been_whole(monkeypatch: pytest.Mon
     assert "and no data" not in str(answer)
 
 
+def test_a_file_system_that_is_there_ends_the_note(
+    built: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may have made it on an array of which only the beginning was noted; from now on it holds data."""
+    noted = tmp_path / "etc/tunetool/array-numa0.begun"
+    noted.write_text(UUIDS[0] + "\n")
+    (tmp_path / "etc/tunetool/node.json").unlink()
+    filesystem = built["volumes"][0]["filesystem"]
+    found = [Signature("md127", "xfs", "numa0", filesystem["uuid"])]
+    monkeypatch.setattr(volume_apply, "read_signatures", lambda names: found)
+    monkeypatch.setattr(file_system, "run", lambda *argv, **_: Result(0, XFS_INFO, ""))
+    wanted = {**wishes_for_several(built), "volumes": built["volumes"]}
+    for acting in (False, True):
+        assert create.begun(str(tmp_path), "numa0") == create.Begun(UUIDS[0])
+        volumes = several.Volumes(wanted, Ledger(None, acting=acting), str(tmp_path))
+        assert volumes.volume(built["volumes"][0]).make() == filesystem["uuid"]
+    assert not noted.exists()
+
+
 def test_the_old_drive_hides_no_array_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """It still answers, with the label of the old array, whose name is the new one's."""
     torn = {**labels(0), **{name: each for name, each in labels(1).items() if name != "nvme4n1"}}

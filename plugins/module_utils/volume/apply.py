@@ -111,6 +111,9 @@ class Volume(MountPoint):
             self.ledger.cannot("filesystem.type", BUILT.type, shown, hint, refusal)
             return self.built.get("uuid")
         self._compare_geometry(self.array)
+        if self.ledger.acting and self._noted(self.array) is not None:
+            # Somebody made the file system, or a run was cut off after it had: no longer an array with nothing in it.
+            forget(self._path(begun_path(self.volume)))
         return self._uuid(str(signatures[0].uuid))
 
     def _mkfs(self, array: Array, half: bool) -> None:
