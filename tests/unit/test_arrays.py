@@ -13,7 +13,7 @@ from builders import nvme_drive
 from machines import ARRAY_CURES
 from tunetool.node.array import create
 from tunetool.node.array.build import ArrayRefusal, Facts, decide_build
-from tunetool.node.array.drift import Asked, compare_array
+from tunetool.node.array.drift import Asked, built_array, compare_array
 from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine, read_arrays
 from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common.commands import CommandError, NotInstalled
@@ -318,6 +318,31 @@ def test_an_array_without_any_drive_says_how_to_let_it_go(state: str) -> None:
     assert let_go in state_of_it.hint
     # Drives of one that never ran are in no slot, and are there.
     assert not replace(EMPTIED, state="inactive").empty
+
+
+def test_an_array_that_udev_knows_no_more_is_known_by_its_node(tmp_path: Path) -> None:
+    """Its last drive was pulled: udev's links by name and UUID went with it, and mdadm's own stays."""
+    base = tmp_path / "sys/block/md127/md"
+    base.mkdir(parents=True)
+    for name, value in {"raid_disks": "2", "level": "raid0", "chunk_size": "1048576", "array_state": "broken"}.items():
+        (base / name).write_text(value + "\n")
+    for slot in (0, 1):
+        (base / f"dev-nvme{slot}n1").mkdir()
+        (base / f"dev-nvme{slot}n1/block").symlink_to("../gone")
+        (base / f"rd{slot}").symlink_to(f"dev-nvme{slot}n1")
+    (tmp_path / "dev/md").mkdir(parents=True)
+    (tmp_path / "dev/md/nvme_raid0").symlink_to("../md127")
+    (array,) = read_arrays(str(tmp_path))
+    assert (array.empty, array.name, array.uuid) == (True, "nvme_raid0", None)
+    assert array.was(UUID, "nvme_raid0")
+    assert not array.was(UUID, "data")
+    assert not replace(array, uuid="1:1:1:1").was(UUID, "nvme_raid0")
+    # Also where the drives are back.
+    for blocks in ({}, SUPERBLOCKS):
+        assert "mdadm --stop /dev/md127" in " ".join(decide(WANTED, blocks, [array]).reasons)
+    built = built_array(BUILT, [replace(array, name="nvme_raid0_numa0")], SUPERBLOCKS, {})
+    assert built is not None
+    assert (built.device, built.uuid) == ("md127", UUID)
 
 
 @pytest.mark.parametrize(

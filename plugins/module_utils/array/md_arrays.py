@@ -111,6 +111,11 @@ class Array:
         """Whether it was running, and every drive of it is gone. It keeps its name, and takes none of them back."""
         return bool(self.members) and not any(self.members) and self.state not in ("inactive", "clear")
 
+    def was(self, uuid: str, name: str) -> bool:
+        """Whether it is empty, and was the array of this UUID, or else of this name."""
+        mine = self.uuid == uuid if self.uuid is not None else self.name == name
+        return self.empty and mine
+
     @property
     def degraded(self) -> bool:
         """Whether it serves without one of its members, or while one is filled."""
@@ -207,7 +212,23 @@ def read_arrays(root: str = "/") -> list[Array]:
                 sync=_sync(base),
             )
         )
-    return arrays
+    return [replace(each, name=_name_kept(root, each.device)) if _nameless(each) else each for each in arrays]
+
+
+def _nameless(array: Array) -> bool:
+    """Without a member udev reads no superblock, and takes the links by name and UUID away."""
+    return array.empty and array.uuid is None and array.name is None
+
+
+def _name_kept(root: str, device: str) -> str | None:
+    """What mdadm's own link calls an md device: it stays until that is stopped."""
+    for path in sorted(glob.glob(os.path.join(root, "dev/md/*"))):
+        try:
+            if os.path.basename(os.readlink(path)) == device:
+                return os.path.basename(path)
+        except OSError:
+            continue
+    return None
 
 
 def sync_actions(root: str = "/") -> dict[str, str]:
@@ -387,7 +408,9 @@ def decide(
     blocks = [superblocks[member] for member in wanted.members if member in superblocks]
     if blocks:
         uuid: str | None = min(block.uuid for block in blocks)
-        own = [array for array in arrays if array.uuid == uuid or set(wanted.members) & set(array.members)][:1]
+        own = [array for array in arrays if array.was(str(uuid), wanted.name)] or [
+            array for array in arrays if array.uuid == uuid or set(wanted.members) & set(array.members)
+        ][:1]
         # Udev assembles drive by drive: an inactive array is one whose members were not all there at that time.
         action = "keep" if own and own[0].state != "inactive" else "assemble"
         reasons = _unlike(wanted, superblocks, blocks, serials) or [

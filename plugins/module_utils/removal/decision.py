@@ -159,13 +159,11 @@ def arrays_over(machine: Machine, names: set[str]) -> list[Array]:
     return [array for array in machine.arrays if machine.under.get(array.device, frozenset()) & names]
 
 
-def emptied(machine: Machine, uuid: str) -> list[Array]:
-    """The md device of the array of this UUID, where no drive is left beneath it: it keeps its name until it is
-    stopped, and may be mounted."""
+def emptied(machine: Machine, volume: Volume) -> list[Array]:
+    """The md device of the volume's array, where no drive is left beneath it: it keeps its name until it is stopped,
+    and may be mounted."""
     return [
-        array
-        for array in machine.arrays
-        if array.empty and not machine.under.get(array.device) and plain_uuid(array.uuid) == plain_uuid(uuid)
+        array for array in machine.arrays if array.was(volume.uuid, volume.name) and not machine.under.get(array.device)
     ]
 
 
@@ -192,7 +190,7 @@ def plan_removal(machine: Machine, name: str, mount_point: str, serials: Sequenc
     seen = [drive.serial for drive in machine.drives]
     problems += ["serial `%s` is on several drives" % double for double in volume.serials if seen.count(double) > 1]
     arrays = arrays_over(machine, {drive.name for drive in members})
-    arrays += emptied(machine, volume.uuid)
+    arrays += emptied(machine, volume)
     # An unmount or a read of it would wait for ever, and a wipe of its labels would fail half-way.
     problems += ["%s; nothing was changed" % array.fault for array in arrays if array.state in HALTED_STATES]
     inside = _inside(machine, arrays)
