@@ -320,8 +320,8 @@ def test_an_array_without_any_drive_says_how_to_let_it_go(state: str) -> None:
     assert not replace(EMPTIED, state="inactive").empty
 
 
-def test_an_array_that_udev_knows_no_more_is_known_by_its_node(tmp_path: Path) -> None:
-    """Its last drive was pulled: udev's links by name and UUID went with it, and mdadm's own stays."""
+def test_an_array_that_udev_knows_no_more_is_known_by_the_map(tmp_path: Path) -> None:
+    """Its drives were pulled while a process held the volume: udev's links went with them, also that in /dev/md."""
     base = tmp_path / "sys/block/md127/md"
     base.mkdir(parents=True)
     for name, value in {"raid_disks": "2", "level": "raid0", "chunk_size": "1048576", "array_state": "broken"}.items():
@@ -330,13 +330,14 @@ def test_an_array_that_udev_knows_no_more_is_known_by_its_node(tmp_path: Path) -
         (base / f"dev-nvme{slot}n1").mkdir()
         (base / f"dev-nvme{slot}n1/block").symlink_to("../gone")
         (base / f"rd{slot}").symlink_to(f"dev-nvme{slot}n1")
-    (tmp_path / "dev/md").mkdir(parents=True)
-    (tmp_path / "dev/md/nvme_raid0").symlink_to("../md127")
+    (tmp_path / "run/mdadm").mkdir(parents=True)
+    mapped = "md126 1.2 4c16e5ef:60436415:39939cbe:df3749f6 /dev/md/nvme_raid0_numa1\n"
+    mapped += "md127 1.2 400b1e2d /dev/md/else\n"
+    mapped += "md127 1.2 400b1e2d:14659b12:430f54c5:a1c36b06 /dev/md/nvme_raid0\n"
+    (tmp_path / "run/mdadm/map").write_text(mapped)
     (array,) = read_arrays(str(tmp_path))
-    assert (array.empty, array.name, array.uuid) == (True, "nvme_raid0", None)
-    assert array.was(UUID, "nvme_raid0")
-    assert not array.was(UUID, "data")
-    assert not replace(array, uuid="1:1:1:1").was(UUID, "nvme_raid0")
+    assert (array.empty, array.name, array.uuid) == (True, "nvme_raid0", UUID)
+    assert not array.was("1:1:1:1")
     # Also where the drives are back.
     for blocks in ({}, SUPERBLOCKS):
         assert "mdadm --stop /dev/md127" in " ".join(decide(WANTED, blocks, [array]).reasons)

@@ -63,10 +63,10 @@ def built_array(
     """
     uuid = manifest["array"]["uuid"]
     known = {member["serial"] for member in manifest["array"]["members"]}
-    emptied = next((array for array in arrays if array.was(uuid, manifest["array"]["name"])), None)
+    emptied = next((array for array in arrays if array.was(uuid)), None)
     if emptied is not None:
         # Also where its drives are back: it stands in their way.
-        return replace(emptied, uuid=uuid)
+        return emptied
     pieces = [*arrays, *_unassembled(arrays, superblocks)]
     same = find(pieces, uuid)
     if same is not None:

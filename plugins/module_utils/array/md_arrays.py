@@ -111,10 +111,9 @@ class Array:
         """Whether it was running, and every drive of it is gone. It keeps its name, and takes none of them back."""
         return bool(self.members) and not any(self.members) and self.state not in ("inactive", "clear")
 
-    def was(self, uuid: str, name: str) -> bool:
-        """Whether it is empty, and was the array of this UUID, or else of this name."""
-        mine = self.uuid == uuid if self.uuid is not None else self.name == name
-        return self.empty and mine
+    def was(self, uuid: str) -> bool:
+        """Whether it is empty, and was the array of this UUID."""
+        return self.empty and self.uuid == uuid
 
     @property
     def degraded(self) -> bool:
@@ -212,23 +211,21 @@ def read_arrays(root: str = "/") -> list[Array]:
                 sync=_sync(base),
             )
         )
-    return [replace(each, name=_name_kept(root, each.device)) if _nameless(each) else each for each in arrays]
+    return [_as_mapped(root, each) if each.empty and each.uuid is None else each for each in arrays]
 
 
-def _nameless(array: Array) -> bool:
-    """Without a member udev reads no superblock, and takes the links by name and UUID away."""
-    return array.empty and array.uuid is None and array.name is None
+def _as_mapped(root: str, array: Array) -> Array:
+    """Without a member udev reads no superblock, and takes the links by name and UUID away. mdadm's own map has both
+    until the array is stopped, the UUID with the bytes of each word in the order of the machine (mdadm: mapfile.c)."""
+    for line in (read_text(os.path.join(root, _MAP)) or "").splitlines():
+        words = line.split()
+        if len(words) == 4 and words[0] == array.device and re.fullmatch(r"[0-9a-f]{8}(:[0-9a-f]{8}){3}", words[2]):
+            swapped = [bytes.fromhex(word)[::-1].hex() for word in words[2].split(":")]
+            return replace(array, uuid=":".join(swapped), name=os.path.basename(words[3]))
+    return array
 
 
-def _name_kept(root: str, device: str) -> str | None:
-    """What mdadm's own link calls an md device: it stays until that is stopped."""
-    for path in sorted(glob.glob(os.path.join(root, "dev/md/*"))):
-        try:
-            if os.path.basename(os.readlink(path)) == device:
-                return os.path.basename(path)
-        except OSError:
-            continue
-    return None
+_MAP = "run/mdadm/map"
 
 
 def sync_actions(root: str = "/") -> dict[str, str]:
@@ -408,7 +405,7 @@ def decide(
     blocks = [superblocks[member] for member in wanted.members if member in superblocks]
     if blocks:
         uuid: str | None = min(block.uuid for block in blocks)
-        own = [array for array in arrays if array.was(str(uuid), wanted.name)] or [
+        own = [array for array in arrays if array.was(str(uuid))] or [
             array for array in arrays if array.uuid == uuid or set(wanted.members) & set(array.members)
         ][:1]
         # Udev assembles drive by drive: an inactive array is one whose members were not all there at that time.

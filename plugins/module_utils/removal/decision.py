@@ -162,9 +162,7 @@ def arrays_over(machine: Machine, names: set[str]) -> list[Array]:
 def emptied(machine: Machine, volume: Volume) -> list[Array]:
     """The md device of the volume's array, where no drive is left beneath it: it keeps its name until it is stopped,
     and may be mounted."""
-    return [
-        array for array in machine.arrays if array.was(volume.uuid, volume.name) and not machine.under.get(array.device)
-    ]
+    return [array for array in machine.arrays if array.was(volume.uuid) and not machine.under.get(array.device)]
 
 
 def _inside(machine: Machine, arrays: Sequence[Array]) -> Sequence[Signature] | None:
