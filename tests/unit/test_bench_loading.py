@@ -168,6 +168,7 @@ def test_the_last_words_say_which_loader_for_how_many_gpus(tmp_path: Path) -> No
 def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
     one, two = matrix(tmp_path), matrix(tmp_path)
     two.gpus = 2
+    one.pinned = two.pinned = dict.fromkeys(range(1, 7), 4e9)
     two.rows["direct"].first = loads([2.0] * 6)
     case = figures.case([one, two], CONDITIONS)
     record = builders.record(
@@ -190,6 +191,11 @@ def test_each_number_of_gpus_has_a_table(tmp_path: Path) -> None:
     ]
     assert [cell(row[-1]).text for row in rows] == ["yes"] * len(rows)
     assert [each.engines[0].is_equal for each in sections(record)] == [True, True]
+    # A part comes from the other GPU, and not from pinned memory.
+    alone, shared = (str(section) for section in view(record).sections[:2])
+    assert "which no loader can exceed" in alone
+    assert "into one GPU; those that share may exceed it" in shared
+    assert "no loader can exceed" not in shared
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,9 @@ def _notes(section: States) -> Iterator[str]:
             "warm: the next load of that process"
         )
     if section.pinned is not None:
-        yield f"copies from pinned memory: {format_bandwidth(section.pinned.value)}, which no loader can exceed"
+        # Several share the reading: a GPU gets a part from its peers, by NVLink.
+        limit = ", which no loader can exceed" if section.gpus == 1 else " into one GPU; those that share may exceed it"
+        yield f"copies from pinned memory: {format_bandwidth(section.pinned.value)}{limit}"
     if section.fio is not None:
         yield f"fio's read of the same files, past the page cache: {format_bandwidth(section.fio.value)}"
     yield from counted_by_drives(section.measured, "first", "read")

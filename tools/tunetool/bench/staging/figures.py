@@ -20,7 +20,7 @@ SAME_START, SAME = 1e-5, 1e-2
 """Relative difference of the first loss, which weights and data alone decide, and of any later one, into which the
 order of a GPU's additions goes as well."""
 _BY_CHANCE = 2
-"""Times what rounds of either path differ by, though they read the same bytes, is no difference of the paths yet."""
+"""Times what rounds of each path differ by, though they read the same bytes, is no difference of the paths yet."""
 _COLD = 0.9
 """Share of the files that a node must have fetched from storage, if its cache was cold."""
 
@@ -151,7 +151,7 @@ def _losses(row: Row) -> CheckResult:
     difference = compare_losses(row)
     if difference is None:
         return result("unknown", expected, "no round has both paths")
-    expected += f", or {_BY_CHANCE} times what rounds of either path differ by"
+    expected += f", or {_BY_CHANCE} times what rounds of each path differ by"
     chance = difference.by_chance
     apart = f"they differ by {difference.largest:.2g} at most"
     if chance is not None and difference.largest > SAME:
